@@ -1,8 +1,8 @@
 """The build backend of pyproject.toml: scikit-build-core, with the kernels if they can be compiled.
 
-``KULLBACK_NATIVE=1`` raises an error if they cannot be compiled, and ``KULLBACK_NATIVE=0`` omits them. Without the
-variable, the wheel is pure Python if PyTorch, a compiler or CMake is missing, or if the compiler fails. One line of the
-build's output then reports the reason.
+``KULLBACK_NATIVE=1`` raises an error if the kernels cannot be compiled, and ``KULLBACK_NATIVE=0`` omits the kernels.
+Without the variable, the wheel is pure Python if PyTorch, a compiler or CMake is missing, or if the compiler fails. One
+line of the build's output then reports the reason.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 // The closed forms of continuous Bernoulli distributions. Formulas and sources are documented in
-// pairs/closed_forms/bounded.py and bounded_mixed.py. A(l) = log((e^l - 1) / l) is the cumulant function, l the logit.
+// pairs/families/continuous_bernoulli.py. A(l) = log((e^l - 1) / l) is the cumulant function, and l is the logit.
 #pragma once
 #include "elements.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// B_2n / (2n)! for n = 1, 2, ..., the coefficients of the series about 0 of A and its derivatives.
+// B_2n / (2n)! for n = 1, 2, ..., which are the coefficients of the Taylor series of A and its derivatives at 0.
 constexpr int kCumulantTerms = 10;
 constexpr double kCumulant[kCumulantTerms] = {1.0 / 12,
                                               -1.0 / 720,
@@ -28,13 +28,13 @@ KULLBACK_INLINE double cumulant_series(double square, Factor factor) {
   return total;
 }
 
-// Quantities of a distribution with logit `size` >= 0: log((1 - e^-size) / size), 1 minus its mean, its variance, its
-// third cumulant, and its negative entropy.
+// For the distribution with logit `size` >= 0: log((1 - e^-size) / size), 1 - mean, the variance, the third cumulant
+// and the negative entropy.
 struct Cumulants {
   double log_decay, from_end, variance, third, negative_entropy;
 };
 
-// For |logit| below this, the series is used.
+// The series is used if |logit| is below this.
 constexpr double kSeriesBelow = 1.0;
 
 KULLBACK_INLINE Cumulants cumulants_of(double size) {
@@ -78,7 +78,7 @@ KULLBACK_INLINE CumulantBregman cumulant_bregman(double a, double b, double dist
           near ? distance * derivative : mean_b - mean_a + turned};
 }
 
-// A(l) - l m for a mean m = `below` = 1 - `above`, and its derivative by l.
+// A(l) - l m for the mean m = `below` = 1 - `above`, and its derivative with respect to l.
 struct CrossEntropy {
   double value, by_logit;
 };
@@ -95,7 +95,7 @@ KULLBACK_INLINE CrossEntropy cross_entropy_of(double logit, double below, double
           near ? odd + slope : down ? q.from_end - below : above - q.from_end};
 }
 
-// The logit from the parameter that the user passed, a logit or a probability, and its derivative.
+// The logit and its derivative, from the parameter that the user passed: a logit or a probability.
 struct FromLogits {
   static constexpr Range range = Range::kLogit;
 
@@ -132,7 +132,7 @@ struct ContinuousBernoulliForm {
   }
 };
 
-// The mean, the variance and the negative entropy, and the derivatives of the last two by the logit.
+// The mean, the variance and the negative entropy, and the derivatives of the last two with respect to the logit.
 struct ContinuousBernoulli {
   double mean, variance, by_variance, negative_entropy, by_entropy;
 };

@@ -1,5 +1,5 @@
-// The closed forms: for each element the value and its derivatives by the parameters, P's before Q's. Formulas and
-// sources are documented in the Python versions in pairs/closed_forms. A value of NaN requests the Python version.
+// The closed forms: the value of one element, and its derivatives with respect to P's parameters and then Q's. Formulas
+// and sources are documented in the Python versions in pairs/families. A value of NaN requests the Python version.
 #pragma once
 #include "math.h"
 #include "task.h"
@@ -10,8 +10,8 @@ namespace KULLBACK_ISA {
 constexpr double kInfinity = kInf<double>;
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
-// The parameter ranges for which the arithmetic stays within float64. Forms between two families contain squares of
-// quotients, and need narrower ranges (kMild, kMildPositive).
+// The parameter ranges in which the arithmetic does not overflow or underflow float64. Forms between two families
+// contain squares of quotients, and need the smaller ranges kMild and kMildPositive.
 enum class Range { kReal, kPositive, kLogit, kProbability, kCount, kMild, kMildPositive };
 
 KULLBACK_INLINE bool is_within(Range range, double x) {
@@ -68,7 +68,7 @@ struct LaplaceForm {
     const double by_loc = (shift < 0.0 ? e.expm1 : -e.expm1) * inverse;
     // 1 - (1 + y) e^-y, the lower incomplete gamma function of order 2
     const double gamma_2 = y * y - e.expm1_minus_x * (1.0 + y);
-    // If the locations are far apart, 1 / s_q cancels in the derivative by s_p.
+    // For y > 1, the terms 1 / s_q in the derivative with respect to s_p cancel and are left out.
     const double by_scale_p =
         y > 1.0 ? (1.0 + y) * e.value * inverse - 1.0 / scale_p : relative / scale_p - gamma_2 * inverse;
     const double by_scale_q = -inverse * (relative + ratio * bracket);
@@ -174,7 +174,7 @@ struct PoissonForm {
   }
 };
 
-// One trial with success probabilities p and q. If success is more likely under P, success and failure are swapped.
+// KL of one trial with the probabilities of success p and q. If p > 1/2, success and failure are swapped.
 struct TrialOfLogits {
   double value, by_q;
   double probability, difference, exp;  // P's rarer outcome: its probability, logit_p - logit_q, and e^-|logit_p|
@@ -260,7 +260,7 @@ struct GeometricProbsForm {
   }
 };
 
-// Different counts have no closed form. The derivatives by the counts are 0.
+// Different counts have no closed form. The derivatives with respect to the counts are 0.
 template <class Trial, Range range>
 struct BinomialForm {
   static constexpr Range ranges[] = {Range::kCount, range, Range::kCount, range};

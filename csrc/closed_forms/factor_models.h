@@ -1,5 +1,5 @@
-// Values for multivariate normals, one or both with a covariance W W^T + D. Formulas and sources are documented in
-// pairs/closed_forms/multivariate_normal.py. Included by kernel.cpp after normals.h.
+// KL of multivariate normals, of which at least one has a covariance W W^T + D. Formulas and sources are documented in
+// pairs/closed_forms/multivariate_normal.py. This file is included by kernel.cpp after normals.h.
 #pragma once
 #include <new>
 
@@ -39,14 +39,14 @@ KULLBACK_INLINE double dot(int64_t n, const double* a, const double* b) {
   return sum;
 }
 
-// A mean, the columns of W, and the variances D, which are padded with ones. If `variances` is null, `columns` is the
-// Cholesky factor of a covariance, row by row, and `rank` is the number of dimensions.
+// A mean, the columns of W, and the variances D, which are padded with ones. If `variances` is null, `columns` has the
+// rows of the Cholesky factor of a covariance, and `rank` is the number of dimensions.
 struct Gaussian {
   int64_t rank;
   double *mean, *columns, *variances;
 };
 
-// Orthonormalizes the columns [U; 1] by the modified Gram-Schmidt method. They become Q, with [U; 1] = Q R and
+// Overwrites the columns of [U; 1] by the orthonormal columns Q of [U; 1] = Q R, by the modified Gram-Schmidt method.
 // R^T R = 1 + U^T U. Returns log det(R^T R), or NaN if R is ill-conditioned.
 static double orthonormalize(int64_t n, int64_t rank, double* columns) {
   double logs = 0, least = kInfinity, most = 0;
@@ -65,7 +65,7 @@ static double orthonormalize(int64_t n, int64_t rank, double* columns) {
   return most <= 1e4 * least ? 2.0 * logs : kNotANumber;
 }
 
-// The same for U = D^(-1/2) W. Writes Q to `columns`.
+// Writes Q for U = D^(-1/2) W to `columns`, and returns log det(1 + U^T U), or NaN if R is ill-conditioned.
 static double orthonormalize(int64_t d, int64_t n, const Gaussian& x, const double* inverse_root, double* columns) {
   for (int64_t j = 0; j < x.rank; ++j) {
     double* column = columns + j * n;
@@ -90,13 +90,13 @@ static double distance_to(int64_t n, int64_t rank, const double* q, const double
   return dot_of_lanes(n, rest, rest);
 }
 
-// If KL relative to the sum of its terms is below this, too many digits cancel.
+// If KL divided by the sum of its terms' sizes is below this, too many digits cancel.
 constexpr double kLeastOfTerms = 1e-3;
 
-// KL to a low-rank Q, by the small matrices of Woodbury's identity.
+// KL to a low-rank Q. By Woodbury's identity, it needs only matrices of size rank x rank.
 struct ValueInFactors {
   double value;
-  double distance;  // the contribution of the means
+  double distance;  // half the squared Mahalanobis distance of the means
   bool is_exact;
 };
 
@@ -106,7 +106,7 @@ static ValueInFactors value_in_factors(int64_t d, int64_t n, const Gaussian& p, 
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) root_q[i] = 1.0 / __builtin_sqrt(q.variances[i]);
   const double log_q = orthonormalize(d, n, q, root_q, q_q);
-  // The logarithms are of numbers >= 1, so they are rounded like 1.
+  // The logarithms are of numbers >= 1, so their rounding errors are relative to 1.
   double value = log_q, terms = __builtin_fabs(log_q) + static_cast<double>(p.rank + q.rank);
   if (p.variances) {
     double noise = 0, explained = 0, trace = 0;
@@ -150,8 +150,8 @@ static ValueInFactors value_in_factors(int64_t d, int64_t n, const Gaussian& p, 
 
 constexpr int64_t rounded_to_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// tr((L_t^-1 (L - K))^2) for the covariances L of P and K of Q, with L_t = K + t (L - K). It is computed from the
-// differences of the factors and of the variances. Returns NaN if that is not accurate enough.
+// tr((L_t^-1 (L - K))^2) for the covariances L of P and K of Q, with L_t = K + t (L - K). The trace is computed from
+// the differences of the factors and of the variances. Returns NaN if that is not accurate enough.
 static double square_between(int64_t d, int64_t stride, const Gaussian& p, const Gaussian& q, double t, double* room) {
   const int64_t ranks = p.rank + q.rank, rank = p.rank > q.rank ? p.rank : q.rank, n = rounded_to_lanes(d + ranks);
   double *inverse_root = room, *noise = inverse_root + n, *weighted = noise + n, *b = weighted + n;
@@ -203,14 +203,14 @@ static double square_between(int64_t d, int64_t stride, const Gaussian& p, const
   return of_noise + 4.0 * across + 2.0 * of_factors;
 }
 
-// The memory that square_between needs.
+// The number of float64 numbers in the memory that square_between needs.
 constexpr int64_t size_between(int64_t d, int64_t rank) { return (3 + 4 * rank) * rounded_to_lanes(d + 2 * rank); }
 
 // Below this, twice the KL of the covariances is computed as the integral of (1 - t) tr((L_t^-1 (L - K))^2) over t from
 // 0 to 1. Four nodes give thirteen digits.
 constexpr double kNearInFactors = 0.0025;
 
-// Twice the KL of the covariances if it is small; NaN if it is not accurate enough.
+// Twice the KL of the covariances for a small KL; NaN if the result is not accurate enough.
 static double value_of_near_factors(int64_t d, int64_t stride, const Gaussian& p, const Gaussian& q, double* room) {
   // Gauss quadrature for the weight 1 - t.
   constexpr double nodes[] = {0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448};
@@ -220,7 +220,7 @@ static double value_of_near_factors(int64_t d, int64_t stride, const Gaussian& p
   return value;
 }
 
-// The Cholesky factor of W W^T + D: the factor of D, updated with one column of W after the other.
+// The Cholesky factor of W W^T + D, by rank-1 updates of the factor of D with each column of W.
 static void make_root(int64_t d, int64_t n, const Gaussian& x, double* column, double* root) {
   if (!x.variances) {
     for (int64_t i = 0; i < d * d; ++i) root[i] = x.columns[i];
@@ -252,12 +252,12 @@ static void whiten(int64_t d, const double* root, int64_t columns, double* rows)
   }
 }
 
-// N = K^-1 (L L^T - K K^T) K^-T is computed from the differences of the given factors and variances. If its squared
-// norm is below this, M is computed from N: M - 1 = E is lower triangular, and E + E^T + E E^T = N.
+// N = K^-1 (L L^T - K K^T) K^-T is computed from the differences of the user's factors and variances. If the squared
+// norm of N is below this, M is computed from N: E = M - 1 is lower triangular, and E + E^T + E E^T = N.
 constexpr double kNear = 0.02;
 
-// Twice the KL of the covariances, or NaN if the norm of N is too large. `room` is memory for two matrices and two
-// times W.
+// Twice the KL of the covariances, or NaN if the norm of N is too large. `room` is memory for two matrices of size
+// d x d and two of the size of W.
 static double value_of_near(int64_t d, int64_t stride, const Gaussian& p, const Gaussian& q, const double* root,
                             double* room) {
   const int64_t r = p.rank > q.rank ? p.rank : q.rank;

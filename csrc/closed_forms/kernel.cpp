@@ -1,4 +1,4 @@
-// Sweeps over the elements of a batch, in plain loops that the compiler vectorizes.
+// Loops over the elements of a batch, which the compiler vectorizes.
 #include <iterator>
 #include <utility>
 
@@ -11,7 +11,7 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Number of elements in a block. Its float64 numbers fit in the L1 cache.
+// The number of elements in a block: the float64 numbers of a block fit in the L1 cache.
 constexpr int64_t kElements = 256;
 
 struct Block {
@@ -21,7 +21,7 @@ struct Block {
   double* derivative[kMostParameters];
 };
 
-// The number of parameters of both sides.
+// The total number of parameters of P and Q.
 template <class Form>
 constexpr int kParameters = std::size(Form::ranges);
 
@@ -46,8 +46,8 @@ static void sweep_elements(const Block& block) {
   }
 }
 
-// Bregman divergences of lgamma(x) - x log x + x from a to b = a + distance. Pairs of close a and b, which are usually
-// few, are collected and computed in a second loop.
+// Bregman divergences of lgamma(x) - x log x + x from a to b = a + distance. Pairs of close a and b are usually few, so
+// they are collected and computed in a second loop.
 struct StirlingBregmans {
   double value[kElements], by_a[kElements], by_b[kElements];
 };
@@ -158,7 +158,7 @@ struct BetaForm {
   }
 };
 
-// KL to Beta(1, 1) plus the logarithm of the interval's width.
+// KL(P || Beta(1, 1)) + log(high - low).
 struct BetaUniformForm {
   static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild};
 
@@ -184,7 +184,7 @@ struct BetaUniformForm {
   }
 };
 
-// KL to Beta(1, 1) plus A(l) - l times the mean.
+// KL(P || Beta(1, 1)) + A(l) - l E X, with A(l) = log((e^l - 1) / l).
 template <class Source>
 struct BetaContinuousBernoulliForm {
   static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Source::range};
@@ -262,7 +262,7 @@ static int64_t store_derivatives(int64_t n, const double* from, Real* to) {
   return faults;
 }
 
-// Returns the number of unusable results.
+// Returns the number of values that are NaN, or of derivatives that are NaN or larger than 1e300.
 static int64_t store(Dtype dtype, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
   if (dtype == Dtype::kFloat64) {
     double* numbers = static_cast<double*>(to) + start;

@@ -1,20 +1,20 @@
-// Gamma functions and determinants in float64, as in common/special.py. They keep their digits where textbook formulas
-// subtract nearly equal numbers. Compiled once for every instruction set.
+// Gamma functions and determinants in float64, as in common/special.py. They do not lose digits where textbook formulas
+// subtract nearly equal numbers. This file is compiled once for every instruction set.
 #pragma once
 #include "../common/math.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// a d - b c, from the differences d_minus_b = d - b and c_minus_a = c - a if this subtracts smaller numbers.
+// a d - b c. Computed as a (d - b) - b (c - a) if these two terms are smaller than a d and b c.
 KULLBACK_INLINE double determinant_of(double a, double b, double c, double d, double c_minus_a, double d_minus_b) {
   const double first = a * d_minus_b, second = b * c_minus_a, left = a * d, right = b * c;
   const bool near = __builtin_fabs(first) + __builtin_fabs(second) < left + right;
   return near ? first - second : left - right;
 }
 
-// Stirling's series and its derivatives, for arguments from kStirlingFrom on. Smaller arguments are increased by
-// kStirlingFrom.
+// The coefficients of Stirling's series and of its derivatives, for arguments from kStirlingFrom on. Smaller arguments
+// are increased by kStirlingFrom.
 constexpr double kStirlingFrom = 10.0, kHalfLogTau = 0.91893853320467274178;
 constexpr double kStirling[] = {1.0 / 12, -1.0 / 360, 1.0 / 1260, -1.0 / 1680, 1.0 / 1188, -691.0 / 360360};
 constexpr double kStirlingDerivative[] = {1.0 / 12,    -3.0 / 360, 5.0 / 1260,
@@ -27,7 +27,7 @@ struct StirlingRemainder {
   double value, derivative;
 };
 
-// For an increased argument, P is the product x (x + 1) ... (x + 9), and the sum of 1 / (x + i) is a quotient N / P.
+// For an increased argument, `product` is x (x + 1) ... (x + 9), and the sum of 1 / (x + i) is `numerator` / `product`.
 KULLBACK_INLINE StirlingRemainder stirling_remainder(double x) {
   const bool low = x < kStirlingFrom;
   const double y = low ? x + kStirlingFrom : x, inverse = 1.0 / y, square = inverse * inverse;
@@ -41,7 +41,7 @@ KULLBACK_INLINE StirlingRemainder stirling_remainder(double x) {
   const double moved = kStirlingFrom / start;
   const double log_moved = log1p_of(moved).value();
   const double by_shift = log_moved - numerator / product;
-  // log(y^10 / P) - log(y) / 2 as one logarithm.
+  // log(y^10 / product) - log(y) / 2 as a single logarithm.
   const double y2 = y * y, y4 = y2 * y2;
   const double argument = (low ? y4 * y4 * y / product : inverse) * __builtin_sqrt(y);
   const double log = log_of(argument);
@@ -97,7 +97,7 @@ constexpr double kTriangleWeights[] = {0.135506913431488116, 0.20346456801027136
 constexpr double kNodes[] = {0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288};
 constexpr double kWeights[] = {0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929};
 
-// The Bregman divergence of lgamma(x) - x log x + x from a to b = a + distance, and its derivative by b.
+// The Bregman divergence of lgamma(x) - x log x + x from a to b = a + distance, and its derivative with respect to b.
 struct StirlingBregman {
   double value, by_b;
 };
@@ -113,7 +113,7 @@ KULLBACK_INLINE StirlingBregman far_bregman(double a, double b, double distance)
   return {at_b.value - at_a.value - distance * at_a.derivative, at_b.derivative - at_a.derivative};
 }
 
-// For close a and b, by Taylor's formula and Gauss quadrature.
+// The same for close a and b, by Taylor's formula with its integral computed by Gauss quadrature.
 KULLBACK_INLINE StirlingBregman near_bregman(double a, double distance) {
   double mean = 0, derivative = 0;
   for (int i = 0; i < 4; ++i) {
@@ -123,7 +123,7 @@ KULLBACK_INLINE StirlingBregman near_bregman(double a, double distance) {
   return {distance * distance * mean, distance * derivative};
 }
 
-// Chebyshev fits of S(z) = lgamma(2 + z) - (1 - gamma) z, which begins with z^2, and of its derivative, for |z| < 1/2.
+// Chebyshev fits of S(z) / z^2 for S(z) = lgamma(2 + z) - (1 - gamma) z, and of S'(z) / z, for |z| < 1/2.
 constexpr double kEuler = 0.57721566490153286061, kLgammaNear = 0.5;
 constexpr double kLgammaSeries[] = {0.32246703342411321824,    -0.06735230105319810342,   0.020580808427784551838,
                                     -0.0073855510286719983953, 0.0028905103307405740224,  -0.0011927539118428156859,

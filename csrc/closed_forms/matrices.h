@@ -1,6 +1,6 @@
-// Multivariate normals from covariances or precisions, by their Cholesky factors. The factors are computed in float64
-// if that is accurate enough, else with twice its precision. Formulas as in normals.h. Included by kernel.cpp after
-// normals.h.
+// KL of multivariate normals from covariances or precisions, by their Cholesky factors. The factors are computed in
+// float64 if that is accurate enough, otherwise with twice its precision. The formulas are those in normals.h. This
+// file is included by kernel.cpp after normals.h.
 #pragma once
 #include "wide.h"
 
@@ -10,7 +10,7 @@ namespace KULLBACK_ISA {
 // kErrorOfDouble and kErrorOfSingle bound the relative error of KL from rounding of the factors.
 constexpr double kRounding = 2.220446049250313e-16, kErrorOfDouble = 1e-12, kErrorOfSingle = 1e-9;
 
-// Overwrites a matrix, whose upper half is read, with its Cholesky factor. Returns false if it has none.
+// Overwrites a matrix by its Cholesky factor. Only the upper triangle is read. Returns false if there is no factor.
 template <class Real>
 static bool factorize(int64_t d, Real* a) {
   for (int64_t i = 0; i < d; ++i) {
@@ -29,8 +29,9 @@ static bool factorize(int64_t d, Real* a) {
   return true;
 }
 
-// One side of a pair: the matrix that the user passed (a precision in reverse order), the Cholesky factor of the
-// covariance, and the inverse of the matrix's Cholesky factor. The inverse is not used if the matrix is a factor.
+// One side of a pair: the matrix that the user passed, the Cholesky factor of the covariance, and the inverse of the
+// Cholesky factor of the matrix. A precision has its rows and columns in reverse order. If the user passed a Cholesky
+// factor, the inverse is not used.
 template <class Real>
 struct Root {
   MatrixKind kind;
@@ -51,7 +52,7 @@ struct Root {
     return true;
   }
 
-  // The sum over the dimensions of variance times precision, which bounds the effect of rounding the matrix.
+  // The sum of variance times precision over the dimensions, which bounds the effect of rounding the matrix.
   double condition(int64_t d) const {
     double sum = 0;
     for (int64_t i = 0; i < d && kind != MatrixKind::kFactor; ++i) {
@@ -65,7 +66,7 @@ struct Root {
   }
 };
 
-// Computes K^-1 (L - K), and K^-1 times the difference of the means. Returns false if a matrix has no factor.
+// Computes K^-1 (L - K) and K^-1 (m_P - m_Q). Returns false if a matrix has no Cholesky factor.
 template <class Real>
 static bool compare(int64_t d, const double* mean_p, const double* mean_q, Root<Real>& p, Root<Real>& q, Real* step,
                     Real* shift) {
@@ -94,7 +95,7 @@ static void congruence(int64_t d, double sign, const double* n, const double* v,
     for (int64_t j = 0; j < d; ++j) to[j] = 0.0;
     subtract_rows<false>(d, d, a + i * row, column, out, d, to);
   }
-  for (int64_t i = 0; i < d; ++i) {  // transpose; `out` is symmetric
+  for (int64_t i = 0; i < d; ++i) {  // transposes `room`; `out` is symmetric
     for (int64_t j = 0; j < i; ++j) std::swap(room[i * d + j], room[j * d + i]);
   }
   for (int64_t i = 0; i < d; ++i) {
@@ -105,7 +106,7 @@ static void congruence(int64_t d, double sign, const double* n, const double* v,
   }
 }
 
-// Reads a whole matrix as the mean of it and its transpose; a precision in reverse order.
+// Reads (A + A^T) / 2 for a matrix A. The rows and columns of a precision are read in reverse order.
 static int64_t load_matrix(Dtype dtype, MatrixKind kind, const void* from, int64_t d, double* room, double* to) {
   const double* x = load(dtype, from, 1, d * d, room);
   int64_t faults = 0;
@@ -137,7 +138,7 @@ struct MatricesScratch {
   ~MatricesScratch() { delete[] wide; }
 };
 
-// Returns the value like normals_value, or NaN if a matrix has no factor.
+// Returns KL, or NaN if a matrix has no Cholesky factor.
 static double matrices_value(const NormalsTask& task, const double* mean_p, const double* mean_q, NormalsScratch& s,
                              MatricesScratch& more) {
   const int64_t d = task.dimensions, size = d * d;
@@ -173,7 +174,7 @@ static double matrices_value(const NormalsTask& task, const double* mean_p, cons
   return sum_of_normals(d, s);
 }
 
-// Writes the derivative by the covariance or the precision of a side to `out`.
+// Writes the derivative with respect to the covariance or the precision of P or Q to `out`.
 static void derivative_of_matrix(int64_t d, bool is_p, MatrixKind kind, const NormalsScratch& s, const double* root,
                                  const double* inverse, double* room, double* out) {
   const bool is_covariance = kind == MatrixKind::kCovariance;

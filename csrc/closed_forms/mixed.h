@@ -1,5 +1,5 @@
-// The closed forms between two families, written as in elements.h. Formulas and sources are documented in the Python
-// versions in pairs/closed_forms.
+// The closed forms between two families, in the form of elements.h. Formulas and sources are documented in the Python
+// versions in pairs/families.
 #pragma once
 #include "elements.h"
 
@@ -135,8 +135,8 @@ struct UniformGumbelForm {
   }
 };
 
-// E log(X / E X) for X uniform from 1 - t = `start` to 1 + t, in units of the interval's middle. `by_t` is its
-// derivative by t, or the finite part of this derivative if the interval begins at 0.
+// E log(X / E X) for X / E X uniform on the interval from 1 - t = `start` to 1 + t. `by_t` is the derivative with
+// respect to t, or the finite part of this derivative if the interval begins at 0.
 struct LogDeficit {
   double value, by_t;
 };
@@ -152,7 +152,8 @@ KULLBACK_INLINE LogDeficit log_deficit(double t, double start) {
   return {near ? square * polynomial(series, square) : far, near ? t * polynomial(derivatives, square) : far_by_t};
 }
 
-// An interval of positive numbers: its middle m, E log(X / m), and the derivatives of E log X by both ends.
+// For X uniform on an interval of positive numbers: the middle m, E log(X / m), and the derivatives of E log X with
+// respect to both ends.
 struct Interval {
   double width, middle, t;
   double deficit, by_low, by_high;
@@ -203,7 +204,7 @@ struct UniformGammaForm {
 struct UniformBetaForm {
   static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive};
 
-  // The contribution of one concentration, for X or 1 - X with ends `low` and `high`.
+  // The terms of one concentration of Q, for X or for 1 - X, which is uniform on [low, high].
   struct Side {
     double value, by_c, by_low, by_high;
   };
@@ -230,7 +231,7 @@ struct UniformBetaForm {
   }
 };
 
-// The negative entropy of X / E X for a Gamma variable X, and its derivative by the concentration.
+// The negative entropy of X / E X for a Gamma variable X, and its derivative with respect to the concentration.
 struct GammaEntropy {
   double negative, by_a;
 };
@@ -278,7 +279,8 @@ struct BetaGammaForm {
     const double mean = a / total * rate, log_means = log_quotient(mean, c, mean - c).value();
     const Exponential e = exponential_of_log_means(log_means);
     const double jensen_gap = of_total.derivative - of_a.derivative;  // log E X - E log X
-    // The entropy of log X. digamma(b) - digamma(total) is the difference for the remainders plus log(b / total).
+    // The entropy of log X. digamma(b) - digamma(total) is the difference of the Stirling remainders' derivatives plus
+    // log(b / total).
     const double entropy = (of_a.value - a * of_a.derivative) + (of_b.value - (b - 1.0) * of_b.derivative) -
                            (of_total.value - (total - 1.0) * of_total.derivative) + log_of(b / total);
     const double curvature = (total - 1.0 - c) * stirling_curvature(total), by_mean = c / total * e.expm1;
@@ -406,9 +408,9 @@ using ExponentialNormalForm = WithOne<GammaNormalForm, 0>;
 using ExponentialGumbelForm = WithOne<GammaGumbelForm, 0>;
 using BetaExponentialForm = WithOne<BetaGammaForm, 2>;
 
-// The Bregman divergences of lgamma(x) - x log x + x from 1 to a = 1 + z and from a to 1, and the derivative by a of
-// the first. Near 1 the first is S(z) + 2 z - (2 + z) log(1 + z), with S as in math.h. The sum of both is z times the
-// derivative.
+// The Bregman divergences of lgamma(x) - x log x + x from 1 to a = 1 + z and from a to 1, and the derivative of the
+// first with respect to a. For a near 1 the first divergence is S(z) + 2 z - (2 + z) log(1 + z), with S as in math.h.
+// The sum of both divergences is z times the derivative.
 struct BregmanAtOne {
   double from_one, to_one, by_a;
 };

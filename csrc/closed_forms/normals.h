@@ -6,11 +6,11 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// The d x d matrices of one element of the batch. The upper halves of triangular matrices are not used.
+// Memory for the d x d matrices of one batch element. The entries above the diagonal of triangular matrices are unused.
 struct NormalsScratch {
   double *root_p, *root_q;  // L and K
   double* step;             // K^-1 (L - K), which is M - 1
-  double* by_step;          // the derivative by M; then K^-T times it, the derivative by L
+  double* by_step;          // dKL/dM, and later dKL/dL = K^-T dKL/dM
   double *shift, *by_shift, *diagonal;  // v, K^-T v and m_ii
 
   static int64_t size_for(int64_t d) { return 4 * d * d + 3 * d; }
@@ -31,7 +31,7 @@ KULLBACK_INLINE void subtract(int64_t n, double factor, const double* other, dou
   for (int64_t j = 0; j < n; ++j) row[j] -= factor * other[j];
 }
 
-// row -= the sum of `count` rows times their factors. For lower triangular rows, zeros are skipped.
+// row -= the sum of `count` rows times their factors. The zeros of lower triangular rows are skipped.
 template <bool is_lower, class Real>
 static void subtract_rows(int64_t n, int64_t count, const Real* factors, int64_t step, const Real* rows, int64_t stride,
                           Real* row) {
@@ -91,7 +91,7 @@ static double normals_value(int64_t d, NormalsScratch& s) {
   return sum_of_normals(d, s);
 }
 
-// Writes the derivative by L to by_step, by K to root_q, and by the mean of P to by_shift.
+// Writes dKL/dL to by_step, dKL/dK to root_q, and dKL/dm_P to by_shift.
 static void normals_derivatives(int64_t d, NormalsScratch& s) {
   for (int64_t i = 0; i < d; ++i) {
     s.by_shift[i] = s.shift[i];
@@ -111,7 +111,7 @@ static void normals_derivatives(int64_t d, NormalsScratch& s) {
     for (int64_t j = 0; j <= i; ++j) by[j] *= inverse;
     s.by_shift[i] *= inverse;
   }
-  // By K: minus the lower half of (by L) M^T + (K^-T v) v^T. It overwrites K, which is no longer needed.
+  // dKL/dK is minus the lower triangle of dKL/dL M^T + (K^-T v) v^T. It overwrites K, which is not needed any more.
   for (int64_t i = 0; i < d; ++i) {
     for (int64_t j = 0; j <= i; ++j) {
       const double *by = s.by_step + i * d, *row = s.step + j * d;
@@ -123,7 +123,7 @@ static void normals_derivatives(int64_t d, NormalsScratch& s) {
   }
 }
 
-// Reads the lower half of a matrix. Returns how many of its numbers are out of range.
+// Reads the lower triangle of a matrix. Returns how many of its numbers are out of range.
 static int64_t load_lower(Dtype dtype, const void* from, int64_t d, double* to) {
   int64_t faults = 0;
   for (int64_t i = 0; i < d; ++i) {

@@ -41,7 +41,7 @@ void move_all(int64_t bytes, Pointer&... pointers) {
   ((pointers = moved(pointers, bytes)), ...);
 }
 
-// Computes a batch in parallel parts of at least `grain` elements. `compute_part` takes a copy of the task.
+// Computes a batch in parallel, in parts of at least `grain` elements. `compute_part` takes a copy of the task.
 template <class Task, class ComputePart>
 int64_t compute_in_parts(const Task& task, int64_t grain, ComputePart compute_part) {
   std::atomic<bool> done = true;
@@ -58,8 +58,8 @@ int64_t compute_in_parts(const Task& task, int64_t grain, ComputePart compute_pa
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
-// Writes the divergence of each element, and its requested derivatives by the parameters. Returns an Outcome. The
-// results are not usable unless it is kDone.
+// Writes the divergence of each element, and the requested derivatives with respect to the parameters. Returns an
+// Outcome; the results are valid only for kDone.
 int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const Tensor& b, const Optional& c,
                     const Optional& d, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                     const Optional& by_d) {
@@ -91,7 +91,8 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
   });
 }
 
-// Writes the divergence of each row of parameters, and its requested derivatives. Returns an Outcome as above.
+// Writes the divergence of each row of parameters, and the requested derivatives. Returns an Outcome; the results are
+// valid only for kDone.
 int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p, const Tensor& q, const Optional& by_p,
                             const Optional& by_q) {
   static const auto compute = KULLBACK_BEST(compute_form_rows);
@@ -123,8 +124,8 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   });
 }
 
-// Writes the divergence of each pair of multivariate normals, from means and matrices of the MatrixKinds, and its
-// requested derivatives. Returns an Outcome as above.
+// Writes the divergence of each pair of multivariate normals, from means and matrices of the MatrixKinds, and the
+// requested derivatives. Returns an Outcome; the results are valid only for kDone.
 int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& values, const Tensor& loc_p,
                                const Tensor& root_p, const Tensor& loc_q, const Tensor& root_q,
                                const Optional& by_loc_p, const Optional& by_root_p, const Optional& by_loc_q,
@@ -168,7 +169,7 @@ int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& val
   });
 }
 
-// Reads one side of a pair. With `variances`, `matrix` is a low-rank factor; without, it is a Cholesky factor.
+// Reads one side of a pair. `matrix` is W of a covariance W W^T + D with `variances` D, or a Cholesky factor without.
 bool read_gaussian(const Tensor& values, const Tensor& mean, const Tensor& matrix, const Optional& variances,
                    GaussianTask& to) {
   STD_TORCH_CHECK(mean.dim() == values.dim() + 1 && begins_with_shape_of(mean, values) &&
@@ -186,7 +187,7 @@ bool read_gaussian(const Tensor& values, const Tensor& mean, const Tensor& matri
   return true;
 }
 
-// Writes the divergence of each pair of multivariate normals, one or both with low-rank covariances.
+// Writes the divergence of each pair of multivariate normals, of which at least one has a low-rank covariance.
 int64_t closed_form_of_factors(const Tensor& values, const Tensor& loc_p, const Tensor& matrix_p,
                                const Optional& variances_p, const Tensor& loc_q, const Tensor& matrix_q,
                                const Optional& variances_q) {
@@ -224,7 +225,7 @@ void scale(int64_t n, const Real* grad, int64_t step, Real* derivatives) {
   }
 }
 
-// There is one derivative, or a row of derivatives, for each number in `grad`.
+// Multiplies derivatives by `grad`, which has one number for each derivative or for each row of derivatives.
 template <typename Real>
 void scale_all(const Tensor& grad, int64_t step, const Tensor& derivatives) {
   const Real* from = static_cast<const Real*>(grad.const_data_ptr());
@@ -238,8 +239,8 @@ void scale_all(const Tensor& grad, int64_t step, const Tensor& derivatives) {
   torch::stable::parallel_for(0, count, 1 + 8 * kGrain / (each + 1), run);
 }
 
-// Multiplies derivatives by `grad`; 0 times an infinite derivative is 0. If it does not support the memory layout of
-// `grad`, it returns false and changes no derivative.
+// Multiplies derivatives by `grad`; 0 times an infinite derivative is 0. Returns false, and changes no derivative, if
+// the memory layout of `grad` is not supported.
 bool scale_derivatives(const Tensor& grad, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                        const Optional& by_d) {
   STD_TORCH_CHECK(grad.is_cpu() && is_single_or_double(grad), "kullback: float32 or float64 on the CPU expected");

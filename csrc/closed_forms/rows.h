@@ -1,15 +1,15 @@
 // The closed forms of families with a vector of parameters, for blocks of rows. Costly functions are computed for all
-// numbers of a block at once, because rows are short. Included by kernel.cpp.
+// numbers of a block at once, because rows are short. This file is included by kernel.cpp.
 #pragma once
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// The number of short rows, or partial results, that are computed side by side.
+// The number of short rows, or of partial results, that are computed together in one vector.
 constexpr int64_t kRowLanes = 8;
 
-// Rows of P and of Q, and their results. The layout is row by row, or class by class if `by_class`, so that several
-// short rows are summed at once. With `by_class`, `rows` is padded to whole vectors.
+// Rows of P and of Q, and their results. The numbers are stored row by row, or class by class if `by_class`, so that
+// several short rows are summed at once. With `by_class`, `rows` is padded to a multiple of the vector length.
 struct RowBlock {
   int64_t rows, classes;
   bool by_class;
@@ -17,7 +17,7 @@ struct RowBlock {
   double *value, *by_p, *by_q;
 };
 
-// Reduces each row. It computes several partial results at once, because the steps of a single one are dependent.
+// Reduces each row by several partial results at once, because each step of a single result depends on the step before.
 template <class Combine>
 KULLBACK_INLINE void reduce_rows(const RowBlock& block, const double* x, double start, double* to, Combine combine) {
   const int64_t lanes = block.by_class ? block.rows : block.classes, whole = lanes - lanes % kRowLanes;
@@ -120,8 +120,8 @@ KULLBACK_INLINE ClassTerm class_term(double p, double q, double d, double mass_p
   return {mass_q == 0.0 ? outside : value, mass_difference};
 }
 
-// Computes derivatives from probabilities p, log-ratios d and factors of the derivatives. The derivative by log p is
-// p (d - mean of d), so a common error of all d cancels. Rows with an infinite value get derivatives of 0.
+// Computes derivatives from probabilities p, log-ratios d and factors of the derivatives. The derivative with respect
+// to log p is p (d - mean of d), so an error common to all d cancels. Rows with an infinite value get derivatives of 0.
 static void finish_rows(const RowBlock& block, const double* p, const double* logs, const double* mass_difference,
                         const double* factor_p, const double* factor_q) {
   const int64_t n = block.rows * block.classes;
@@ -260,7 +260,7 @@ struct CategoricalProbsForm {
   }
 };
 
-// Transposes rows to columns of `lanes`, repeating the last row if there are more lanes than rows; and back.
+// Copies rows to the columns of `lanes`, repeating the last row if there are more lanes than rows, and back.
 static void gather_rows(int64_t rows, int64_t lanes, int64_t classes, const double* from, double* to) {
   for (int64_t i = 0; i < lanes; ++i) {
     const double* row = from + (i < rows ? i : rows - 1) * classes;

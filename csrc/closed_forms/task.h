@@ -8,13 +8,14 @@ namespace kullback {
 
 constexpr int kMostParameters = 4;
 
-// A parameter of all elements of the batch. Step 0 means one number for all elements.
+// The numbers of a parameter, one for each element of the batch. Step 0 means a single number for all elements.
 struct Parameter {
   const void* data;
   int64_t step;
 };
 
-// Scalar parameters. `derivatives` are the derivatives of each value by a parameter; null if not requested.
+// A closed form with scalar parameters. `derivatives` has the derivatives of the values with respect to each parameter,
+// or null if these are not requested.
 struct FormTask {
   ElementForm form;
   Dtype dtype;  // of parameters, values and derivatives: float32 or float64
@@ -25,7 +26,7 @@ struct FormTask {
   void* derivatives[kMostParameters];
 };
 
-// Contiguous rows of parameters, with a value for each row and a derivative for each parameter.
+// A closed form with contiguous rows of parameters, one value for each row and one derivative for each parameter.
 struct FormRowTask {
   RowForm form;
   Dtype dtype;
@@ -34,7 +35,7 @@ struct FormRowTask {
   void *values, *by_p, *by_q;
 };
 
-// Contiguous means, and matrices of one of the MatrixKinds. Derivatives that were not requested are null.
+// Multivariate normals, as contiguous means and matrices of a MatrixKind. Derivatives that are not requested are null.
 struct NormalsTask {
   Dtype dtype;
   MatrixKind kind_p, kind_q;
@@ -43,8 +44,8 @@ struct NormalsTask {
   void *values, *by_loc_p, *by_root_p, *by_loc_q, *by_root_q;
 };
 
-// Means, and factors W of shape (size, dimensions, rank) with variances D. If `variances` is null, the matrices are
-// Cholesky factors of covariances, and the rank is the number of dimensions.
+// One side of a pair: means, and covariances W W^T + D as factors W of shape (size, dimensions, rank) and variances D.
+// If `variances` is null, the matrices are Cholesky factors of covariances, and the rank is the number of dimensions.
 struct GaussianTask {
   int64_t rank;
   const void *mean, *matrix, *variances;
@@ -57,10 +58,10 @@ struct GaussiansTask {
   void* values;
 };
 
-// The number of parameters of both sides.
+// The total number of parameters of P and Q.
 KULLBACK_DECLARE_VARIANTS(int parameters_of(ElementForm))
 
-// All return false if a parameter is NaN or so extreme that the results are not usable.
+// These functions return false if a parameter is NaN or so extreme that the results are wrong.
 KULLBACK_DECLARE_VARIANTS(bool compute_form(const FormTask&))
 KULLBACK_DECLARE_VARIANTS(bool compute_form_rows(const FormRowTask&))
 KULLBACK_DECLARE_VARIANTS(bool compute_normals(const NormalsTask&))

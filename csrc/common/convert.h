@@ -26,7 +26,8 @@ KULLBACK_INLINE float upcast(BFloat16 x) {  // the upper half of float32
   return bits_as<float>(static_cast<uint32_t>(x.bits) << 16);
 }
 
-// Integer arithmetic, which the compiler vectorizes. Multiplying by 2^112 corrects the exponent, also of subnormals.
+// The conversion uses integer arithmetic, which the compiler vectorizes. Multiplying by 2^112 corrects the exponent,
+// even of subnormal numbers.
 KULLBACK_INLINE float upcast(Float16 x) {
   const uint32_t magnitude = x.bits & 0x7fffu, moved = magnitude << 13;
   const uint32_t finite = bits_as<uint32_t>(bits_as<float>(moved) * 5.192296858534828e33f);
@@ -59,7 +60,7 @@ static const Real* convert(const Stored* from, int64_t stride, int64_t n, Real* 
   return buffer;
 }
 
-// Returns a pointer to the numbers in place if no conversion is needed, else to the buffer with the converted numbers.
+// Returns a pointer to the original numbers if no conversion is needed, else to the buffer with the converted numbers.
 template <class Real>
 static const Real* load(Dtype dtype, const void* data, int64_t stride, int64_t n, Real* buffer) {
   switch (dtype) {

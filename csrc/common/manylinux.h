@@ -1,8 +1,9 @@
-// Included first in every file of a wheel for PyPI (KULLBACK_MANYLINUX in CMakeLists.txt). There the compiler is newer
-// than the oldest supported glibc and libstdc++. This file restricts the library to symbols of those versions.
+// Included first in every file of a wheel for PyPI (KULLBACK_MANYLINUX in CMakeLists.txt). The compiler of these wheels
+// is newer than the oldest supported glibc and libstdc++. This file restricts the library to symbols of those versions.
 #pragma once
 
-// std::shared_ptr reads this flag of glibc 2.32: whether the process has a single thread. Here it is always false.
+// std::shared_ptr reads this flag of glibc 2.32: whether the process has a single thread. In this library it is always
+// false.
 #define __libc_single_threaded kullback_single_threaded
 extern "C" {
 __attribute__((weak, visibility("hidden"))) char kullback_single_threaded;

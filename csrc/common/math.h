@@ -35,7 +35,7 @@ KULLBACK_INLINE Real polynomial(const Real (&coefficients)[n], Real x) {
   return total;
 }
 
-// The same for an odd number of coefficients, in pairs, which halves the number of dependent steps.
+// Like `polynomial`, for an odd number of coefficients. Taking them in pairs halves the number of dependent operations.
 template <class Real, int n>
 KULLBACK_INLINE Real polynomial_in_pairs(const Real (&coefficients)[n], Real x) {
   static_assert(n % 2 == 1);
@@ -92,7 +92,7 @@ KULLBACK_INLINE double expm1_minus_x(double x) {
   return polynomial_in_pairs(series, x) * (x * x);
 }
 
-// The same for |x| < 0.35, with fewer terms.
+// Like `expm1_minus_x`, for |x| < 0.35 and with fewer terms.
 KULLBACK_INLINE float small_expm1_minus_x(float x) {
   constexpr float series[] = {0.500000006566f, 0.166665380717f, 0.0416662667544f, 0.00836723928958f, 0.0013947582254f};
   return polynomial_in_pairs(series, x) * (x * x);
@@ -126,7 +126,7 @@ KULLBACK_INLINE ReducedExponent<Real> reduce_exponent(Real x) {
   return {n, (x - n * F::log2_high) - n * F::log2_low, rounded};
 }
 
-// e^x for x <= 0. Below least_exp the result is 0, because there the intermediate steps may be NaN.
+// e^x for x <= 0. For x below least_exp the result is 0, because intermediate results may be NaN there.
 template <class Real>
 KULLBACK_INLINE Real exp_of_negative(Real x) {
   using Bits = typename Format<Real>::Bits;
@@ -158,7 +158,7 @@ KULLBACK_INLINE Real exp_of(Real x) {
   return scale_by_power(small_expm1_minus_x(e.r) + e.r + Real(1), e);
 }
 
-// e^x, e^x - 1 and e^x - 1 - x, for |x| < 700, each to full precision.
+// The numbers e^x, e^x - 1 and e^x - 1 - x for |x| < 700, each to full precision.
 struct Exponential {
   double value, expm1, expm1_minus_x;
 };
@@ -180,7 +180,7 @@ struct LogQuotient {
     return (rest + powers * Format<double>::log2_low) + 2.0 * s + powers * Format<double>::log2_high;
   }
 
-  // z - log(1 + z) >= 0, if this is the logarithm of 1 + z. For small z, 2 s = z - z s.
+  // Returns z - log(1 + z) >= 0, if this object is the logarithm of 1 + z. For small z, 2 s = z - z s.
   double x_minus_log1p(double z) const {
     const double far = (z - 2.0 * s) - powers * Format<double>::log2_high;
     return (powers == 0 ? z * s : far) - (rest + powers * Format<double>::log2_low);
@@ -208,7 +208,8 @@ KULLBACK_INLINE LogQuotient log_quotient(double powers, double s) {
   return {powers, s, s * z * polynomial(series, z)};
 }
 
-// For normal a, b > 0 with a normal quotient. `difference` is a - b, more accurate than computed from a and b.
+// log(a / b) for normal a, b > 0 with a normal quotient. `difference` is a - b, known more accurately than from a and
+// b.
 KULLBACK_INLINE LogQuotient log_quotient(double a, double b, double difference) {
   const Scaled c = scale_to(a, b);
   return log_quotient(c.powers, (c.powers == 0 ? difference : a - c.value) / (a + c.value));
@@ -223,7 +224,7 @@ KULLBACK_INLINE double log_of_quotient(double a, double b) {
 // log(1 + z) for z > -1.
 KULLBACK_INLINE LogQuotient log1p_of(double z) { return log_quotient(1.0 + z, 1.0, z); }
 
-// log(1 + z) for |z| < 0.42, in both formats.
+// log(1 + z) for |z| < 0.42, in float64 and in float32.
 KULLBACK_INLINE double small_log1p(double z) { return log1p_of(z).value(); }
 
 KULLBACK_INLINE float small_log1p(float z) {  // by log((1 + s) / (1 - s)) with s = z / (2 + z)

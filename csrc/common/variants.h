@@ -8,7 +8,7 @@
 
 #define KULLBACK_INLINE static inline __attribute__((always_inline))
 
-// Declares a kernel in each of these namespaces.
+// Declares a kernel in the namespace of each instruction set.
 #define KULLBACK_DECLARE_VARIANTS(declaration) \
   namespace baseline {                         \
   declaration;                                 \

@@ -1,12 +1,12 @@
-// The terms of torch's kl_div, their sum and their gradients; KL of rows of weights. Plain loops, which the compiler
-// vectorizes.
+// The terms of torch's kl_div, their sum and their gradients; and KL of rows of weights. The compiler vectorizes the
+// plain loops.
 #include "../common/convert.h"
 #include "task.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Number of terms in a block. A block is summed in its own dtype, and the sums of blocks in float64.
+// The number of terms in a block. Terms of a block are summed in `Real`, and the sums of blocks in float64.
 constexpr int64_t kTerms = 1024;
 
 template <class Real>
@@ -16,10 +16,11 @@ struct Summand {
 
 template <class Real, bool in_logs>
 KULLBACK_INLINE Summand<Real> summand_of(Real log_q, Real p, Real log_p) {
-  // The bound on log_q propagates NaN and +inf, which are not log-probabilities.
+  // NaN and +inf in log_q are not log-probabilities. The condition log_q < inf leaves such terms to the formula.
   const bool massless = (in_logs ? log_p == -kInf<Real> : p == Real(0)) & (log_q < kInf<Real>);
   const Real log_ratio = log_p - log_q;
-  // Where q = 0 any mass gives +inf, even one that underflowed to 0. Its infinite derivative is dropped.
+  // Where q = 0, any mass gives the term +inf, even a mass that underflowed to 0. The term's infinite derivative is
+  // dropped.
   const bool infinite = log_ratio == kInf<Real>;
   const Real tiny = std::numeric_limits<Real>::min();
   const Real mass = (infinite & (p < tiny)) ? tiny : p;
@@ -28,7 +29,8 @@ KULLBACK_INLINE Summand<Real> summand_of(Real log_q, Real p, Real log_p) {
   return {massless ? Real(0) : mass * log_ratio, massless ? Real(0) : -mass, massless ? Real(0) : by_target};
 }
 
-// Computes one block. Pointers of absent inputs and unrequested results may be null.
+// Writes the requested results of one block and returns the sum of its terms. Pointers of absent inputs and unrequested
+// results may be null.
 template <class Real, bool in_logs, bool with_gradient>
 static Real block_of(int64_t n, const Real* log_q, const Real* target, const Real* logs, const Real* grad, Real scale,
                      Real* terms, Real* by_log_q, Real* by_target) {
@@ -108,7 +110,7 @@ double compute_terms(const TermTask& t) {
 }
 
 struct WeightSums {
-  double sum, least;  // of the nonzero weights
+  double sum, least;  // `least` is the smallest of the nonzero weights
 };
 
 template <class Real>

@@ -8,8 +8,9 @@
 namespace kullback {
 namespace {
 
-// Writes each requested result: the terms of kl_div, their sum divided by `divisor`, and the gradients of the terms
-// times `scale` and times `grad`. `logs` are the logarithms of a target of probabilities; a result may overwrite them.
+// Writes each requested result: the terms of kl_div, their sum divided by `divisor`, and the gradients of the terms,
+// multiplied by `scale` and `grad`. `logs` are the logarithms of a target of probabilities; a result may overwrite
+// them.
 void kl_terms(const Tensor& log_q, const Tensor& target, const Optional& logs, const Optional& grad, double divisor,
               double scale, const Optional& terms, const Optional& total, const Optional& by_log_q,
               const Optional& by_target) {
@@ -29,7 +30,8 @@ void kl_terms(const Tensor& log_q, const Tensor& target, const Optional& logs, c
   task.by_log_q = write_like(by_log_q, log_q);
   task.by_target = write_like(by_target, log_q);
   const int64_t size = log_q.numel(), bytes = size_of(task.dtype), bytes_of_logs = bytes == 2 ? 4 : bytes;
-  // The sum must not depend on the number of threads: each block has its own sum, and these are added in order.
+  // The sum must not depend on the number of threads. Therefore each block has a sum, and these sums are added in
+  // order.
   constexpr int64_t block = 1 << 14;
   const int64_t blocks = (size + block - 1) / block;
   std::vector<double> sums(blocks);

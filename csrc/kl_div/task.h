@@ -6,7 +6,8 @@
 namespace kullback {
 
 // Terms p (log p - log q) of contiguous arrays of one dtype. Absent inputs and unrequested results are null. `logs` are
-// the logarithms of `target` in the computing dtype, which is float32 for 16 bits. Results may overwrite them.
+// the logarithms of `target` in the dtype of the computation, which is float32 for numbers of 16 bits. Results may
+// overwrite `logs`.
 struct TermTask {
   Dtype dtype;
   int64_t size;
@@ -32,7 +33,7 @@ struct WeightsTask {
 // Returns the sum of the terms.
 KULLBACK_DECLARE_VARIANTS(double compute_terms(const TermTask&))
 
-// Returns KL of the two normalized rows, or a negative number for rows that it does not support. These contain negative
+// Returns KL of the two normalized rows, or a negative number for unsupported rows. Unsupported rows contain negative
 // numbers or NaN, have no mass or a wrong sum, or contain numbers with quotients outside the range of float64.
 KULLBACK_DECLARE_VARIANTS(double compute_kl_of_weights(const WeightsTask&))
 

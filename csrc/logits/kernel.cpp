@@ -7,7 +7,7 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// The second derivative of a divergence at P = Q, by a common shift of the log-ratios of all classes.
+// The second derivative of a divergence at P = Q with respect to a common shift of the log-ratios of all classes.
 template <int form>
 static double curvature(const RowTask& t) {
   if constexpr (form == kKLForm || form == kReverseKLForm) return 1;
@@ -16,8 +16,8 @@ static double curvature(const RowTask& t) {
 }
 
 // The sum of q - p, or 0 if it is negligible compared to the sum of |q - p|. It is a rounding error of the
-// normalization, which can change the sign of q - p in the largest classes. In first order, only total variation depends
-// on this sum.
+// normalization, which can change the sign of q - p in the largest classes. To first order, only total variation
+// depends on this sum.
 template <class Real>
 static Real imbalance(const Row<Real>& row, const Normalized<Real>& r, const RowTask& t) {
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
@@ -51,9 +51,10 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   const Real scale_p = r.scale_p, scale_q = r.scale_q, high = r.high;
   const Real low = is_variation ? r.low - imbalance(row, r, t) : r.low;
   const Real *logits_p = r.a, *logits_q = r.b;
-  // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so they already are the gradient.
+  // The derivatives of KL with respect to log q, and of reverse KL with respect to log p, sum to zero, so they are the
+  // gradient already.
   constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
-  constexpr bool is_summed = (to_q && q_at_once) || (to_p && p_at_once);  // then sum_q or sum_p is a sum of q - p
+  constexpr bool is_summed = (to_q && q_at_once) || (to_p && p_at_once);  // if so, sum_q or sum_p is a sum of q - p
   // These divergences are infinite if only one side's logit is -inf, even if the other side's mass underflows to 0.
   constexpr bool p_needs_q = form == kKLForm || form == kJeffreysForm;
   constexpr bool q_needs_p = form == kReverseKLForm || form == kJeffreysForm;
@@ -62,7 +63,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   Real *out_p = row.gradient_p, *out_q = row.gradient_q;
   const Sides<Real> sides{Side<Real>(t.p), Side<Real>(t.q)};
   double value = 0, sum_p = 0, sum_q = 0, size = 0, difference = 0;
-  typename Format<Real>::Bits infinite = 0;  // not a maximum of a - b, with which Clang does not vectorize the loop
+  typename Format<Real>::Bits infinite = 0;  // a flag, because Clang would not vectorize a maximum of a - b
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t stop = start + kBlock < n ? start + kBlock : n;
     Real part = 0, part_p = 0, part_q = 0, part_size = 0, part_difference = 0;
@@ -106,7 +107,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   value -= is_variation ? difference * sum_q : curvature<form>(t) / 2 * difference * difference;
   if (infinite) value += kInf<double>;
   t.value = value > 0 ? value : (value == value ? 0.0 : value);
-  if constexpr (is_variation) {  // the derivative of the largest class may nearly equal the sum, which would cancel
+  if constexpr (is_variation) {  // the largest class's derivative may nearly equal the sum: the difference cancels
     if constexpr (to_p) project_accurately(out_p, exp_p, n, scale_p * sum_p, weight);
     if constexpr (to_q) project_accurately(out_q, exp_q, n, scale_q * sum_q, weight);
     return;
@@ -139,10 +140,11 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   return sweep_form<kMixtureForm>(row, t);
 }
 
-// The second-level cache has no room to prefetch after longer rows: two of float32 take 256 KiB.
+// Rows of more classes are not prefetched, because the second-level cache has no room: two such rows of float32 take
+// 256 KiB.
 constexpr int64_t kMostFetched = 32768;
 
-// The number of classes to compute with. Short rows, and rows that are converted anyway, are padded to whole vectors
+// The number of classes after padding. Short rows, and rows that are converted anyway, are padded to full SIMD vectors
 // with classes without mass, because the remainder of a loop is computed number by number.
 template <class Real>
 KULLBACK_INLINE int64_t padded(int64_t classes, const RowViews& v) {
@@ -160,8 +162,9 @@ static const Real* load_padded(const RowView& x, int64_t classes, int64_t n, Rea
   return buffer;
 }
 
-// The sweep of a row whose value is soft * divergence + hard * cross-entropy. The exponentials at temperature 1 come
-// from the sweep of the divergence, or are computed first, because the gradient may overwrite the logits.
+// Computes a row whose value is soft * divergence + hard * cross-entropy. The exponentials at temperature 1 come from
+// the sweep of the divergence if it has this temperature. Otherwise they are computed before that sweep, because the
+// gradient may overwrite the logits.
 template <class Real>
 static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponentials) {
   const int64_t n = t.classes;
@@ -195,8 +198,8 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
   out[t.label] = own - static_cast<Real>(hard * entropy.others);
 }
 
-// Logits of another dtype are converted into scratch. Their gradient is also written there, and rounded once at the
-// end.
+// Logits of a dtype other than `Real` are converted into scratch memory. Their gradient is also written there, and
+// rounded once at the end.
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   const int64_t classes = t.classes, n = padded<Real>(classes, v);
@@ -240,7 +243,8 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   if (v.gradient_q.data) store(row.gradient_q, classes, v.gradient_q.dtype, v.gradient_q.data);
 }
 
-// Computes in float32 with sums in float64; in float64 if a side is float64 or float32 is not accurate enough.
+// The arithmetic is in float32 with sums in float64. It is in float64 if P or Q is float64, or if float32 is not
+// accurate enough.
 void compute_row(const RowViews& v, RowTask& t, void* scratch) {
   t.needs_float64 = v.p.dtype == Dtype::kFloat64 || v.q.dtype == Dtype::kFloat64 || t.whole;
   if (!t.needs_float64) compute(v, t, static_cast<float*>(scratch));

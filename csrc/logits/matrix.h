@@ -10,7 +10,7 @@
 
 namespace kullback {
 
-// A matrix that returns its rows as views.
+// A matrix in memory, which returns views of its rows.
 struct Matrix {
   char* data = nullptr;
   int64_t row_bytes = 0;
@@ -22,7 +22,7 @@ struct Matrix {
 
   int64_t width() const { return ((classes - 1) * stride + 1) * size_of(dtype); }
 
-  // Returns whether the two matrices share no element, also for two column ranges of one matrix.
+  // Returns whether the two matrices share no element. The answer is also right for two column ranges of one matrix.
   bool is_apart_from(const Matrix& x) const {
     if (!data || !x.data || rows * classes == 0) return true;
     const uintptr_t start = reinterpret_cast<uintptr_t>(data), start_x = reinterpret_cast<uintptr_t>(x.data);
@@ -44,8 +44,9 @@ inline Matrix read_only(const Tensor& x) {
   return {static_cast<char*>(data), x.stride(0) * size, x.stride(1), dtype_of(x), x.size(0), x.size(1)};
 }
 
-// The kernel's page allocation takes half the time of writing a new gradient, and large pages are fewer. For very large
-// allocations the kernel has to assemble large pages, which takes longer than small pages do.
+// Page allocation by the operating system takes half the time of writing a new gradient, and large pages mean fewer
+// allocations. For very large memory, however, the system must first assemble large pages, which takes longer than
+// small pages.
 inline void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
 #ifdef __linux__
   constexpr uintptr_t page = 1 << 21;
@@ -57,7 +58,8 @@ inline void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] int
 #endif
 }
 
-// Several threads write a gradient row by row. It must have the shape of its logits, and rows that do not overlap.
+// Returns a gradient that several threads can write row by row. It must have the shape of its logits, and its rows must
+// not overlap.
 inline Matrix writable(const Optional& x, const Tensor& logits, bool may_be_double = false) {
   if (!x) return {};
   const bool has_dtype =
@@ -71,8 +73,8 @@ inline Matrix writable(const Optional& x, const Tensor& logits, bool may_be_doub
   return {static_cast<char*>(x->mutable_data_ptr()), x->stride(0) * size, 1, dtype_of(*x), rows, classes};
 }
 
-// Indices of classes: `count` for each row, or one for each row if `count` is negative. A negative index means no
-// class. All indices are checked to be less than `classes`.
+// Returns checked indices of classes: `count` indices for each row, or one for each row if `count` is negative. A
+// negative index means no class. All indices are checked to be less than `classes`.
 inline const int64_t* read_classes(const Tensor& x, int64_t rows, int64_t count, int64_t classes) {
   STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == ScalarType::Long && x.is_contiguous() &&
                       x.dim() == (count < 0 ? 1 : 2) && x.size(0) == rows && (count < 0 || x.size(1) == count),

@@ -71,7 +71,8 @@ void compute_rows(const Rows& x, RowTask task) {
 }
 
 // Returns the value of each row, in float32 or float64. The settings are the divergence, its four numbers and the
-// temperature; without them it is KL at temperature 1. They are one argument, because each one takes time in small calls.
+// temperature; without settings, the value is KL at temperature 1. They are one argument, because each argument costs
+// time in small calls.
 Tensor row_values(const Tensor& p, const Tensor& q, ScalarType dtype,
                   const std::optional<std::vector<double>>& settings) {
   check_logits(p, q);
@@ -96,8 +97,8 @@ Tensor row_values(const Tensor& p, const Tensor& q, ScalarType dtype,
 // the gradients of that sum. The value of a row is its divergence. With `labels` it is `soft` times the divergence plus
 // `hard` times the cross-entropy of Q (or of P, if `labels_are_of_p`) with the row's label at temperature 1.
 //
-// If the matrices contain only some classes of their rows, `whole_rows` has the ten numbers of each WholeRow. The values
-// and `sums`, the PartSums of both sides, are then over these classes. A gradient may be in float64.
+// If the matrices contain only some classes of their rows, `whole_rows` has the ten numbers of each row's WholeRow. The
+// values, and `sums` (the PartSums of P and Q), are then sums over these classes. A gradient may be in float64.
 void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weights, int64_t divergence, double weight_p,
                         double share_p, double weight_q, double share_q, double temperature, double scale,
                         const Optional& labels, bool labels_are_of_p, double soft, double hard,
@@ -140,14 +141,14 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   if (total) write_number(*total, scale * weighted_sum(to_values, call.weights, rows));
 }
 
-// Requests large pages for memory before it is first written. This is only advice to the kernel.
+// Requests large pages for memory before it is first written. This is only advice to the operating system.
 void ask_for_large_pages(const Tensor& x) {
   if (x.is_cpu() && x.is_contiguous()) {
     prefer_large_pages(x.mutable_data_ptr(), x.numel() * static_cast<int64_t>(x.element_size()));
   }
 }
 
-// INTERFACE of kullback/kernels/codes.py at build time.
+// Returns the INTERFACE of kullback/kernels/codes.py at build time.
 int64_t interface() { return kInterface; }
 
 }  // namespace

@@ -16,7 +16,7 @@ struct PowerConstants {
   Real order, exponent;            // not 0
   Real by_order, by_exponent;      // their inverses
   Real infinite_from;              // the log-ratio that makes the value infinite: +inf, or NaN for none
-  Real series[kPowerTerms<Real>];  // of (e^(order d) - 1 - order (e^d - 1)) / (order exponent), from d^2 on
+  Real series[kPowerTerms<Real>];  // (e^(order d) - 1 - order (e^d - 1)) / (order exponent), from d^2 on
 
   explicit PowerConstants(const Power& of)
       : order(static_cast<Real>(of.order)),
@@ -33,8 +33,8 @@ struct PowerConstants {
   }
 };
 
-// The term of one class, its derivatives by log p and log q, q - p, and the affinity p^order q^-exponent. In float64
-// the affinity is a logarithm, because the number itself may overflow or underflow.
+// The term of one class, its derivatives with respect to log p and log q, q - p, and the affinity p^order q^-exponent.
+// In float64, `affinity` is the affinity's logarithm, because the affinity may overflow or underflow.
 template <class Real>
 struct PowerTerm {
   Real value, derivative_p, derivative_q, difference, affinity;
@@ -67,7 +67,7 @@ KULLBACK_INLINE PowerTerm<double> power_term(double p, double q, double log_p, d
           is_infinite ? -kInf<double> : log_affinity};
 }
 
-// The same for rows that satisfy `fits_float32`.
+// The float32 version of the function above, for rows that satisfy `fits_float32`.
 KULLBACK_INLINE PowerTerm<float> power_term(float p, float q, float, float log_ratio, const PowerConstants<float>& c) {
   const float d = log_ratio == log_ratio ? log_ratio : 0.0f;
   const bool near = std::fabs(d) * c.order < 0.3f;
@@ -84,8 +84,8 @@ KULLBACK_INLINE PowerTerm<float> power_term(float p, float q, float, float log_r
   return {value, box_cox, (difference - change) * c.by_order, difference, p * power};
 }
 
-// Returns whether float32 can represent the powers of p / q in a row to its own precision. A class with mass on one
-// side only matters only if it makes the divergence infinite, or nearly so.
+// Returns whether float32 can represent the powers of p / q in a row to its own precision. A class with mass only in P
+// or only in Q matters only if it makes the divergence infinite or very large.
 static bool fits_float32(const Normalized<float>& r, const RowTask& t) {
   constexpr double widest = 80, widest_power = 16, greatest_order = 1000;
   const double exponent = t.power.exponent, bound = widest_power / std::fabs(exponent);
@@ -148,7 +148,7 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
     difference += part_difference;
     total += part_total;
   }
-  if (t.whole) {  // only a power divergence, which is a sum over classes
+  if (t.whole) {  // the kind is a power divergence, because Renyi's divergence is not a sum over classes
     const double factor = t.power.weight, weight = t.weight * t.inverse_temperature;
     t.value = factor * value;
     if (t.sums_only) {
@@ -169,7 +169,9 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
     if (std::fabs(change) < 0.5) {
       t.value = t.power.weight * std::log1p(change);
       factor_p = factor_q = t.power.weight * t.power.order * exponent / (1 + change);
-    } else {  // the sum, which may overflow or underflow; its derivatives are the shares of its terms
+    } else {
+      // The logarithm of the sum of affinities, which may overflow or underflow. Its derivatives are the affinities
+      // divided by their sum.
       double reference = 0;
       if constexpr (kIsDouble<Real>) {
         const double greatest = peak_of(affinities, n);

@@ -1,5 +1,5 @@
-// Converts rows of logits of P and Q to probabilities and log-ratios, and derivatives by log-probabilities to
-// gradients; the cross-entropy of a row with its label.
+// Functions that convert rows of logits of P and Q to probabilities and log-ratios, and derivatives with respect to
+// log-probabilities to gradients. Also the cross-entropy of a row with its label.
 #pragma once
 #include "../common/convert.h"
 #include "task.h"
@@ -7,18 +7,18 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Within a block, sums are in the computing precision. The sums of blocks are added in float64. In float32, a sum of
-// 1024 terms of one sign has a relative error of at most 1024 half units in the last place, 6e-5, but usually of 1e-6.
+// Within a block, sums are in `Real`. The sums of blocks are added in float64. In float32, a sum of 1024 terms of one
+// sign has a relative error of at most 1024 half units in the last place, 6e-5. It is usually 1e-6.
 constexpr int64_t kBlock = 1024;
 
-// Memory of the next row to read, or of the next gradient to write. It is prefetched in parts while the exponentials
-// are computed. Otherwise the next step would wait for it.
+// The memory of the next row to read, or of the next gradient to write. It is prefetched in parts while the
+// exponentials are computed, because the following loop would otherwise wait for the memory.
 struct Upcoming {
   const char* data;  // null for none
   int64_t element_bytes;
 };
 
-constexpr int64_t kPart = 256;  // classes between two requests to prefetch: 16 lines of float32
+constexpr int64_t kPart = 256;  // the number of classes between two prefetches: 16 cache lines of float32
 
 template <bool is_written>
 KULLBACK_INLINE void fetch(const Upcoming& x, int64_t start, int64_t stop) {
@@ -29,7 +29,8 @@ KULLBACK_INLINE void fetch(const Upcoming& x, int64_t start, int64_t stop) {
   for (const char* at = x.data + start * x.element_bytes; at < end; at += line) __builtin_prefetch(at, is_written, cache);
 }
 
-// The memory of a row. A gradient that was not requested is null. A gradient may share memory with its own logits.
+// The memory of a row. A gradient that was not requested is null. A gradient may share memory with the logits of the
+// same side.
 template <class Real>
 struct Row {
   const Real* p;
@@ -51,7 +52,7 @@ template <class Real>
 KULLBACK_INLINE Real peak_of(const Real* x, int64_t n) {
   Real peak = -kInf<Real>;
   int64_t start = 0;
-#ifdef __clang__  // Clang does not vectorize a maximum that may meet NaN, only an array of them
+#ifdef __clang__  // Clang vectorizes an array of maxima, but not one maximum of numbers that may be NaN
   constexpr int lanes = 256 / sizeof(Real);
   Real peaks[lanes];
   for (Real& lane : peaks) lane = -kInf<Real>;
@@ -85,7 +86,7 @@ KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inv
   return {peak, sum};
 }
 
-// Sets the peaks of both sides in one sweep.
+// Sets the peaks of P and Q in one sweep over the classes.
 template <class Real>
 KULLBACK_INLINE void find_peaks(const Real* x, const Real* y, int64_t n, Statistics& p, Statistics& q) {
 #ifdef __clang__
@@ -102,8 +103,9 @@ KULLBACK_INLINE void find_peaks(const Real* x, const Real* y, int64_t n, Statist
   q = {peak_q, 0};
 }
 
-// Writes the exponentials of both sides relative to their peaks, and adds them up, in one sweep, whose steps are
-// independent. `at_one` means that the temperature is 1.
+// Writes the exponentials of P's and Q's logits relative to the peaks, and sums them, in one sweep over the classes.
+// The computations for P and Q do not depend on each other, so the processor overlaps them. `at_one` means that the
+// temperature is 1.
 template <bool at_one, class Real>
 KULLBACK_INLINE void exponentials_of_both(const Row<Real>& row, int64_t n, Real inverse_temperature, Statistics& p,
                                           Statistics& q) {
@@ -132,7 +134,7 @@ KULLBACK_INLINE void exponentials_of_both(const Row<Real>& row, int64_t n, Real 
   }
 }
 
-// Writes x - offset to `to`, -inf only where x is -inf.
+// Writes x - offset to `to`. Only where x is -inf is the result -inf, because smaller results are clamped.
 template <class Real>
 static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
   constexpr Real least = -std::numeric_limits<Real>::max();
@@ -144,8 +146,8 @@ static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
   return to;
 }
 
-// Both sides normalized: log p - log q = (a - b) / T - high - low. The shift has two parts because a single number
-// would round it.
+// P and Q normalized, with log p - log q = (a - b) / T - high - low. The shift high + low has two parts, because one
+// number would round it.
 template <class Real>
 struct Normalized {
   Statistics p, q;
@@ -208,7 +210,8 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
   return r;
 }
 
-// Sums for `finish`: of the derivatives by log-probabilities, and of their absolute values.
+// Arguments of `finish`: the sum of the derivatives with respect to log-probabilities, and the sum of their absolute
+// values.
 struct DerivativeSums {
   double sum = 0, size = 0;
 };
@@ -219,7 +222,7 @@ static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Re
   for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
 }
 
-// Returns the first class at the peak; a number of at least n if there is none, as in a row of NaN.
+// Returns the first class at the peak, or a number of at least n if there is no such class, as in a row of NaN.
 template <class Real>
 static int64_t top_of(const Real* e, int64_t n) {
   int64_t top = 0;
@@ -234,7 +237,7 @@ static int64_t top_of(const Real* e, int64_t n) {
   return top;
 }
 
-// Returns the sums of one side over the classes of a call; the derivatives are multiplied by `factor`.
+// Returns the sums for P or for Q over the classes of a call, with the derivatives multiplied by `factor`.
 template <class Real>
 static PartSums sums_of_part(const Real* derivatives, const Real* e, int64_t n, Real scale, double factor) {
   const Real limit = scale > Real(0.5) ? Real(1) : kInf<Real>;  // the class with more than half of the mass has e^0
@@ -249,8 +252,9 @@ static PartSums sums_of_part(const Real* derivatives, const Real* e, int64_t n, 
   return {factor * others, factor * top, scale * mass};
 }
 
-// Converts derivatives by log-probabilities to a gradient by logits, with the sums of the whole row. The entry of a
-// class with more than half of the mass would be a difference of nearly equal numbers; it is computed from the others.
+// Converts derivatives with respect to log-probabilities to a gradient with respect to logits, with the sums of the
+// whole row. The entry of a class with more than half of the mass would be a difference of nearly equal numbers, so it
+// is computed from the sums over the other classes.
 template <class Real>
 static void project_part(Real* derivatives, const Real* e, int64_t n, Real scale, const PartSums& of_row, double factor,
                          double weight) {
@@ -261,7 +265,7 @@ static void project_part(Real* derivatives, const Real* e, int64_t n, Real scale
 }
 
 // Like `project`, but the entry of the class with the most mass is minus the sum of the other entries, because a row
-// sums to zero. Computed directly, it would be a difference of nearly equal numbers.
+// sums to zero. Computed directly, that entry would be a difference of nearly equal numbers.
 template <class Real>
 static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
   const int64_t top = top_of(e, n);
@@ -279,8 +283,9 @@ static void project_accurately(Real* derivatives, const Real* e, int64_t n, doub
   derivatives[top] = static_cast<Real>(-sum);
 }
 
-// Converts derivatives by log-probabilities to a gradient by logits. Derivatives that sum to zero were already written
-// as the gradient. Their computed sum is a rounding error of the normalization, which matters where P and Q are close.
+// Converts derivatives with respect to log-probabilities to a gradient with respect to logits. Derivatives that sum to
+// zero were already written as the gradient. Their computed sum is a rounding error of the normalization, which matters
+// where P and Q are close.
 template <bool at_once, class Real>
 static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, DerivativeSums sums, Real weight) {
   const Real factor = scale * static_cast<Real>(sums.sum);
@@ -294,12 +299,12 @@ static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, Deri
 // The cross-entropy of a row with its true class, which equals KL(one-hot || softmax(logits)).
 struct CrossEntropy {
   double value;
-  double sum;     // of the exponentials
-  double others;  // the probability of all classes but the label
+  double sum;     // the sum of the exponentials
+  double others;  // the probability of all classes except the label
 };
 
-// Computes it from exponentials relative to the row's peak, where `below` is the peak minus the label's logit. No
-// nearly equal numbers are subtracted: if the label is the peak, the other classes are summed without it.
+// Computes the cross-entropy from exponentials relative to the row's peak, where `below` is the peak minus the label's
+// logit. No nearly equal numbers are subtracted, because the other classes are summed without the label.
 template <class Real>
 static CrossEntropy cross_entropy_of(Real* e, int64_t n, int64_t label, double below) {
   const Real own = e[label];
@@ -317,7 +322,7 @@ static CrossEntropy cross_entropy_of(Real* e, int64_t n, int64_t label, double b
   return {below == 0 ? std::log1p(others) : std::log(sum) + below, sum, others / sum};
 }
 
-// Calls `sweep` with two constants: whether the gradients by P and by Q are requested.
+// Calls `sweep` with two constants: whether the gradients with respect to P and to Q are requested.
 template <class Real, class Sweep>
 static void sweep_as_requested(const Row<Real>& row, const Sweep& sweep) {
   constexpr std::true_type yes;

@@ -1,5 +1,6 @@
-// A row of logits at selected classes, for teachers that give only some classes. Computes the selected logits and the
-// log-sum of exponentials, and the gradient by the logits from the derivatives by these.
+// Reads a row of logits at selected classes, for teachers that give only some classes: the selected logits and the
+// log-sum of exponentials. Also computes the gradient with respect to all logits from the derivatives with respect to
+// these results.
 #pragma once
 #include "rows.h"
 
@@ -80,7 +81,7 @@ static void write_selected_gradient(const RowView& v, const RowView& gradient, c
     out[index] = label_term(index);
     label_is_left_out |= index == t.label;
   }
-  if (has_label) {  // q - 1, computed without a difference
+  if (has_label) {  // the gradient q - 1, computed by expm1 without cancellation
     const Real in_sum = label_is_left_out || !has_sum ? Real(0)
                             : factor * exp_of_negative((x[t.label] - static_cast<Real>(sums.peak)) *
                                                        static_cast<Real>(1 / t.temperature));

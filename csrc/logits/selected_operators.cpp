@@ -6,7 +6,7 @@ namespace {
 
 constexpr int64_t kSums = sizeof(RowSums) / sizeof(double);
 
-// The arguments that both operators share.
+// The checked arguments that the two operators have in common.
 struct SelectedRows {
   Matrix logits;
   const int64_t *indices, *labels;
@@ -56,8 +56,8 @@ void selected_statistics(const Tensor& logits, const Tensor& indices, const Opti
   });
 }
 
-// Writes the gradient by the logits, which may overwrite them, from the derivatives by the results of
-// selected_statistics.
+// Writes the gradient with respect to the logits, from the derivatives with respect to the results of
+// selected_statistics. The gradient may overwrite the logits.
 void selected_gradient(const Tensor& logits, const Tensor& indices, const Optional& labels, double temperature,
                        bool leaves_out, const Tensor& sums, const Tensor& by_selected, const Tensor& by_log_sum,
                        const Optional& by_cross_entropy, const Tensor& gradient) {

@@ -6,25 +6,27 @@
 
 namespace kullback {
 
-// One side of a mixture: weight KL(P || share P + rest Q), with share + rest = 1 before rounding.
+// One term of a mixture divergence: weight KL(P || share P + rest Q), with share + rest = 1 before rounding.
 struct Mixing {
   double weight, share, rest;
 };
 
 // A weight times the power divergence of an order of at least 1/2, other than 1; or, for Renyi's divergence, a weight
-// times log sum p^order q^(1 - order). The exponent is order - 1, with digits that `order` may have lost.
+// times log sum p^order q^(1 - order). `exponent` is order - 1, stored separately because a difference from the rounded
+// `order` would lose digits.
 struct Power {
   double weight, order, exponent;
 };
 
-// Sums over classes of one side: `top` is the derivative by the log-probability of the class with more than half of the
-// mass, or 0 if there is none; `others` and `mass` are the sums of the other classes' derivatives and probabilities.
+// Sums over classes of P or of Q. `top` is the derivative with respect to the log-probability of the class with more
+// than half of the mass, or 0 without such a class. `others` and `mass` are the sums of the other classes' derivatives
+// and probabilities.
 struct PartSums {
   double others, top, mass;
 };
 
-// One side of a whole row, for a call that has only some of its classes: the peak and the sum of exponentials relative
-// to it. Only a gradient needs the other sums.
+// P or Q over all classes of a row, for a call that has only some of the classes: the peak, and the sum of exponentials
+// relative to the peak. Only a gradient needs `sums`.
 struct WholeSide {
   double peak, sum;
   PartSums sums;
@@ -42,18 +44,19 @@ struct RowTask {
   DivergenceCode divergence;
   Mixing p, q;
   Power power;
-  int64_t label;  // the true class or negative; with it the value is soft * divergence + hard * cross-entropy
+  int64_t label;  // the true class, or negative; with a class, the value is soft * divergence + hard * cross-entropy
   bool label_is_of_p;
   double soft, hard;
   const WholeRow* whole;  // null if the call has all classes; else the arithmetic is in float64
   double value;
   bool sums_only;  // with `whole`: no gradient is requested
   PartSums sums_p, sums_q;  // with `sums_only`: over the classes of the call
-  bool needs_float64;  // set by a sweep in float32 that is not accurate enough; it then wrote no result
+  bool needs_float64;  // set by a sweep in float32 that is not accurate enough and wrote no result
 };
 
-// Sums of a row's exponentials: at the temperature, over all classes or over the classes that are not selected; and at
-// temperature 1 over all classes, for the cross-entropy with the label. Logarithms of sums are relative to the peak.
+// Sums of a row's exponentials. `peak` and `log_sum` are at the given temperature, over all classes or over the classes
+// that are not selected. The other fields are at temperature 1 over all classes, for the cross-entropy with the label.
+// Logarithms of sums are relative to the peak.
 struct RowSums {
   double peak, log_sum;
   double label_peak, label_log_sum, cross_entropy;
@@ -68,19 +71,21 @@ struct SelectedTask {
   int64_t label;    // negative for none
   double* selected;
   RowSums* sums;
-  // For the gradient: the derivatives by the selected logits / temperature, by the log-sum and by the cross-entropy.
+  // For the gradient: the derivatives with respect to the selected logits / temperature, the log-sum and the
+  // cross-entropy.
   const double* by_selected;
   double by_log_sum, by_cross_entropy;
 };
 
-// A row in memory. Null data is a gradient that was not requested. Gradients have stride 1.
+// A row in memory. `data` is null for a gradient that was not requested. Gradients have stride 1.
 struct RowView {
   void* data;
   int64_t stride;
   Dtype dtype;
 };
 
-// A gradient may share memory with its own logits. `next_p` and `next_q` are the logits of the next row, or null.
+// The gradients may overwrite the logits: gradient_p those of p, and gradient_q those of q. `next_p` and `next_q` are
+// the logits of the next row, or null.
 struct RowViews {
   RowView p, q, gradient_p, gradient_q;
   const void *next_p, *next_q;

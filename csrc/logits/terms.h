@@ -1,4 +1,4 @@
-// The term of one class in a divergence, and the term's derivatives by log p and log q.
+// The term of one class in a divergence, and the term's derivatives with respect to log p and log q.
 //
 // With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is
 // small, the terms are power series in d. Elsewhere they are computed from p and q.
@@ -9,7 +9,8 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// The divergences of the interface, and two special cases of a mixture: one side only, and equal shares and weights.
+// The divergences of `DivergenceCode` that are not powers, and two special cases of a mixture: kSkewForm with weight 0
+// on Q's side, and kEvenForm with equal weights and shares of 1/2.
 enum Form { kKLForm, kReverseKLForm, kJeffreysForm, kTotalVariationForm, kMixtureForm, kSkewForm, kEvenForm };
 
 template <class Real>
@@ -44,7 +45,7 @@ KULLBACK_INLINE Real times(Real mass, Real x) {
   return mass == 0 ? Real(0) : mass * x;
 }
 
-// q - p to full relative precision, also where p and q are close. d is NaN where both are 0.
+// q - p to full relative precision, even where p and q are close. d is NaN where p = q = 0.
 template <class Real>
 KULLBACK_INLINE Real difference_of(Real p, Real q, Real d) {
   const bool near = std::fabs(d) < Real(0.3);
@@ -59,7 +60,7 @@ KULLBACK_INLINE Real relative_entropy(Real p, Real difference, Real x) {
   return near ? p * expm1_minus_x(near ? -x : Real(0)) : difference + times(p, x);
 }
 
-// p (e^-d - 1 + d). One polynomial serves for it and for its derivative p (e^-d - 1).
+// p (e^-d - 1 + d). One polynomial gives both the term and its derivative p (e^-d - 1).
 template <class Real>
 KULLBACK_INLINE Term<Real> kl_term(Real p, Real q, Real d) {
   const bool near = std::fabs(d) < Real(0.7);
@@ -74,7 +75,7 @@ template <class Real>
 KULLBACK_INLINE Term<Real> skew_term(Real p, Real q, Real d, const Side<Real>& side) {
   const Real difference = difference_of(p, q, d);
   const Real share = side.share, rest = side.rest;
-  // Smaller masses do not change the sum, and their mixture might not be a normal number.
+  // Masses below this bound do not change the sum, and their mixture might be subnormal.
   const bool empty = p < (kIsDouble<Real> ? Real(1e-290) : Real(1e-30f));
   const Real y = rest * difference / (empty ? Real(1) : p);  // the mixture is p (1 + y)
   const bool near = std::fabs(y) < Real(0.4);
@@ -107,11 +108,11 @@ KULLBACK_INLINE float binary_information(float z) {
 
 // (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2, from a = |p - q| / (p + q) = tanh(|d| / 2).
 KULLBACK_INLINE Term<float> even_term(float p, float q, float d) {
-  const float size = std::fabs(d) < 1e30f ? std::fabs(d) : 1e30f;  // finite also where d is NaN: both masses are 0
+  const float size = std::fabs(d) < 1e30f ? std::fabs(d) : 1e30f;  // finite even where d is NaN (p = q = 0)
   const bool near = size < 1.0f;
   const float sum = p + q, least = p < q ? p : q;
   const float a = near ? tanh_of_half(near ? size : 0.0f) : std::fabs(p - q) / (sum + 1e-38f);
-  const float log_greater = log1p_of_fraction(a);   // the log of the greater of p and q, divided by the mixture
+  const float log_greater = log1p_of_fraction(a);   // log(max(p, q) / mixture)
   const float log_lesser = log_greater - size;
   const float value = near ? sum * binary_information(near ? a * a : 0.0f) : sum * log_greater - least * size;
   const float log_p = d > 0.0f ? log_greater : log_lesser, log_q = d > 0.0f ? log_lesser : log_greater;
@@ -141,7 +142,7 @@ KULLBACK_INLINE Term<Real> term_of(Real p, Real q, Real d, const Sides<Real>& si
     const Real weight = sides.p.weight + sides.q.weight;
     const Term<Real> one = even_term(p, q, d);
     return {weight * one.value, weight * one.derivative_p, weight * one.derivative_q, one.difference};
-  } else {  // a weighted sum of the skew divergences both ways
+  } else {  // the weighted sum of both sides' skew divergences from a mixture
     const Term<Real> one = skew_term(p, q, d, sides.p);
     const Term<Real> two = skew_term(q, p, -d, sides.q);
     return {sides.p.weight * one.value + sides.q.weight * two.value,

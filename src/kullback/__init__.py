@@ -114,7 +114,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# The public names of each module.
+# The public names, by the module that defines them.
 _NAMES = {
     "kullback.comparison": ("compare",),
     "kullback.diagnosis": ("diagnose",),

@@ -1,4 +1,4 @@
-"""The command as a module: ``python -m kullback``, and several of it by ``torchrun --nproc-per-node N -m kullback``."""
+"""The command as a module: ``python -m kullback``, or several workers: ``torchrun --nproc-per-node N -m kullback``."""
 
 from kullback.cli import main
 

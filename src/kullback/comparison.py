@@ -1,4 +1,4 @@
-"""`compare`, which takes predictions, tables or language models, and the choice among these three."""
+"""`compare`, which compares predictions, tables or language models, depending on its arguments."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q], \quad P \text{ from } a,\; Q \text{ from } b
 
-    of each row, each column or each token. The arguments decide which function is called:
+    for each row, each column or each token. The types of a and b determine which function is called:
 
-    | a and b are | it calls |
+    | a and b are | function |
     |---|---|
     | models: folders, ``.gguf`` files, modules, servers, references (``.klref``); or ``texts=`` | `compare_models` |
     | data frames, or two Parquet files without lists | `compare_tables` |
     | `Logits` and the like, tensors, arrays, other files | `compare_predictions` |
 
-    Two Parquet files of integers, or with an option of `compare_predictions`, are predictions, and so are data frames
-    with `representation`.
+    Two Parquet files are predictions if they contain only integers, or if an option of `compare_predictions` is passed.
+    Data frames are predictions if `representation` is passed.
 
     Arguments:
         a: P, the reference.
-        b: Q, which is compared with it; of models, also a list or mapping of several.
-        options: keywords of the function that is called.
+        b: Q, which is compared with P; for models, also a list or mapping of several models.
+        options: keyword arguments of the function that is called.
 
     Returns:
         the result of that function: a `Comparison`, a `TableComparison` or a `ModelComparison`.
 
     Raises:
-        ArgumentTypeError: `a` and `b` are not of one of these three sorts, or an option is not one of the function.
-        KullbackError: as the function.
+        ArgumentTypeError: `a` and `b` are not both predictions, tables or models, or the function does not have an
+            option.
+        KullbackError: an error of the function.
 
     Example:
         >>> import pyarrow as pa
@@ -87,17 +88,17 @@ def subject_of(
     hub: bool = False,
     frames_hold_rows: bool = False,
 ) -> Subject:
-    """Return what the sides of a comparison are.
+    """Return whether the sides of a comparison are predictions, tables or models.
 
     Arguments:
-        sides: P, then Q or several of them: paths, or objects.
-        has_text: whether there is a text to compare models on.
-        has_row_options: whether an option is for predictions and not for tables.
+        sides: P, then one or several Q; each is a path or an object.
+        has_text: whether the caller passed a text to compare models on.
+        has_row_options: whether an option applies to predictions and not to tables.
         hub: whether a name may be the name of a model on the Hugging Face hub.
         frames_hold_rows: whether data frames are predictions, because the caller states their representation.
 
     Raises:
-        ArgumentTypeError: the sides are of different sorts, or of none.
+        ArgumentTypeError: the sides are different subjects, or none of the three.
     """
     if has_text:
         return "models"
@@ -123,7 +124,7 @@ def subject_of(
 
 
 def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject]:
-    """Return the sorts of comparison that a side may belong to."""
+    """Return the subjects that a side may be."""
     if isinstance(side, str | os.PathLike):
         return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
     if hasattr(
@@ -145,7 +146,7 @@ def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject
 
 
 def _are_tables(names: list[str]) -> bool:
-    """Whether these are Parquet files that can only be tables: as predictions they would need an option."""
+    """Return whether all names are Parquet files that can only be tables, because predictions would need an option."""
     if not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
         return False
     from kullback.io.parquet import open_parquet
@@ -156,14 +157,14 @@ def _are_tables(names: list[str]) -> bool:
         try:
             with open_parquet(FileReference(Path(name), "p")) as file:
                 columns += [column.type for column in file.schema_arrow]
-        except FileError:  # damaged: the reader says how
+        except FileError:  # the file is damaged, and reading it later raises the error
             return False
     types = load("pyarrow.types", "a .parquet file")
     return not any(map(types.is_nested, columns)) and not all(map(types.is_integer, columns))
 
 
 def _function(subject: Subject) -> Callable[..., Any]:
-    """Return the function that compares the subject; only its part of the package is imported."""
+    """Return the function that compares the subject, and import only the modules that it needs."""
     if subject == "predictions":
         from kullback.predictions import compare_predictions
 
@@ -182,7 +183,7 @@ def _options_of(subject: Subject) -> list[str]:
 
 
 def _unknown_options(subject: Subject, unknown: list[str]) -> ArgumentTypeError:
-    """Return the error for options of another function, or of none."""
+    """Return the error for options that the function for `subject` does not have."""
     others = [
         f"{call}(a, b, {name}=...)"
         for other, call in _CALLS.items()

@@ -1,4 +1,4 @@
-"""`kl_divergence`, `divergence`, `kl_estimate` and `estimate`, and the choice of the rule for the two arguments."""
+"""`kl_divergence`, `divergence`, `kl_estimate` and `estimate`, which choose a rule for the types of P and Q."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 _KL = KL()
-# The methods for two finite distributions.
+# The methods for two representations of finite distributions.
 _FINITE_METHODS = ("auto", "summation")
-# The method that computes the divergence of the proportions of counts.
+# The method for the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
 _ROWS = {
@@ -58,28 +58,29 @@ def kl_divergence(
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
-    The result is never negative and never NaN. It is exactly 0 for P = Q, and +inf if Q has no mass where P has mass.
-    An estimate from random draws whose mean is below 0 is 0, which is nearer to KL; `kl_estimate` notes the mean.
+    The result is never negative and never NaN. KL is exactly 0 for P = Q, and +inf if P has mass outside the support of
+    Q. A mean over random draws that is negative becomes 0, which is closer to KL; `kl_estimate` notes the mean.
 
     Arguments:
-        p: the distribution P. It is `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch
-            distribution, or `Samples` from an unknown P. A SciPy distribution with its parameters, such as
+        p: the distribution P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch distribution,
+            or `Samples` from an unknown P. A SciPy distribution with its parameters, such as
             ``scipy.stats.norm(0, 1)`` or ``scipy.stats.Normal(mu=0, sigma=1)``, is also accepted; it has dtype float64
             and no gradient.
-        q: the distribution Q. If P is one of the first four, Q is one of them too, or a Categorical, with as many
-            classes. Classes with labels are matched by label. If P is a distribution, Q is a distribution. If P is
-            `Samples`, Q is `Samples` or a known distribution. Batch shapes broadcast.
+        q: the distribution Q. If P is `Logits`, `LogProbs`, `Probs` or `Counts`, Q is one of these types or a
+            Categorical, with the same number of classes. Classes with labels are matched by label. If P is a
+            distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known distribution. Batch shapes
+            broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule: ``"auto"`` uses the most exact rule available among
-            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random,
-            and refuses draws that lost the digits it needs, or that prove that a density is not normalized.
-            For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the one that suits the
-            samples.
-        rtol: the relative error that a sum or an integral must reach. By default, it aims at 1e-10 in float64.
+            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` uses random draws,
+            and raises an error if rounding of the draws changes the result, or if the draws prove that a density is not
+            normalized. For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the function
+            that suits the samples.
+        rtol: the relative error that a sum or an integral must reach. By default, the aim is 1e-10 in float64.
         atol: an absolute error that is accepted even if `rtol` is not reached.
         max_evaluations: the largest number of terms of a sum, or nodes of an integral, per element of the batch.
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
-        generator: the random generator of these draws; by default, torch's global one.
+        generator: the random generator of these draws; by default, torch's global generator.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in
@@ -90,11 +91,12 @@ def kl_divergence(
         ArgumentTypeError: an argument is a bare tensor or not a distribution.
         ArgumentValueError: the numbers of classes, dtypes, devices or batch shapes do not match.
         NoRuleError: no exact rule exists for this pair of types.
-        ConvergenceError: a sum or an integral did not reach the tolerance; its ``estimate`` is the result so far.
+        ConvergenceError: a sum or an integral did not reach the tolerance. The attribute ``estimate`` of the error is
+            the result so far.
 
     Gradient:
-        flows to both arguments. It is 0 for P = Q, at a class masked with ``-inf`` on both sides, and at a probability
-        that is exactly 0. It is never NaN.
+        flows to both arguments and is never NaN. The gradient is 0 for P = Q, at a class masked with ``-inf`` on both
+        sides, and at a probability that is exactly 0.
 
     Example:
         >>> import torch
@@ -148,7 +150,7 @@ def divergence(
         kind: the divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``, or its name, such as
             ``"js:0.5"`` (`kullback.generators.parse`). Distributions of vectors support ``KL()``, ``ReverseKL()``,
             ``Jeffreys()``, powers of p / q where they have a closed form, and other kinds by random draws.
-        base: the base of the logarithm, for the kinds that have one: 2 gives bits. The default gives nats.
+        base: the base of the logarithm, for kinds with a logarithm: 2 gives bits. The default gives nats.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
     Returns:
@@ -161,9 +163,9 @@ def divergence(
 
     Gradient:
         flows to both arguments and is never NaN. The docstring of each kind states its gradient at the edges. Second
-        derivatives are correct in a second backward pass, in forward mode and in `torch.func`. They do not exist where
-        the divergence has a corner: `TotalVariation` at P = Q, and ends of a support that coincide. There the result
-        leaves out the contribution of the corner.
+        derivatives are correct in a second backward pass, in forward mode and in `torch.func`. Second derivatives do
+        not exist where the divergence has a corner: `TotalVariation` at P = Q, and equal ends of supports. The computed
+        second derivatives leave out the contribution of such a corner.
 
     Example:
         >>> import torch
@@ -200,13 +202,14 @@ def estimate(
 
     .. math:: D_f(P \| Q) = \sum_i q_i f(p_i / q_i)
 
-    Whole-number `Counts` without a prior count as samples. The value is the divergence of the proportions, as
-    `kl_divergence` and `divergence` return it; it is biased upwards. The interval is for the divergence of the
-    underlying distributions. It is the same as for `Samples` with one row for each counted sample.
+    `Counts` of integers without a prior are treated as samples. The value is the divergence of the proportions, as
+    `kl_divergence` and `divergence` return it, and is biased upwards. The interval is for the divergence of the
+    underlying distributions. The interval is the same as for `Samples` with one row for each counted sample.
     ``method="coverage_adjusted"``, or another method for categories, corrects the bias of the value.
 
-    Estimates from draws assume that both sides are independent. Numbers that are in both data sets, as of a part and
-    the whole, are noticed. Each then counts on one side only, or the upper limit is infinite; a note says so.
+    Estimates from draws assume that both data sets are independent. Draws that are in both data sets, for example
+    because one is a part of the other, are detected. Such a draw then counts on one side only, or the upper limit is
+    infinite, and a note says so.
 
     Arguments:
         p: P, as in `kl_divergence`.
@@ -217,10 +220,10 @@ def estimate(
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
     Returns:
-        an `Estimate`. ``value`` is the result of `divergence`, always computed in float64. ``error`` bounds its
-        numerical error, for exact inputs; estimates from random draws have ``standard_error`` instead. ``method`` is
-        the name of the rule, which you can pass as `method`. Estimates from `Samples` and `Counts` also have
-        ``interval``, ``n`` and ``notes``; a batch of counts has one interval per row.
+        an `Estimate`. ``value`` is the result of `divergence`, always computed in float64. ``error`` bounds the
+        numerical error of ``value``, for exact inputs; estimates from random draws have ``standard_error`` instead.
+        ``method`` is the name of the rule, which you can pass as `method`. Estimates from `Samples` and `Counts` also
+        have ``interval``, ``n`` and ``notes``; a batch of counts has one interval per row.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `divergence`.
@@ -259,7 +262,7 @@ def kl_estimate(
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
-    It is `estimate` with ``kind=KL()``, which also describes the intervals of `Counts`.
+    `kl_estimate` is `estimate` with ``kind=KL()``. The documentation of `estimate` describes the intervals of `Counts`.
 
     Arguments:
         p: P, as in `kl_divergence`.
@@ -267,10 +270,10 @@ def kl_estimate(
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         confidence: the coverage probability of the confidence interval.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
-        unknown: nothing; another keyword, such as ``kind``, raises an error that names `estimate`.
+        unknown: other keywords are not accepted; ``kind``, for example, raises an error that names `estimate`.
 
     Returns:
-        an `Estimate`, as `estimate`. ``value`` is the result of `kl_divergence`, always computed in float64.
+        an `Estimate`, as from `estimate`. ``value`` is the result of `kl_divergence`, always computed in float64.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
@@ -344,11 +347,11 @@ def _options(
     draws: int,
     generator: torch.Generator | None,
 ) -> SolveOptions:
-    """Return the options after a check; equal options are checked once."""
+    """Return the options as `SolveOptions` after a check; equal options are checked only once."""
     check = _checked_options if torch.compiler.is_compiling() else _remembered_options
     try:
         options = check(call, method, rtol, atol, max_evaluations, draws)
-    except TypeError:  # a number without a hash, or an error that is raised again
+    except TypeError:  # a number is not hashable, or a check failed and raises its error again
         options = _checked_options(call, method, rtol, atol, max_evaluations, draws)
     if generator is None:
         return options
@@ -372,12 +375,12 @@ def _remembered_options(call: str, method: str, *numbers: Any) -> SolveOptions:
     return _checked_options(call, method, *numbers)
 
 
-# The functions below import the estimators themselves, and only for draws. The import takes as long as all others
-# together, and most calls have no draws.
+# The functions below import the estimators only for draws. This import takes as long as all others together, and most
+# calls have no draws.
 
 
 def _check_estimator(call: str, method: object) -> None:
-    """Raise unless the method is the name of an estimator."""
+    """Raise unless `method` is the name of an estimator."""
     from kullback.estimators.choose_estimator import METHODS as SAMPLE_METHODS
 
     if not isinstance(method, str) or method not in SAMPLE_METHODS:
@@ -400,7 +403,7 @@ def _answer(
     *,
     exact: bool = False,
 ) -> Estimate:
-    """Return the divergence of two operands in a unit of so many nats."""
+    """Return the divergence of two operands, in units of `unit` nats."""
     method, are_counts = options.method, isinstance(p, Counts) and isinstance(q, Counts)
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
@@ -428,7 +431,7 @@ def _answer(
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
-    """Return the value; if an estimate from draws has no finite upper limit, warn with the notes that explain it."""
+    """Return the value of an estimate; if its interval has no finite upper limit, warn with the notes about it."""
     if answer.n is not None and (answer.interval is None or not bool(answer.interval[1].isfinite().all())):
         from kullback.estimators import EstimateWarning
 
@@ -446,7 +449,7 @@ def between_distributions(
 ) -> Estimate:
     """Return the divergence of two torch distributions, with its method and error."""
     kind = kind if isinstance(kind, KL) else kind.simplest()
-    if isinstance(kind, ReverseKL | Jeffreys):  # before P and Q change places
+    if isinstance(kind, ReverseKL | Jeffreys):  # before P and Q are exchanged
         check_domains(call, p, q)
     if isinstance(kind, ReverseKL):
         return estimate_exchanged(call, p, q, options)
@@ -456,7 +459,7 @@ def between_distributions(
 
 
 def _sum(a: Estimate, b: Estimate) -> Estimate:
-    """Add two estimates; the method is the less exact of the two methods."""
+    """Return the sum of two estimates, with the less exact of both methods."""
     error = None if a.error is None or b.error is None else a.error + b.error
     standard_error = None
     if a.standard_error is not None and b.standard_error is not None:
@@ -469,7 +472,7 @@ def _sum(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
-    """Return KL between two representations of the same type; None unless shape, dtype, device and `dim` agree."""
+    """Return KL of two representations of the same type; None unless shapes, dtypes, devices and `dim` are equal."""
     if p.labels is not None or q.labels is not None:
         return None
     a, b = p.tensor, q.tensor

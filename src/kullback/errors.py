@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# The sentence of an error about a call, about a place such as a file, and about an event there.
+# The templates of messages: about a call, about a place such as a file, and about an event in a place.
 BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
 BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 BY_EVENT = "{got}; {instead}"
@@ -38,14 +38,16 @@ BY_EVENT = "{got}; {instead}"
 class KullbackError(Exception):
     """Base class of all errors that kullback raises on purpose.
 
+    The attributes from `call` to `instead` are None for an error whose message has no parts.
+
     Attributes:
-        call: the function or class that you called. An error without parts has None here and in the next four.
-        argument: the argument at fault, or several, separated by commas.
+        call: the function or class that you called.
+        argument: the argument at fault, or several arguments, separated by commas.
         wanted: the accepted values.
-        got: the value.
-        instead: what to write.
+        got: the value that was passed.
+        instead: the code to write instead.
         remedy: the values to pass instead, by the name of the argument; empty if `instead` is other code.
-        explanation: these parts, from which the message is made.
+        explanation: the parts, from which the message is made.
 
     Example:
         >>> import kullback
@@ -58,7 +60,7 @@ class KullbackError(Exception):
 
     @property
     def explanation(self) -> Explanation | None:
-        """The parts of the message, which `explain` has made; None for another message."""
+        """The parts of a message from `explain`; None for another message."""
         message = self.args[0] if self.args else None
         return message if isinstance(message, Explanation) else None
 
@@ -69,7 +71,7 @@ class KullbackError(Exception):
 
     @property
     def argument(self) -> str | None:
-        """The argument at fault, or several, separated by commas."""
+        """The argument at fault, or several arguments, separated by commas."""
         return None if self.explanation is None else ", ".join(self.explanation.arguments)
 
     @property
@@ -79,12 +81,12 @@ class KullbackError(Exception):
 
     @property
     def got(self) -> str | None:
-        """The value."""
+        """The value that was passed."""
         return None if self.explanation is None else _joined(self.explanation.got)
 
     @property
     def instead(self) -> str | None:
-        """The code to write."""
+        """The code to write instead."""
         return None if self.explanation is None else self.explanation.remedy_text
 
     @property
@@ -104,7 +106,9 @@ class KullbackError(Exception):
         instead: Text,
         wording: str = BY_PLACE,
     ) -> Self:
-        """Return an error about the file, model or option `place`, which `argument` named; else as `explain`.
+        """Return an error about `place`, a file, model or option that `argument` named.
+
+        `explain` describes the other arguments.
 
         Example:
             >>> print(FileError.at("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file in it"))
@@ -113,12 +117,13 @@ class KullbackError(Exception):
         return cls(Explanation("", _names_of(argument), wanted, got, instead, place, wording))
 
     def replace(self, names: Mapping[str, str] = MappingProxyType({}), **parts: Any) -> Self:
-        """Return the error with other parts, and with the text that they make. An error without parts returns itself.
+        """Return a copy of the error with new parts and the message from these parts.
+
+        An error without parts is returned unchanged.
 
         Arguments:
-            names: the new name of each renamed argument, wherever the message names it.
-            **parts: `call`, `argument`, `wanted`, `got`, `instead`, or `place`: the beginning of the message, if it is
-                not the call with its arguments.
+            names: the new name of each renamed argument, wherever the message mentions the argument.
+            **parts: new values of `call`, `argument`, `wanted`, `got`, `instead` or `place`; see `explain`.
 
         Example:
             >>> error = invalid_value("Logits", "x", wanted="numbers", got="NaN", instead="x.nan_to_num()")
@@ -132,7 +137,10 @@ class KullbackError(Exception):
         return renamed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle without the constructor: `args` lacks some of its arguments, and a process pool would hang."""
+        """Unpickle without the constructor, because `args` may lack arguments of the constructor.
+
+        Otherwise, an error in a worker of a process pool would make the pool hang.
+        """
         return _rebuilt, (type(self), self.args), self.__dict__
 
 
@@ -165,7 +173,9 @@ class ArgumentTypeError(KullbackError, TypeError):
 
 
 class IncompatibleTensorError(ArgumentValueError, RuntimeError):
-    """A drop-in function got a tensor of an invalid dtype, layout, shape or device; also a RuntimeError, as in torch.
+    """A drop-in replacement got a tensor of an invalid dtype, layout, shape or device.
+
+    The class is also a RuntimeError, as in torch.
 
     Example:
         >>> import torch, kullback
@@ -191,7 +201,7 @@ class NoRuleError(KullbackError, NotImplementedError):
 
 
 class RegistrationError(KullbackError, ValueError):
-    """A rule cannot be registered: the pair already has a rule, or it would be ambiguous.
+    """A rule cannot be registered: the pair already has a rule, or the choice between rules would be ambiguous.
 
     Example:
         >>> from torch.distributions import Normal
@@ -207,7 +217,7 @@ class RegistrationError(KullbackError, ValueError):
 
 
 class ConvergenceError(KullbackError, ArithmeticError):
-    """A sum or an integral did not reach the requested tolerance; `estimate` is the result so far.
+    """A sum or an integral did not reach the requested tolerance; the attribute `estimate` is the result so far.
 
     Example:
         >>> issubclass(ConvergenceError, ArithmeticError)
@@ -222,7 +232,7 @@ class ConvergenceError(KullbackError, ArithmeticError):
 
 
 class FileError(KullbackError, ValueError):
-    """A file is missing or truncated, has the wrong format, or does not match the other file.
+    """A file is missing or truncated, has the wrong format, or does not match the other file of a comparison.
 
     Example:
         >>> import kullback.io
@@ -271,22 +281,22 @@ class OptionalDependencyError(KullbackError, ImportError):
 
 
 class Name(str):
-    """The name of an argument, a function or a class within a text of `explain`: a renamed error renames it too."""
+    """The name of an argument, a function or a class in a message; `KullbackError.replace` renames it."""
 
     __slots__ = ()
 
 
-# A part of a message, or its pieces, some of which are a `Name`.
+# A part of a message: a string, or pieces that may be a `Name`.
 Text = str | tuple[str, ...]
 Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
-# Names of the two sides, where their order changes.
+# The new names of the two sides if P and Q are exchanged.
 SIDES_EXCHANGED = {"p": "q", "q": "p", "P": "Q", "Q": "P"}
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The parts of an error message, as `explain` takes them. Its text is made when it is read."""
+    """The parts of an error message, which are the arguments of `explain`. `str` makes the text."""
 
     call: str
     arguments: tuple[str, ...]
@@ -320,14 +330,14 @@ class Explanation:
 
     @property
     def remedy_text(self) -> str:
-        """The remedy, of arguments by name as they are written in a call."""
+        """The remedy as text; a mapping is written as keyword arguments of a call."""
         if not isinstance(self.instead, Mapping):
             return _joined(self.instead)
         shown = {name: printable(safe_repr(value), LONGEST_NAME) for name, value in self.instead.items()}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     def replace(self, names: Mapping[str, str], **parts: Any) -> Explanation:
-        """Return the explanation with other names and parts, as `KullbackError.replace`."""
+        """Return the explanation with new names and parts; see `KullbackError.replace`."""
         if "call" in parts:
             names = {self.call: parts["call"], **names}
         if "argument" in parts:
@@ -342,7 +352,7 @@ def _joined(text: Text) -> str:
 
 
 def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
-    """Return a text in which every `Name` with a new name has it, or arguments with their new names."""
+    """Return a text or mapping with the new names from `names` in place of each `Name` or keyword."""
     if isinstance(text, str):
         return text
     if isinstance(text, Mapping):
@@ -351,7 +361,7 @@ def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
 
 
 def _cut(got: Text) -> Text:
-    """Return a text without control characters, and not longer than `LONGEST_GOT`; a `Name` stays whole."""
+    """Return a text with escaped control characters, cut to about `LONGEST_GOT` characters; a `Name` is not cut."""
     if isinstance(got, str):
         return printable(got, LONGEST_GOT)
     longest = None if len(_joined(got)) <= LONGEST_GOT else LONGEST_GOT // len(got)
@@ -372,15 +382,15 @@ def explain(
     place: str | None = None,
     wording: str = BY_CALL,
 ) -> Explanation:
-    """Return an error message: the call, its argument (or several), the wanted value, the actual one, and a correction.
+    """Return an error message: the call and its argument, the wanted value, the actual value, and a correction.
 
     Arguments:
-        call: the function or class; empty where a message is about an argument of several.
-        argument: the argument, or several, separated by commas.
+        call: the function or class; empty if the argument belongs to several functions.
+        argument: the argument at fault, or several arguments, separated by commas.
         wanted: the accepted values.
-        got: the value.
-        instead: what to write, as text, or as arguments by name.
-        place: the beginning of the message, if it is not the call with its arguments.
+        got: the value that was passed.
+        instead: the code to write instead, as text, or as a mapping from the names of arguments to values.
+        place: the beginning of the message, such as a file; by default, the call with its arguments.
         wording: the sentence, with the names of parts in braces.
 
     Example:
@@ -395,7 +405,7 @@ def explain(
 def in_the_name_of(
     call: str, calls: Container[str | None], names: Mapping[str, str] = MappingProxyType({})
 ) -> Generator[None]:
-    """Raise errors of `calls` as errors of `call`, whose arguments may have other names.
+    """Return a context that turns errors of the functions `calls` into errors of `call`, with renamed arguments.
 
     Example:
         >>> with in_the_name_of("compare", {"Logits"}, {"x": "base"}):
@@ -414,7 +424,7 @@ def in_the_name_of(
 
 @contextmanager
 def sides_exchanged() -> Generator[None]:
-    """Raise errors about the divergence of Q and P as errors about P and Q.
+    """Return a context that exchanges P and Q in errors, for calls with exchanged arguments.
 
     Example:
         >>> with sides_exchanged():
@@ -453,19 +463,19 @@ def invalid_type(
 
 
 def no_rule(call: str, argument: str, *, wanted: Text, got: Text, instead: Text) -> NoRuleError:
-    """Return a `NoRuleError` with the text of `explain`."""
+    """Return the error for arguments without a rule; the message is from `explain`."""
     return NoRuleError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
-# The largest numbers of characters: of a name in a message, of the text after "got", and of a whole message.
+# The largest numbers of characters of a name in a message, of the text after "got", and of a message.
 LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 
 
 def printable(text: object, longest: int | None = None) -> str:
-    r"""Escape control characters and undecodable bytes in a text, and cut a long text in the middle.
+    r"""Return a text with escaped control characters and undecodable bytes; a long text is cut in the middle.
 
-    A terminal would execute control characters, and line breaks could forge lines. UTF-8 cannot encode the undecodable
-    bytes of file names.
+    A terminal would execute control characters, and line breaks could forge lines. UTF-8 cannot encode undecodable
+    bytes in file names.
 
     Example:
         >>> print(printable("a\x1b[2Jb\udcff"))
@@ -495,7 +505,7 @@ def safe_repr(value: object) -> str:
 
 
 def quoted(name: object) -> str:
-    r"""Return an untrusted name in quotation marks, escaped and cut if it is very long.
+    r"""Return an untrusted name in quotation marks, escaped by `printable`, and cut if it is very long.
 
     Example:
         >>> print(quoted("size\n"))

@@ -1,4 +1,4 @@
-"""Losses as functions: the drop-in for torch's `kl_div`, distillation, and estimates from log-probabilities."""
+"""Losses as functions: the replacement for torch's `kl_div`, distillation, and estimates from log-probabilities."""
 
 from kullback.losses.distillation import distillation_loss, linear_distillation_loss
 from kullback.losses.kl_div import kl_div

@@ -32,8 +32,8 @@ from kullback.representations import Logits, Probs, Representation
 from kullback.samples import Samples
 
 _KL = KL()
-# In the remedy for pairs of draws, integers with at most so many values get a bin for each. Other draws get at most
-# 16 bins, with about 25 draws in a cell, so that the bias in the remedy's text stays small.
+# The remedy for pairs of draws suggests a histogram. Integers with a range below _MOST_VALUES get one bin for each
+# value. Other draws get at most _MOST_BINS bins. A cell then has about _DRAWS_IN_A_CELL draws, so the bias is small.
 _MOST_VALUES, _MOST_BINS, _DRAWS_IN_A_CELL = 1000, 16, 25
 
 
@@ -49,8 +49,8 @@ def entropy(p: Operand, *, base: float | None = None) -> Tensor:
 
     Returns:
         the entropies. Shape: the batch shape. Dtype: the dtype of P. Values are computed in float64 and rounded once.
-        Over classes, all terms of the sum are non-negative, so an entropy near 0 keeps its digits. If P has all its
-        mass in one class, the entropy is exactly 0.
+        For classes, all terms of the sum are non-negative, so an entropy near 0 has full relative precision. If P has
+        all its mass in one class, the entropy is exactly 0.
 
     Raises:
         ArgumentTypeError: P is a bare tensor or not a distribution.
@@ -58,7 +58,8 @@ def entropy(p: Operand, *, base: float | None = None) -> Tensor:
         NoRuleError: torch has no accurate entropy for this distribution, or P is `Samples`.
 
     Gradient:
-        flows to P and is never NaN. It is 0 at a class masked with ``-inf`` and at a probability that is exactly 0.
+        flows to P and is never NaN. The gradient is 0 at a class masked with ``-inf`` and at a probability that is
+        exactly 0.
 
     Example:
         >>> from torch.distributions import Normal
@@ -80,26 +81,27 @@ def cross_entropy(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
 
     .. math:: H(P, Q) = E_P[-\log q] = H(P) + KL(P \| Q)
 
-    It is the mean code length of data from P in a code for Q. `torch.nn.functional.cross_entropy` takes logits of Q
-    first, then class indices or probabilities of P, and averages over the batch.
+    The cross-entropy is the mean code length of data from P in a code for Q. `torch.nn.functional.cross_entropy` has
+    another order of arguments, logits of Q first and then class indices or probabilities of P, and averages over the
+    batch.
 
     Arguments:
         p: P, as in `entropy`.
-        q: Q, of the same kind and with as many classes, as in `kl_divergence`. Batch shapes broadcast.
+        q: Q, as in `kl_divergence`: of the same kind as P, and with the same number of classes. Batch shapes broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
 
     Returns:
-        the cross-entropies, +inf if Q has no mass where P has mass. Shape: the broadcast batch shape. Dtype: the dtype
-        of the arguments. Values are computed in float64 and rounded once.
+        the cross-entropies; +inf if P has mass outside the support of Q. Shape: the broadcast batch shape. Dtype: the
+        dtype of the arguments. Values are computed in float64 and rounded once.
 
     Raises:
         ArgumentTypeError: an argument is a bare tensor or not a distribution.
         ArgumentValueError: classes, dtypes, devices or shapes do not match, or `base` is not a number above 1.
-        NoRuleError: P has no entropy, or there is no rule for the pair.
+        NoRuleError: the entropy of P is not known, or no rule exists for the pair.
 
     Gradient:
-        flows to both arguments and is never NaN. It is 0 at a class masked with ``-inf``, at a probability that is
-        exactly 0, and where the value is infinite.
+        flows to both arguments and is never NaN. The gradient is 0 at a class masked with ``-inf``, at a probability
+        that is exactly 0, and where the value is infinite.
 
     Example:
         >>> from kullback import Probs, cross_entropy
@@ -126,24 +128,25 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
     .. math:: I(X; Y) = KL\bigl(P_{XY} \,\|\, P_X \otimes P_Y\bigr) = \sum_{xy} p_{xy} \log \frac{p_{xy}}{p_x p_y}
 
-    Of `Counts`, it is the mutual information of the proportions, which is biased upwards: by about
+    For `Counts`, the result is the mutual information of the proportions, which is biased upwards: by about
     (rows - 1) (columns - 1) / 2n nats for n counts of independent variables.
 
     Arguments:
-        joint: `Probs`, `LogProbs`, `Logits` or `Counts` with ``dim=(-2, -1)``: the table of shape (..., rows, columns)
-            is one distribution over all its entries.
+        joint: `Probs`, `LogProbs`, `Logits` or `Counts` with ``dim=(-2, -1)``: a table of shape (..., rows, columns) is
+            one distribution over all its entries.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
 
     Returns:
-        the mutual informations, never negative, and 0 for independent variables up to the rounding of their table.
-        Shape: the batch shape. Dtype: the dtype of `joint`. Values are computed in float64 and rounded once.
+        the mutual informations, which are never negative. For independent variables, the result is 0 up to the rounding
+        of the table. Shape: the batch shape. Dtype: the dtype of `joint`. Values are computed in float64 and rounded
+        once.
 
     Raises:
-        ArgumentTypeError: `joint` is not one of these four.
-        ArgumentValueError: it has no pair of class dimensions, or `base` is not a number above 1.
+        ArgumentTypeError: `joint` is a bare tensor or not a distribution.
+        ArgumentValueError: `joint` is not a table with two class dimensions, or `base` is not a number above 1.
 
     Gradient:
-        flows to `joint` and is never NaN. It is 0 at an entry without mass.
+        flows to `joint` and is never NaN. The gradient is 0 at an entry without mass.
 
     Example:
         >>> from kullback import Counts, mutual_information
@@ -175,7 +178,7 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
 
 def _table_of(x: Samples) -> str:
-    """Return the call that counts draws of pairs in a table."""
+    """Return the code that counts draws of pairs in a table, for a remedy."""
     if x.tensor.shape[1] != 2:
         return "Counts(pandas.crosstab(a, b), dim=(-2, -1)), the table of the pairs of two columns a and b"
     low, high = x.tensor.amin(0), x.tensor.amax(0)
@@ -196,7 +199,7 @@ def _entropy(call: str, d: object) -> Tensor:
         return _cross_entropy_of_classes(d, d)
     if isinstance(d, Distribution):
         check_bijective(call, "p", d)
-    # torch computes a part of a Multinomial's entropy in float32.
+    # The entropy of a Multinomial has no rule, because torch computes a part of it in float32.
     if not isinstance(d, Distribution) or isinstance(d, Multinomial) or overrides_density(d):
         raise _no_entropy(call, d)
     if isinstance(d, Independent):
@@ -236,8 +239,9 @@ def _no_entropy(call: str, d: object) -> NoRuleError:
 def _cross_entropy_of_classes(p: Representation, q: Representation) -> Tensor:
     """Return E_P[-log q] of each row, as a sum of non-negative terms.
 
-    With g the distance of a class's log-weight from the largest of its row, -log q = g + log(1 + sum of the other
-    classes' e^-g). Where Q is nearly sure, both are small and keep their digits.
+    Let g be the difference of the largest log-weight of a row and a class's log-weight. Then -log q is g plus
+    log(1 + s), where s is the sum of e^-g over all classes but the largest. If Q is nearly certain, both terms are
+    small and have full relative precision.
     """
     logs_p, logs_q = torch.broadcast_tensors(_log_weights(p), _log_weights(q))
     rows_p, rows_q = (x.reshape(-1, x.shape[-1]) for x in (logs_p, logs_q))
@@ -253,7 +257,7 @@ def _of_rows(logs_p: Tensor, logs_q: Tensor) -> Tensor:
 
 
 def _gaps(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distance of each log-weight from the largest, the sum of the other weights, and the empty classes."""
+    """Return g for each class and s for each row, as in `_cross_entropy_of_classes`, and a mask of empty classes."""
     top = logs.argmax(-1, keepdim=True)
     gaps = logs.gather(-1, top) - logs
     empty = gaps == torch.inf
@@ -263,7 +267,7 @@ def _gaps(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_weights(p: Representation) -> Tensor:
-    """Return the log-weights in float64, with the classes in the last dimension."""
+    """Return the log-weights of a representation in float64, with the classes in the last dimension."""
     weights = upcast(p.weights())
     return weights if p.in_logs else safe_log(weights)
 

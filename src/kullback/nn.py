@@ -1,4 +1,4 @@
-"""Losses as modules: the drop-in for `torch.nn.KLDivLoss`, distillation from logits, and KL to a prior."""
+"""Losses as modules: the drop-in replacement for `torch.nn.KLDivLoss`, distillation from logits, and KL to a prior."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _Result = TypeVar("_Result")
 
 
 def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Let trainers pass keyword-only arguments by position too, the student first, as in torch's losses.
+    """Return a decorator of `forward` that also accepts keyword-only arguments by position, for trainers.
 
-    Positional arguments can be swapped by mistake. If the teacher requires a gradient and the student does not, they
-    were swapped, and the call raises.
+    The student is the first argument, as in torch's losses. Positional arguments may be exchanged by mistake: the call
+    raises if the teacher requires a gradient and the student does not.
     """
 
     def decorate(forward: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -100,7 +100,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
     r"""KL(target || input) as a module: a drop-in for `torch.nn.KLDivLoss`, and a subclass of it.
 
     :math:`\mathrm{KL}(P \,\|\, Q) = \sum_i p_i (\log p_i - \log q_i)`, with :math:`P` the target and
-    :math:`\log Q` the input. It calls `kullback.functional.kl_div`, which describes the reductions:
+    :math:`\log Q` the input. The module calls `kullback.functional.kl_div`, which describes the reductions:
     ``"batchmean"`` is the mean divergence of the rows; the default ``"mean"`` also divides by the number of
     classes.
 
@@ -117,7 +117,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
         ArgumentValueError: `reduction` is not one of the four words. At the call, the errors of `kl_div`.
 
     Gradient:
-        As in `kl_div`: 0, never NaN, at a class without mass in the target.
+        As in `kl_div`. At a class without mass in the target, the gradient is 0, never NaN.
 
     Example:
         >>> loss = KLDivLoss(reduction="batchmean")
@@ -145,7 +145,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
 
 
 class _LossModule(torch.nn.Module):
-    """A loss with checked settings. Each is an attribute with the name of the loss's argument."""
+    """A loss with checked settings: each setting is an attribute with the name of the loss's argument."""
 
     kind: Divergence
     temperature: float
@@ -167,7 +167,7 @@ class _LossModule(torch.nn.Module):
         return shown_options(self, owner, always=("kind", "temperature", "reduction"))
 
     def _settings(self, others: tuple[str, ...]) -> dict[str, Any]:
-        """Return the settings by name: those of every loss, and `others`."""
+        """Return the settings of the loss by name: the fields of `LossSettings`, and `others`."""
         return {name: getattr(self, name) for name in LossSettings._fields + others}
 
 
@@ -187,7 +187,8 @@ class DistillationLoss(_LossModule):
     Returns:
         When called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
         ``normalizer=``, the result of `distillation_loss`. Trainers may pass student, teacher and labels by position,
-        in this order. If only the second requires a gradient, the call raises: the two were probably swapped.
+        in this order. If the second requires a gradient and the first does not, the call raises an error, because both
+        were probably exchanged.
 
     Raises:
         KullbackError: a setting is invalid; at the call, see `distillation_loss`.
@@ -257,9 +258,9 @@ class LinearDistillationLoss(_LossModule):
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
         Q_n = \operatorname{softmax}(s_n / T), \quad s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
 
-    P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student). The logits are computed for a chunk
-    of positions at a time and never stored all at once. The heads are arguments of each call, so the model keeps its
-    head, which it may share with its embedding.
+    P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student). The logits are computed for one
+    chunk of positions after the other, and are never stored all at once. The heads are arguments of each call: they
+    remain parameters of the models, which may share them with their embeddings.
 
     Arguments:
         {arguments: kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight}

@@ -1,4 +1,4 @@
-"""The two sides of a call: the objects that are accepted as P and Q, and the comparable representations."""
+"""The operands P and Q of a call: checks, conversions, and the alignment of two representations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _OPERANDS = (Representation, Samples, Distribution)
 
 
 def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
-    """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
+    """Return P and Q, with SciPy distributions converted to torch.
+
+    If one operand is a representation and the other a Categorical, the Categorical becomes a representation.
+    """
     if isinstance(p, Distribution) and isinstance(q, Distribution) and have_ordinary_tensors(p, q):
         if not (isinstance(p, Independent) or isinstance(q, Independent)):
             return p, q
@@ -39,7 +42,7 @@ def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
 
 
 def operand(call: str, argument: str, x: object) -> Any:
-    """Return an operand, converted from SciPy to torch if necessary; raise for any other type."""
+    """Return an operand, converted to torch if it is of SciPy; raise if its type is not accepted."""
     if not isinstance(x, _OPERANDS):
         if not is_frozen(x):
             raise _not_a_distribution(call, argument, x)
@@ -60,7 +63,7 @@ def of_classes(d: object) -> object:
 
 
 def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
-    """Return the error for a pair of incompatible types."""
+    """Return the error for operands of incompatible types."""
     return no_rule(
         call,
         "p, q",
@@ -130,7 +133,10 @@ def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
 
 
 def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Align labeled classes on the union of their labels; raise if devices, dtypes or shapes do not match."""
+    """Return P and Q, with labeled classes aligned on the union of the labels.
+
+    Raise if devices, dtypes or shapes do not match.
+    """
     p, q = p.aligned_with(q)
     if p.tensor.device != q.tensor.device:
         raise invalid_value(
@@ -163,7 +169,7 @@ def comparable(call: str, p: Representation, q: Representation) -> tuple[Represe
 
 
 def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Return both sides in one dtype: a tensor's dtype has priority over an array's, and an array's over a list's."""
+    """Return P and Q in one dtype: the dtype of a tensor has priority over arrays, and an array's dtype over lists."""
     sides = [side for side in (p, q) if side.tensor.is_floating_point()]  # integer counts fit any dtype
     dtypes = [side.tensor.dtype for side in sides]
     if len(set(dtypes)) < 2:

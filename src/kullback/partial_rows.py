@@ -1,6 +1,6 @@
-"""Rows of which a part is known: the most probable classes, and the mass of the others or draws from them.
+"""Partly known rows of probabilities: the most probable classes, and the mass of the other classes or draws from them.
 
-Files of `kullback.io` store such rows, and the losses take them as teachers.
+Files of `kullback.io` store such rows, and the losses accept such rows as teachers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kullback.common.short_repr import ShortRepr
 
 
 class RowBlock:
-    """A dataclass whose tensors have one row for each position, which a slice or a mask selects from."""
+    """The base of dataclasses whose tensors have one row for each position; a slice or a mask selects positions."""
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
         tensors = self.tensors()
         return replace(cast("Any", self), **{name: tensor[rows] for name, tensor in tensors.items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by the names of their fields."""
+        """Return the tensors, keyed by the names of their fields."""
         values = {field.name: getattr(self, field.name) for field in fields(cast("Any", self))}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -36,15 +36,15 @@ class ReferenceBlock(RowBlock, ShortRepr):
         start: the number of the first row.
         classes: the number of classes.
         labels: the scored tokens, int64, shape (rows,).
-        top_indices: the k most probable classes, most probable first, int32, shape (rows, k).
-        top_log_probs: their log-probabilities among all classes, float32, shape (rows, k).
-        tail_indices: m classes drawn from the others, independently and with replacement, each with its probability
-            divided by theirs, int32, shape (rows, m).
-        tail_log_probs: their log-probabilities among all classes, float32, shape (rows, m); -inf where the others have
-            no mass, and nothing was drawn.
-        tail_log_mass: the log of the mass of all classes but the k, float32, shape (rows,); -inf if there is none.
+        top_indices: the k most probable classes, the most probable first, int32, shape (rows, k).
+        top_log_probs: the log-probabilities of `top_indices` among all classes, float32, shape (rows, k).
+        tail_indices: m classes drawn from the tail, the other classes, int32, shape (rows, m). The draws are
+            independent and with replacement, with the conditional probabilities of the classes given the tail.
+        tail_log_probs: the log-probabilities of `tail_indices` among all classes, float32, shape (rows, m); -inf if the
+            tail has no mass, so that no class was drawn.
+        tail_log_mass: the logarithm of the mass of the tail, float32, shape (rows,); -inf if the tail has no mass.
         label_log_probs: the log-probabilities of the labels, float32, shape (rows,).
-        support_sizes: how many classes have a probability above 0, int32, shape (rows,); 0 where that is not known.
+        support_sizes: the number of classes with a probability above 0, int32, shape (rows,); 0 if it is not known.
 
     Example:
         >>> import pathlib, tempfile, torch
@@ -85,17 +85,17 @@ class TopKBlock(RowBlock):
     Every tensor has one row for each position, and the caller may modify it.
 
     Attributes:
-        sequences: the number of the text, request or row of the file that a position belongs to, int64, shape (n,).
-        positions: the position of the predicted token in its sequence, as far as the format stores it, int64, shape
-            (n,).
-        indices: the classes that are known, int64, shape (n, k), in the order of the file. The true token is
-            behind the others where the file has its log-probability but does not list it.
-        log_probs: their natural log-probabilities, shape (n, k); -inf is padding of positions with fewer classes.
-        labels: the true token, int64, shape (n,); -100 where it is not known.
-        label_log_probs: its log-probability, shape (n,); NaN where it is not known.
-        log_tail: the log of the mass outside the known classes, float64, shape (n,); -inf where no mass is left, NaN
-            where it is unknown because the file has only the logits of the known classes.
-        classes: the number of all classes, or None if that is not known.
+        sequences: the index of the text, request or row of the file that a position belongs to, int64, shape (n,).
+        positions: the position of the predicted token in its sequence, if the format stores it, int64, shape (n,).
+        indices: the known classes, in the order of the file, int64, shape (n, k). If the file has the log-probability
+            of the true token but does not list the token, the true token is the last class.
+        log_probs: the natural log-probabilities of `indices`, shape (n, k); -inf is padding of positions with fewer
+            classes.
+        labels: the true token, int64, shape (n,); -100 if it is not known.
+        label_log_probs: the log-probability of the true token, shape (n,); NaN if it is not known.
+        log_tail: the logarithm of the mass outside the known classes, float64, shape (n,); -inf if no mass is left. NaN
+            if the file has only the logits of the known classes.
+        classes: the number of all classes, or None if it is not known.
 
     Example:
         >>> import kullback.io
@@ -124,7 +124,7 @@ class TopKBlock(RowBlock):
 
     @property
     def counts(self) -> Tensor:
-        """How many classes each position lists, int64, shape (n,)."""
+        """The number of known classes of each position, int64, shape (n,)."""
         return (self.log_probs != -torch.inf).sum(-1)
 
 
@@ -134,15 +134,15 @@ def summarize_rows(
     """Return the parts of logits that a reference file stores, on the CPU.
 
     Arguments:
-        logits: float64, shape (rows, classes), without NaN and +inf; they are overwritten.
+        logits: the logits, float64, shape (rows, classes), without NaN and +inf; they are overwritten.
         labels: the true classes, shape (rows,).
-        top: how many of the most probable classes to keep.
-        uniforms: numbers from [0, 1) that decide the draws, shape (rows, draws).
+        top: the number of most probable classes to keep.
+        uniforms: uniform random numbers from [0, 1) that determine the draws, shape (rows, draws).
         start: the number of the first row.
     """
     rows, classes = logits.shape
     device = logits.device
-    # Usually every class has mass. Seeing that is faster than counting the classes with mass.
+    # Usually every class has mass. This test is faster than counting the classes with mass.
     whole = bool((logits.amin(-1) > -torch.inf).all())
     support = torch.full((rows,), classes, device="cpu") if whole else logits.isfinite().sum(-1)
     at_label = logits.gather(-1, labels.to(device)[:, None])
@@ -153,7 +153,7 @@ def summarize_rows(
     cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     tail = peak + total.log()
-    # Levels stay below the total, so that the class that is found has a weight above 0.
+    # The levels are below the total, so that a drawn class has a weight above 0.
     levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
     drawn = torch.where(total > 0, drawn, 0)
@@ -177,10 +177,10 @@ def summarize_rows(
 
 
 def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the classes of the k largest entries of each row, the largest first, and equal ones in their order."""
+    """Return the indices of the k largest entries of each row, the largest first; equal entries by increasing index."""
     rows = len(x)
     least = x.topk(k).values[:, -1:]
-    # The entries that are at least the k-th largest, in the order of their classes. With ties they are more than k.
+    # The entries that are at least the k-th largest, in the order of their classes. With ties, more than k remain.
     row, index = (x >= least).nonzero().unbind(-1)
     counts = torch.bincount(row, minlength=rows)
     place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
@@ -189,13 +189,13 @@ def top_classes(x: Tensor, k: int) -> Tensor:
     candidates[row, place] = index
     values = torch.full((rows, most), -torch.inf, dtype=x.dtype, device=x.device)
     values[row, place] = x[row, index]
-    # The sort is stable, so padding stays behind classes without mass, which have the same value.
+    # The sort is stable, so padding stays behind classes with the value -inf.
     order = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return candidates.gather(-1, order)
 
 
 def log_tail_mass(log_probs: Tensor) -> Tensor:
-    """Return log(1 - the sum of the probabilities), float64; -inf where that is not positive."""
+    """Return log(1 - s) for the sum s of the probabilities, float64; -inf where s is at least 1."""
     kept = torch.logsumexp(log_probs.double(), -1)
     some = kept < 0
     return torch.where(some, torch.log(-torch.expm1(torch.where(some, kept, -1.0))), -torch.inf)

@@ -1,4 +1,4 @@
-"""Controllers and schedules: the coefficient of a KL penalty, adjusted while a policy is trained."""
+"""Controllers and schedules, which adjust the coefficient of a KL penalty while a policy is trained."""
 
 from kullback.losses.controllers import (
     AdaptiveKLController,

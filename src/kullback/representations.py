@@ -1,4 +1,6 @@
-"""The meaning of a tensor's values: `Logits`, `LogProbs`, `Probs` or `Counts`; for draws see `kullback.samples`.
+"""Classes for the meaning of a tensor's values: `Logits`, `LogProbs`, `Probs` and `Counts`.
+
+`kullback.samples` has the class for draws.
 
 A tensor can contain scores, log-probabilities, probabilities, counts or draws. With the wrong interpretation, a
 divergence is a plausible but meaningless number. These classes declare the interpretation and check the values.
@@ -30,7 +32,7 @@ from kullback.common.labels import Labeled, Labels, check_one_type, labeled, lab
 from kullback.common.words import RepresentationName
 from kullback.errors import ArgumentValueError, Name, Text, invalid_type, invalid_value, safe_repr
 
-# The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
+# The tolerance for the sum of a row is the rounding error of a softmax over a large vocabulary, for each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _WIDE = (torch.float32, torch.float64)
 
@@ -64,14 +66,14 @@ class Representation(ABC):
     ) -> None:
         has_defaults = type(dim) is int and dim == -1 and labels is None and validate is True
         if has_defaults and self.is_floating and are_logits(x) and cast("Tensor", x).shape[-1]:
-            # The other checks would take longer than the divergence of a small tensor.
+            # A fast path, because the other checks would take longer than the divergence of a small tensor.
             self._source, self.tensor, self.dim = None, recordable(cast("Tensor", x)), -1
             if can_inspect_all((self.tensor,)):
                 self._check(self.tensor)
             return
         named = None if isinstance(x, Tensor) else labeled(self._call, x)
         values = x if named is None else named.values
-        self._source = None if isinstance(values, Tensor) else values  # converted again by `in_dtype`
+        self._source = None if isinstance(values, Tensor) else values  # `in_dtype` converts it again
         self.tensor = self._numbers(self._read(values))
         dims = dim
         if isinstance(dim, tuple):
@@ -102,32 +104,35 @@ class Representation(ABC):
 
     @property
     def class_shape(self) -> torch.Size:
-        """The sizes of the class dimensions: one, or several that are joined to one."""
+        """The sizes of the class dimensions: of one dimension, or of several that were flattened to one."""
         return self._table_shape or torch.Size((self.classes,))
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The shape without the class dimension; each of its elements is one distribution."""
+        """The shape without the class dimension; each element of the batch is one distribution."""
         return self.weights().shape[:-1]
 
     def weights(self) -> Tensor:
-        """The tensor with the class dimension moved to the end: log-weights if `in_logs`, else weights."""
+        """Return the tensor with the class dimension moved to the end: log-weights if `in_logs`, else weights."""
         return self.tensor if self.dim == -1 else self.tensor.movedim(self.dim, -1)
 
     @property
     def dtype_rank(self) -> int:
-        """The priority of this side's dtype: 2 for a tensor, 1 for an array, 0 for plain numbers without a dtype."""
+        """The priority of the dtype: 2 for a tensor, 1 for an array, 0 for Python numbers without a dtype."""
         return 2 if self._source is None else 1 if hasattr(self._source, "dtype") else 0
 
     def in_dtype(self, dtype: torch.dtype) -> Self:
-        """Return a copy in another dtype; a list is converted again, to avoid intermediate rounding."""
+        """Return a copy in another dtype; a list is converted again from its numbers, without intermediate rounding."""
         converted = copy.copy(self)
         is_list = isinstance(self._source, list | tuple) and len(self._source) > 0
         converted.tensor = torch.as_tensor(self._source, dtype=dtype) if is_list else self.tensor.to(dtype)
         return converted
 
     def aligned_with(self, other: Representation) -> tuple[Representation, Representation]:
-        """Return both on the union of their labels, in order of first appearance; a missing label has no mass."""
+        """Return both representations on the union of their labels, in order of first appearance.
+
+        A label that is missing in one representation has no mass in it.
+        """
         p, q = self.labels, other.labels
         if p is None and q is None:
             return self, other
@@ -151,11 +156,11 @@ class Representation(ABC):
         return self._on(union), other._on(union)
 
     def _on(self, union: Labels) -> Self:
-        """Return the distribution on more classes, and in another order."""
+        """Return the distribution on the classes `union`, which contain its own classes in any order."""
         labels = cast("Labels", self.labels)
         place = {label: i for i, label in enumerate(labels)}
-        x = Representation.weights(self)  # without a prior
-        # The last entry is the weight of missing labels.
+        x = Representation.weights(self)  # `Counts.weights` would add the prior
+        # The last entry of `padded` is the weight of missing labels.
         padded = torch.nn.functional.pad(x, (0, 1), value=-torch.inf if self.in_logs else 0)
         index = torch.tensor([place.get(label, len(labels)) for label in union], device=x.device)
         aligned = copy.copy(self)
@@ -166,7 +171,7 @@ class Representation(ABC):
         return aligned
 
     def _take_labels(self, named: Labeled, dim: int | tuple[int, ...]) -> None:
-        """Keep the labels of the class dimension, and of the rows of a table."""
+        """Set the labels of the class dimension, and the labels of the rows of a table."""
         columns, rows = named.labels, named.rows
         axes = [cast("int", whole_from(axis)) for axis in (dim if isinstance(dim, tuple) else (self.dim,))]
         if len(axes) == 2 and rows is not None:
@@ -202,7 +207,7 @@ class Representation(ABC):
         )
 
     def _check_unlabeled(self, other: Representation) -> None:
-        """Raise unless the labels of the one labeled side are the numbers of the other side's classes."""
+        """Raise if only one side has labels, unless these are 0, 1, 2, ..., the class numbers of the other side."""
         named, plain = (self, other) if other.labels is None else (other, self)
         labels = cast("Labels", named.labels)
         if same_labels(labels, tuple(range(plain.classes))):
@@ -218,7 +223,7 @@ class Representation(ABC):
         )
 
     def _check_rows(self, other: Representation) -> None:
-        """Raise if two tables have rows of other names, or in another order."""
+        """Raise if the rows of two tables have different labels, or the same labels in different orders."""
         p, q = self._rows, other._rows
         if p is None or q is None or len(p) != len(q) or same_labels(p, q):
             return
@@ -239,7 +244,7 @@ class Representation(ABC):
         return invalid_value(self._call, "x", wanted=wanted, got=got, instead=instead)
 
     def _read(self, x: object) -> Tensor:
-        """Return `x` as a tensor; except in `Counts`, integers of lists and arrays become floating-point numbers."""
+        """Return `x` as a tensor; integers in lists and arrays become floating-point numbers, except in `Counts`."""
         tensor = as_tensor(self._call, "x", x)
         if isinstance(x, Tensor) or not self.is_floating or tensor.is_floating_point():
             return tensor
@@ -259,7 +264,7 @@ class Representation(ABC):
         return x
 
     def _joined(self, dims: tuple[int, ...]) -> tuple[Tensor, torch.Size]:
-        """Return the tensor with class dimensions joined to one, the last, and their sizes."""
+        """Return the tensor with the class dimensions moved to the end and flattened to one, and their sizes."""
         x = self.tensor
         numbers = [whole_from(dim) for dim in dims]
         places = {n % x.ndim for n in numbers if n is not None and -x.ndim <= n < x.ndim}
@@ -345,22 +350,22 @@ class Representation(ABC):
 class Logits(Representation):
     r"""Unnormalized log-probabilities: row :math:`x` means :math:`p_i = e^{x_i} / \sum_j e^{x_j}`.
 
-    All real numbers are valid. Adding a constant to a row does not change its distribution. ``-inf`` is a class
-    without mass. NaN, ``+inf``, and rows that contain only ``-inf`` raise an error.
+    All real numbers are valid. Adding a constant to a row does not change its distribution. A class with logit ``-inf``
+    has no mass. NaN, ``+inf``, and rows that contain only ``-inf`` raise an error.
 
     Arguments:
-        x: floating-point scores, shape (..., classes, ...), in nats; labeled ones as in `Counts`.
+        x: floating-point scores, shape (..., classes, ...), in nats, or labeled scores as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
-            ``vmap``.
+        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
+            under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
         ArgumentValueError: a value or the shape is invalid for scores.
 
     Gradient:
-        flows to `x`; it is 0 at ``-inf`` wherever the divergence is finite.
+        flows to `x`; if the divergence is finite, the gradient is 0 at ``-inf``.
 
     Example:
         >>> import torch, kullback
@@ -377,7 +382,7 @@ class Logits(Representation):
             numbers = x.detach() if x.requires_grad else x
             if math.isfinite(numbers.sum().item()):
                 return
-        # A row is invalid exactly if its largest score is not finite: NaN, +inf, or -inf in every class.
+        # A row is invalid if and only if its largest score is not finite: NaN, +inf, or -inf in every class.
         peaks = x.detach().amax(self.dim)
         if math.isfinite(peaks.sum(dtype=accurate_dtype(x.device)).item()) or bool(peaks.isfinite().all()):
             return
@@ -393,19 +398,19 @@ class LogProbs(Representation):
     normalized, so that rounding errors do not change the divergence.
 
     Arguments:
-        x: floating-point log-probabilities, shape (..., classes, ...), in nats; ``-inf`` is probability 0. Labeled ones
-            are given as in `Counts`.
+        x: floating-point log-probabilities, shape (..., classes, ...), in nats, or labeled log-probabilities as in
+            `Counts`; ``-inf`` is probability 0.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
-            ``vmap``.
+        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
+            under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
-        ArgumentValueError: a row does not sum to one, a value is NaN, or the shape does not fit.
+        ArgumentValueError: the probabilities of a row do not sum to one, a value is NaN, or the shape is invalid.
 
     Gradient:
-        flows to `x` through the normalization, so its entries sum to zero along `dim`.
+        flows to `x` through the normalization, so the gradient sums to zero along `dim`.
 
     Example:
         >>> import torch, kullback
@@ -430,18 +435,18 @@ class Probs(Representation):
     normalized, so that rounding errors do not change the divergence.
 
     Arguments:
-        x: floating-point probabilities, shape (..., classes, ...); labeled ones as in `Counts`.
+        x: floating-point probabilities, shape (..., classes, ...), or labeled probabilities as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
-            ``vmap``.
+        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
+            under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
-        ArgumentValueError: a row does not sum to one, a value is negative or NaN, or the shape does not fit.
+        ArgumentValueError: a row does not sum to one, a value is negative or NaN, or the shape is invalid.
 
     Gradient:
-        flows to `x` through the normalization; 0 at a probability that is exactly 0.
+        flows to `x` through the normalization; the gradient is 0 at a probability that is exactly 0.
 
     Example:
         >>> import torch, kullback
@@ -477,28 +482,28 @@ _PRIOR = Arguments("Counts", prior=Number(least=0, below=math.inf, example=0.5))
 class Counts(Representation):
     r"""Counts, or other non-negative weights: :math:`p_i = (x_i + \text{prior}) / \sum_j (x_j + \text{prior})`.
 
-    Rows are normalized. Two labeled sides are compared on the union of their labels. A label that is missing on one
-    side has count 0 there, plus the `prior` of that side. Missing values such as NaN are labels too, equal to others of
-    their type. `Probs`, `LogProbs` and `Logits` have labels likewise; there, pandas' indices of integers must be equal,
-    because they may count rows.
+    Rows are normalized. Labeled P and Q are compared on the union of their labels. A label that is missing on one side
+    has the count 0 on this side, plus the `prior` of this side. Missing values such as NaN are also labels; two missing
+    values of one type are equal. `Probs`, `LogProbs` and `Logits` may also have labels; for them, integer indices of
+    pandas must be equal in P and Q, because such an index may count rows.
 
     Arguments:
-        x: counts, shape (..., classes, ...), integer or floating. Labeled counts are a mapping from label to count
-            such as `collections.Counter`, a pandas Series with the labels as its index, or a frame with two columns,
-            label and count, such as the result of polars' ``value_counts()``. In other frames, and in a mapping from
-            label to numbers, each class is a column.
+        x: counts, integer or floating, shape (..., classes, ...). Labeled counts are a mapping from label to count such
+            as `collections.Counter`, a pandas Series with the labels as its index, or a data frame with two columns,
+            label and count, such as the result of ``value_counts()`` of polars. In other data frames, and in a mapping
+            from label to several numbers, each class is a column.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
-        prior: a number added to each class before normalizing (0.5 is Jeffreys' prior, 1 is Laplace's).
+        prior: a number added to each count before the normalization (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
-            ``vmap``.
+        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
+            under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not numbers.
-        ArgumentValueError: a count is negative, NaN or infinite, a row is all zeros, or labels do not fit.
+        ArgumentValueError: a count is negative, NaN or infinite, a row contains only zeros, or the labels are invalid.
 
     Gradient:
-        flows to floating-point `x` through the normalization; 0 at a weight that is exactly 0.
+        flows to floating-point `x` through the normalization; the gradient is 0 at a weight that is exactly 0.
 
     Example:
         >>> import kullback
@@ -529,7 +534,7 @@ class Counts(Representation):
         super().__init__(x, dim, labels=labels, validate=validate)
 
     def weights(self) -> Tensor:
-        """The counts plus `prior`, with the class dimension moved to the end."""
+        """Return the counts plus `prior`, with the class dimension moved to the end."""
         return super().weights() + self.prior if self.prior else super().weights()
 
     def _numbers(self, x: Tensor) -> Tensor:
@@ -544,7 +549,7 @@ class Counts(Representation):
         if x.dtype not in (torch.uint16, torch.uint32, torch.uint64):
             return x
         signed = x.to(torch.int64)
-        # Values above the int64 range have become negative.
+        # The conversion makes values above the int64 range negative.
         if x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any()):
             raise invalid_value(
                 "Counts",
@@ -575,7 +580,7 @@ class Counts(Representation):
 
 
 def _some(labels: Labels) -> str:
-    """Return the first labels."""
+    """Return the first three labels as text."""
     shown = ", ".join(safe_repr(label) for label in labels[:3])
     return f"{shown}, ..." if len(labels) > 3 else shown
 

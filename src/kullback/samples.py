@@ -23,23 +23,23 @@ class Samples:
     r"""Draws :math:`x_1, \dots, x_n` from an unknown distribution.
 
     Integers, booleans and strings are categories: they are only compared for equality. Floating-point numbers are
-    coordinates in a continuous space. A row that a NumPy masked array masks, in the draws, the weights or the clusters,
-    is left out everywhere.
+    coordinates in a continuous space. A draw that is masked in a NumPy masked array of draws, weights or clusters is
+    left out.
 
     Arguments:
         x: n scalars, shape (n,); n vectors, shape (n, d), or (d, n) with ``dim=0``; or n strings.
         dim: the dimension of the components of a vector; the other dimension counts the draws.
-        weights: the weights of the draws, n non-negative numbers, not all zero; by default all are equal.
-        cluster: the group of each draw, as a name or number. Use it if draws of one group depend on each other, such
-            as the visits of one user or the windows of one document. Intervals then treat groups as independent.
-        independent: True if you know that the draws are independent. By default, their order is tested. If it shows
-            significant dependence, intervals and tests treat blocks of draws as independent.
+        weights: the weights of the draws, n non-negative numbers, not all zero; by default, all weights are equal.
+        cluster: the group of each draw, as a name or number. Pass it if draws of one group are dependent, such as the
+            visits of one user or the windows of one document. Intervals then treat groups as independent.
+        independent: True if you know that the draws are independent. By default, a test for serial dependence is made.
+            If the dependence is significant, intervals and tests treat blocks of draws as independent.
         validate: check that no value is NaN, which synchronizes with an accelerator.
 
     Raises:
         ArgumentTypeError: the values are neither numbers nor strings.
-        ArgumentValueError: there are more than two dimensions, no draws, or missing values, a vector is masked in part,
-            or the weights or clusters do not fit.
+        ArgumentValueError: `x` has more than two dimensions, no draws or missing values, a vector is masked only in
+            part, or the weights or clusters are invalid.
 
     Example:
         >>> import torch, kullback
@@ -65,7 +65,7 @@ class Samples:
         dim = _ARGUMENTS.check(dim=dim, independent=independent, validate=validate)["dim"]
         refuse_both("Samples", independent, cluster)
         self.columns, self.labels, values = None, None, x
-        if not (isinstance(x, Tensor) and weights is cluster is None):  # such draws have nothing to read
+        if not (isinstance(x, Tensor) and weights is cluster is None):  # tensors lack names and masks
             _check_indices(x, weights=weights, cluster=cluster)
             self.columns = _column_names(x) if dim != 0 else None
             x, weights, cluster = _without_masked(x, dim, weights, cluster)
@@ -109,7 +109,7 @@ def _column_names(x: object) -> tuple[object, ...] | None:
 
 
 def _check_indices(x: object, **others: object) -> None:
-    """Refuse Series of pandas whose index differs: their rows are in another order, or are other rows."""
+    """Raise if `x` and another pandas object have different indices, because their rows may not correspond."""
     index = None if isinstance(x, Tensor) else getattr(x, "index", None)
     for name, other in others.items():
         index_of_other = None if isinstance(other, Tensor) else getattr(other, "index", None)
@@ -128,7 +128,10 @@ def _check_indices(x: object, **others: object) -> None:
 
 
 def _without_masked(x: object, dim: int, weights: object, cluster: object) -> tuple[object, object, object]:
-    """Leave out the rows that are masked in the draws, the weights or the clusters; refuse rows masked in part."""
+    """Return draws, weights and clusters without the draws that are masked in any of them.
+
+    Raise if a vector is masked only in part.
+    """
     parts = (x, weights, cluster)
     if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
         return parts
@@ -142,14 +145,14 @@ def _without_masked(x: object, dim: int, weights: object, cluster: object) -> tu
             if mask.ndim == 2 and part is x:
                 mask = _whole_rows(np.moveaxis(mask, axis, 0), axis)
             if mask.shape != (n,):
-                return parts  # other checks refuse it
+                return parts  # later checks raise for the invalid shape
             masked |= mask
     x, weights, cluster = (_taken(part, ~masked, axis if part is x else 0) for part in parts)
     return x, weights, cluster
 
 
 def _whole_rows(mask: Array, axis: int) -> Array:
-    """Return the rows that are masked as a whole; raise if a row is masked in part."""
+    """Return a mask of the draws whose components are all masked; raise if a draw is masked only in part."""
     some, every = (cast("Array", reduce(mask, axis=1)) for reduce in (np.any, np.all))
     partly = some & ~every
     if not partly.any():
@@ -170,22 +173,22 @@ def _whole_rows(mask: Array, axis: int) -> Array:
 
 
 def _taken(part: Any, kept: Array, axis: int) -> object:
-    """Return the rows that are kept."""
+    """Return the rows of `part` along `axis` that the mask `kept` selects."""
     if part is None:
         return None
     if isinstance(part, Tensor):
         return part.index_select(axis, torch.from_numpy(kept.nonzero()[0]).to(part.device))
     if isinstance(part, list | tuple) and axis == 0:
         return [row for row, keep in zip(cast("list[Any]", part), kept, strict=True) if keep]
-    values: Array = array_of(part) if hasattr(part, "to_numpy") else np.asarray(part)  # which drops the mask
+    values: Array = array_of(part) if hasattr(part, "to_numpy") else np.asarray(part)  # drops the mask
     return np.compress(kept, values, axis=axis)
 
 
 def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
-    """Convert strings to sorted labels and the index of each draw's label; return numbers unchanged."""
+    """Return sorted labels and the index of each draw's label if `x` contains strings; else None and the numbers."""
     if isinstance(x, Tensor):
         return None, x
-    # A series of pandas, polars or pyarrow has `to_numpy`.
+    # Series of pandas and polars and arrays of pyarrow have the method `to_numpy`.
     values: Any = array_of(x) if hasattr(x, "to_numpy") else x
     if isinstance(values, list | tuple) and not set(map(type, values)) <= _NUMBERS:
         values = _in_array(cast("list[Any]", values))
@@ -210,7 +213,7 @@ _NUMBERS = {bool, int, float}
 
 
 def _in_array(values: list[Any]) -> object:
-    """Return entries in an array of objects if some of them are text or missing; other lists unchanged."""
+    """Return a list as an array of objects if an entry is text or missing; otherwise unchanged."""
     if not any(isinstance(value, str) or value is None or is_missing(value) for value in values):
         return values
     entries = np.empty(len(values), dtype=object)
@@ -219,7 +222,7 @@ def _in_array(values: list[Any]) -> object:
 
 
 def _missing(x: object, entries: Array, missing: Array) -> ArgumentValueError:
-    """Return the error for missing values, with the calls that leave them out or make a category of them."""
+    """Return the error for missing values, with calls that drop them or make them a category."""
     is_text = all(isinstance(entry, str) for entry in entries[~missing])
     library = type(x).__module__.partition(".")[0]
     of_python = "[value for value in x if value is not None and value == value]"
@@ -244,7 +247,7 @@ def _missing(x: object, entries: Array, missing: Array) -> ArgumentValueError:
 
 
 def _no_draws(entries: Array) -> ArgumentTypeError:
-    """Return the error for times, bytes, tables of text, and text among numbers."""
+    """Return the error for draws that are times, bytes, tables of text, or text among numbers."""
     kind = entries.dtype.kind
     if kind in "Mm":
         got = "times"
@@ -304,10 +307,10 @@ def _check_shape(draws: Tensor, dim: int) -> None:
 
 
 def _checked_weights(weights: object, n: int) -> Tensor:
-    with torch.device("cpu"):  # lists stay on the CPU for every default device
+    with torch.device("cpu"):  # converts lists on the CPU, whatever the default device is
         w = as_tensor("Samples", "weights", weights)
     _check_present("weights", w)
-    # Convert a list again, because the range of float32 is too small.
+    # A list is converted again from its numbers, because the range of float32 is too small.
     w = (
         torch.tensor(weights, dtype=torch.float64, device=w.device)
         if isinstance(weights, list)
@@ -323,7 +326,7 @@ def _checked_weights(weights: object, n: int) -> Tensor:
             got=f"shape {tuple(w.shape)}{reason}, sum {float(w.sum()):g}",
             instead="weights=None if every draw counts the same",
         )
-    # Rescale extreme weights: sums of the weights and of their squares must not overflow or underflow.
+    # Extreme weights are rescaled, so that sums of the weights and of their squares do not overflow or underflow.
     peak = w.max()
     return w if 1e-100 < peak < 1e100 else w / peak
 
@@ -361,7 +364,7 @@ def _names_of(cluster: object) -> Array:
         names = as_tensor("Samples", "cluster", cluster)
         _check_present("cluster", names)
         return cast("Array", names.detach().cpu().numpy())
-    # NumPy would make the text 'nan' of NaN among names.
+    # In a list of names with NaN, NumPy would convert NaN to the text 'nan'.
     is_mixed = isinstance(cluster, list | tuple) and len(set(map(type, cast("list[Any]", cluster)))) > 1
     try:
         return cast("Array", np.asarray(cluster, dtype=object if is_mixed else None))

@@ -25,19 +25,20 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) 
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q] < \text{below}
 
-    There are three verdicts. The divergence is "below" the limit if its upper bound is: the upper limit of the
-    confidence interval of draws and counts, or the value plus the bound on its numerical error. It is "not below" if
-    its lower bound reaches the limit. Otherwise the data "cannot tell". Only the first passes; so a small sample cannot
-    pass by chance. A rule that states no error, such as one from `register_kl`, counts as exact.
+    The verdict is "below" if the upper bound of the divergence is below the limit. For draws and counts, the upper
+    bound is the upper limit of the confidence interval; otherwise it is the value plus the bound on its numerical
+    error. The verdict is "not below" if the lower bound is at least the limit, and otherwise "cannot tell". The
+    assertion passes only if the verdict is "below", so a small sample rarely passes by chance. A rule without an error,
+    such as one from `register_kl`, counts as exact.
 
     Arguments:
         p: P, as in `estimate`: a distribution, `Logits`, `Probs` or another wrapper, `Counts`, or `Samples`.
-        q: Q, likewise. Every element of a batch has to be below the limit.
+        q: Q, as in `estimate`. Every element of a batch has to be below the limit.
         below: the limit, in nats unless you pass ``base``.
         options: options of `estimate`, such as ``kind="js:0.5"``, ``base=2``, ``confidence=0.99`` or ``generator``.
 
     Raises:
-        AssertionError: the divergence is not below the limit, or the data cannot tell.
+        AssertionError: the verdict is "not below" or "cannot tell".
         ArgumentValueError: `below` is not a positive number.
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `estimate`.
 
@@ -73,7 +74,7 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) 
 
 
 def _bounds(estimate: Estimate) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest value that each element may have; NaN if it is not known."""
+    """Return lower and upper bounds on the divergence of each batch element; NaN if no bound is known."""
     value = estimate.value.detach()
     if estimate.interval is not None:
         return estimate.interval
@@ -86,7 +87,7 @@ def _bounds(estimate: Estimate) -> tuple[Tensor, Tensor]:
 
 
 def _elements(estimate: Estimate, is_above: Tensor, is_below: Tensor) -> list[str]:
-    """Return how many elements of a batch fail, and the first of them."""
+    """Return a sentence with the number of failing batch elements and the first of them, or no sentence."""
     failing = is_above if bool(is_above.any()) else ~is_below
     if failing.numel() <= 1:
         return []

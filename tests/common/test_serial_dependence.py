@@ -186,6 +186,14 @@ def few_prices(rng: np.random.Generator, values: int) -> Array:
     return rng.choice(prices, (2000, 1), p=rng.dirichlet(np.full(values, 5.0)))
 
 
+def half_on_atoms(rng: np.random.Generator, atoms: int, shares: Array | None = None) -> Array:
+    """Draw rows of which half are at atoms, beside a normal density."""
+    values = rng.standard_normal(atoms)
+    shares = np.ones(atoms) if shares is None else shares
+    at = values[rng.choice(atoms, (1500, 1), p=shares / shares.sum())]
+    return np.where(rng.random((1500, 1)) < 0.5, at, rng.standard_normal((1500, 1)))
+
+
 REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     "three times, shuffled": lambda rng: rng.permutation(np.repeat(rng.standard_normal((400, 1)), 3, axis=0)),
     "drawn with replacement": lambda rng: rng.standard_normal((1000, 1))[rng.integers(0, 1000, 1000)],
@@ -198,6 +206,16 @@ REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     "three times, of four decimals": lambda rng: rng.permutation(
         np.repeat(rng.standard_normal((400, 1)).round(4), 3, axis=0)
     ),
+}
+REPEATED |= {
+    "a fifth twice": lambda rng: np.repeat(rng.standard_normal((1000, 1)), [1, 1, 1, 1, 2] * 200, axis=0),
+    "half ten times": lambda rng: np.concatenate(
+        [rng.standard_normal((1000, 1)), np.repeat(rng.standard_normal((100, 1)), 10, axis=0)]
+    ),
+    "joined to 1 to 20 orders": lambda rng: np.repeat(
+        rng.standard_normal((500, 1)), np.minimum(rng.geometric(1 / 3, 500), 20), axis=0
+    ),
+    "drawn from a third": lambda rng: rng.standard_normal((500, 1))[rng.integers(0, 500, 1500)],
 }
 NOT_REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     "normal": lambda rng: rng.standard_normal((1000, 1)),
@@ -212,6 +230,18 @@ NOT_REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     "very few prices, in single precision": lambda rng: few_prices(rng, 30).astype(np.float32).astype(float),
     "high prices and their tax": lambda rng: np.outer(10 * few_prices(rng, 200), [1, 0.2]).round(2),
     "codes": lambda rng: rng.choice(rng.integers(10**9, 10**10, 200), (2000, 1)).astype(float),
+    "half on one atom": lambda rng: half_on_atoms(rng, 1),
+    "half on two atoms": lambda rng: half_on_atoms(rng, 2),
+    "half on five atoms": lambda rng: half_on_atoms(rng, 5),
+    "half on thirty atoms": lambda rng: half_on_atoms(rng, 30),
+    "half on thirty unequal atoms": lambda rng: half_on_atoms(rng, 30, np.linspace(1, 3, 30)),
+    "half on two hundred atoms": lambda rng: half_on_atoms(rng, 200),
+    "half on two hundred unequal atoms": lambda rng: half_on_atoms(rng, 200, np.linspace(1, 3, 200)),
+    "all on thirty atoms": lambda rng: rng.standard_normal((30, 1))[rng.integers(0, 30, 1500)],
+    "an atom in one coordinate": lambda rng: np.hstack(
+        [half_on_atoms(rng, 30), rng.standard_normal((1500, 1))]
+    ),
+    "atoms in both coordinates": lambda rng: np.hstack([half_on_atoms(rng, 30), half_on_atoms(rng, 30)]),
     "rare codes": lambda rng: rng.choice(rng.integers(10**9, 10**10, 20_000), (2400, 1)).astype(float),
 }
 
@@ -232,6 +262,15 @@ def test_repeated_rows_are_counted_wherever_they_are(name: str) -> None:
 def test_rounded_numbers_and_atoms_are_no_repeated_rows(name: str) -> None:
     rng = np.random.default_rng(14)
     assert [repeated_rows(NOT_REPEATED[name](rng)) for _ in range(20)] == [None] * 20
+
+
+def test_values_that_repeat_on_both_sides_are_atoms() -> None:
+    rng = np.random.default_rng(15)
+    values = rng.standard_normal((200, 1))
+    x, y = (values[rng.integers(0, 200, 800)] for _ in "pq")
+    assert repeated_rows(x) is not None
+    assert repeated_rows(x, y) is None
+    assert repeated_rows(x, rng.standard_normal((800, 1))) is not None
 
 
 def grid(rng: np.random.Generator, shape: tuple[int, ...], sd: float, missing: float = 0.0) -> Array:

@@ -265,6 +265,63 @@ def test_intervals_allow_for_blocks_that_resemble_their_neighbors(kind: Any) -> 
     assert 1.02 < float(wider) < 1.06
 
 
+def half_on_atoms(rng: np.random.Generator, shares: Array, shift: float = 0.0) -> Array:
+    atoms = np.random.default_rng(14).standard_normal(len(shares))
+    at = atoms[rng.choice(len(atoms), 1500, p=shares / shares.sum())]
+    return np.where(rng.random(1500) < 0.5, at, shift + rng.standard_normal(1500))
+
+
+@pytest.mark.parametrize("atoms", [2, 30, 200])
+def test_atoms_beside_a_density_are_independent_rows(atoms: int) -> None:
+    shares = np.linspace(1, 3, atoms)
+    p = shares / shares.sum()
+    # Half of the relative entropy of the atoms, and half of that of the normal densities.
+    truth, inside = 0.5 * float((p * np.log(p / p[::-1])).sum()) + 0.5 * 0.3**2 / 2, 0
+    for seed in range(10):
+        rng = np.random.default_rng([seed, 14])
+        x, y = half_on_atoms(rng, shares), half_on_atoms(rng, shares[::-1], 0.3)
+        one = kl_estimate(Samples(x), Samples(y))
+        known = kl_estimate(Samples(x, independent=True), Samples(y, independent=True))
+        assert (one.value, one.interval, one.notes) == (known.value, known.interval, known.notes), seed
+        assert one.interval is not None
+        inside += bool(one.interval[0] <= truth <= one.interval[1])
+    assert inside >= 8
+    test = two_sample_test(
+        Samples(x), Samples(y), permutations=199, generator=torch.Generator().manual_seed(0)
+    )  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert test.p_value <= 0.05
+    assert not any("repeat:" in note or "Shuffles" in note for note in test.notes)
+
+
+def test_copies_with_rounding_errors_are_exact_copies() -> None:
+    for dtype, offset, noise in ((np.float64, 0.0, 1e-12), (np.float64, 1e5, 1e-13), (np.float32, 0.0, 3e-8)):
+        sides, exact = [], []
+        for seed in (0, 1):
+            rng = np.random.default_rng([seed, 15])
+            x = np.repeat(offset + rng.standard_normal(400), 3)
+            order = rng.permutation(1200)
+            sides.append(Samples((x * (1 + noise * rng.standard_normal(1200)))[order].astype(dtype)))
+            exact.append(Samples(x[order].astype(dtype)))
+        near, same = kl_estimate(*sides), kl_estimate(*exact)
+        case = f"{dtype.__name__}, {offset}"
+        assert near.interval is not None, case
+        assert same.interval is not None, case
+        assert float(near.interval[0]) == 0, case
+        assert [float(end) for end in near.interval] == pytest.approx(
+            [float(end) for end in same.interval], rel=0.02
+        )
+        assert "differ from another one by a rounding error only" in " ".join(near.notes), case
+        tests = [
+            two_sample_test(*pair, permutations=99, generator=torch.Generator().manual_seed(0))
+            for pair in (sides, exact)
+        ]
+        assert tests[0].p_value == pytest.approx(tests[1].p_value, abs=0.05), case
+        known = kl_estimate(sides[0], Normal(torch.tensor(offset).double(), torch.tensor(1.0).double()))
+        assert known.interval is not None, case
+        assert float(known.interval[0]) == 0, case
+        assert float(known.value) < 0.2, case
+
+
 def test_grids_and_panels_with_gaps_are_open() -> None:
     """P = Q: before, tests at 5 % rejected 38 % of the grids and half of the panels."""
 

@@ -1,4 +1,4 @@
-"""Rounded numbers: those on a common lattice are moved within their rounding, those of few values are categories."""
+"""Rounded numbers: bins end between those on a common lattice, and those of few or preferred values are categories."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from kullback import Estimate, Samples, kl_estimate
+from kullback import Estimate, Samples, estimate, kl_estimate
 from kullback.estimators import coverage_adjusted, histogram
 from kullback.estimators.draws import Draws
-from kullback.estimators.lattice import common_step, jittered
+from kullback.estimators.lattice import common_step, prefers_values, spread
 
 
 def rounded_normal_kl(sd: float, shift: float) -> float:
@@ -27,6 +27,10 @@ def rounded_normal_kl(sd: float, shift: float) -> float:
 def rounded(seed: int, sd: float, shift: float, n: int = 1000) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     return np.round(sd * rng.standard_normal(n)), np.round(shift + sd * rng.standard_normal(n))
+
+
+def seeded_generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def estimates(pairs: list[tuple[Any, Any]]) -> list[Estimate]:
@@ -108,16 +112,106 @@ def test_a_lattice_of_one_side_alone_leaves_the_interval_open() -> None:
     assert math.isinf(float((found.interval or (0, 0))[1]))
 
 
-def test_draws_are_moved_within_half_a_step_and_by_the_generator() -> None:
+def test_draws_are_spread_within_half_a_step_and_nothing_is_random() -> None:
     x, y = (Draws.of(Samples(side)) for side in rounded(0, 20, 0))
-    moved = jittered(x, 1.0, np.random.default_rng(0))
+    moved = spread(x, 1.0)
     assert torch.equal(moved.tensor.round(), x.tensor)
     assert len(torch.unique(moved.tensor)) == len(moved)
-    first, again, other = (
-        histogram(x, y, generator=torch.Generator().manual_seed(seed)).value for seed in (0, 0, 1)
-    )
-    assert first == again != other
-    assert any("moved at random" in note for note in histogram(x, y).notes)
+    for value in torch.unique(x.tensor):
+        places = (moved.tensor - x.tensor)[x.tensor == value]
+        number = len(places)
+        assert places.tolist() == pytest.approx([(i + 0.5) / number - 0.5 for i in range(number)], abs=1e-12)
+    first, other = (histogram(x, y, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert (first.value, first.interval, first.notes) == (other.value, other.interval, other.notes)
+    assert any("Bins end between the rounded values." in note for note in first.notes)
+
+
+@pytest.mark.parametrize("kind", ["kl", "js", "tv"])
+def test_rounded_numbers_have_one_value_in_every_unit_and_for_every_generator(kind: str) -> None:
+    rng = np.random.default_rng([0, 1503])
+    x, y = (np.round(rng.normal(mean, sd, 500) / 5) for mean, sd in ((120, 15), (126, 17)))
+    estimates = [
+        estimate(
+            Samples(scale * x + offset),
+            Samples(scale * y + offset),
+            kind=kind,
+            generator=seeded_generator(seed),
+        )
+        for seed, (scale, offset) in enumerate([(1.0, 0.0), (5.0, 0.0), (5.0, 0.0), (0.1, -7.0), (1e-9, 0.0)])
+    ]
+    for other in estimates[1:]:
+        assert float(other.value) == pytest.approx(float(estimates[0].value), rel=1e-6)
+        assert estimates[0].interval is not None
+        assert other.interval is not None
+        assert [float(end) for end in other.interval] == pytest.approx(
+            [float(end) for end in estimates[0].interval], rel=1e-3
+        )
+    whole = estimate(Samples(x.astype(int)), Samples(y.astype(int)), kind=kind)
+    assert estimates[0].interval is not None
+    width = float(estimates[0].interval[1] - estimates[0].interval[0])
+    assert abs(float(whole.value) - float(estimates[0].value)) < 0.1 * width
+
+
+def heaped(rng: np.random.Generator, share: float, n: int, sd: float, other: int = 0) -> Any:
+    """Draw numbers rounded to 1, and a share of them to 5, plus `other`."""
+    x = 120 + sd * rng.standard_normal(n)
+    return np.where(rng.random(n) < share, np.round(x / 5) * 5 + other, np.round(x))
+
+
+def heaped_kl(of_p: float, of_q: float, sd: float) -> float:
+    k = np.arange(-12 * math.ceil(sd), 12 * math.ceil(sd) + 1)
+    fine, coarse = (norm.cdf((k + step / 2) / sd) - norm.cdf((k - step / 2) / sd) for step in (1, 5))
+    p, q = ((1 - share) * fine + share * coarse * (k % 5 == 0) for share in (of_p, of_q))
+    seen = (p > 1e-300) & (q > 1e-300)
+    return float((p[seen] * np.log(p[seen] / q[seen])).sum())
+
+
+def test_preferred_values_are_categories_as_the_integers_are_and_intervals_hold() -> None:
+    truth, inside = heaped_kl(0.6, 0.2, 15.0), 0
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 41])
+        x, y = heaped(rng, 0.6, 300, 15.0), heaped(rng, 0.2, 300, 15.0)
+        real, whole = (
+            kl_estimate(Samples(x), Samples(y)),
+            kl_estimate(*(Samples(z.astype(int)) for z in (x, y))),
+        )
+        assert (real.value, real.interval) == (whole.value, whole.interval), seed
+        assert "some of which are preferred" in " ".join(real.notes), seed
+        assert real.interval is not None
+        inside += bool(real.interval[0] <= truth <= real.interval[1])
+    assert inside >= 17
+
+
+def test_preferred_values_with_too_few_draws_for_each_leave_the_interval_open_until_both_are_rounded() -> (
+    None
+):
+    rng = np.random.default_rng(42)
+    x, y = heaped(rng, 0.6, 300, 80.0), heaped(rng, 0.2, 300, 80.0)
+    rough = kl_estimate(Samples(x), Samples(y))
+    assert rough.interval is not None
+    assert float(rough.interval[0]) <= heaped_kl(0.6, 0.2, 80.0)
+    assert math.isinf(float(rough.interval[1]))
+    assert "prefer some of the rounded values" in " ".join(rough.notes)
+    smooth = kl_estimate(*(Samples(np.round(z / 5) * 5) for z in (x, y)))  # the remedy
+    assert smooth.interval is not None
+    assert math.isfinite(float(smooth.interval[1]))
+
+
+PREFERENCES = {
+    "none": (0.0, 0.0, 0, 0, False),
+    "one side": (0.5, 0.0, 0, 0, True),
+    "both": (0.5, 0.5, 0, 0, True),
+    "unlike ones": (0.5, 0.5, 0, 2, True),
+}
+
+
+def test_preferred_values_are_seen_on_either_side() -> None:
+    for name, (of_p, of_q, first, second, expected) in PREFERENCES.items():
+        for seed in range(10):
+            rng = np.random.default_rng([seed, 43])
+            x, y = heaped(rng, of_p, 400, 20.0, first), heaped(rng, of_q, 400, 20.0, second)
+            draws = Draws.of(Samples(x)), Draws.of(Samples(y))
+            assert prefers_values(*draws, 1.0) == expected, (name, seed)
 
 
 def test_the_same_rounded_draws_are_said_to_be_the_same() -> None:

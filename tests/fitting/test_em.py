@@ -35,6 +35,15 @@ def seeded(seed: int = 0) -> torch.Generator:
 TWO = MixtureSameFamily(Categorical(t(0.5, 0.5)), Normal(t(-1, 1), t(1, 1)))
 
 
+def test_the_history_begins_before_the_first_step() -> None:
+    target = MixtureSameFamily(Categorical(t(0.3, 0.7)), Normal(t(-2, 2), t(1, 1)))
+    start = MixtureSameFamily(Categorical(t(0.5, 0.5)), Normal(t(-10, -11), t(1, 1)))
+    result = fit(start, to=target, generator=seeded())
+    assert result.method == "em"
+    assert float(result.history[0]) == float(result.before)
+    assert float(result.history[-1]) == pytest.approx(float(result.value), abs=1e-9)
+
+
 def test_maximum_likelihood_is_that_of_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(-3, 1, 300), rng.normal(2, 0.5, 700)])

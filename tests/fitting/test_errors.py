@@ -70,6 +70,7 @@ BAD: list[tuple[Callable[[], Any], type[KullbackError], str]] = [
         ArgumentValueError,
         "parameter that is free",
     ),
+    (lambda: fit(NORMAL, to=nn.Linear(1, 1)), ArgumentTypeError, "to=lambda x: module"),
     (lambda: fit(Empty(), to=NORMAL), ArgumentValueError, "requires a gradient"),
     (lambda: fit(Wrong(), to=NORMAL), ArgumentTypeError, "forward returns a distribution"),
     (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mpmath import mp, mpf
 from scipy import integrate, stats
 from torch import Tensor
 from torch.distributions import (
@@ -44,7 +45,7 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import PowerTransform, Transform
 
-from kullback import cross_entropy, divergence, estimate, kl_bounds, kl_divergence, kl_estimate
+from kullback import JensenShannon, cross_entropy, divergence, estimate, kl_bounds, kl_divergence, kl_estimate
 
 Spelling = list[Transform]
 
@@ -410,3 +411,41 @@ def test_equal_distribution_functions_cancel() -> None:
     half = HalfNormal(double(2.0))
     uniform = mapped(half, [cdf(HalfNormal(double(2.0)))])
     assert float(kl_divergence(standard(Uniform), uniform)) < 1e-12
+
+
+def _kl_from_log_or_logit(name: str, low: float, high: float, loc: float, scale: float) -> float:
+    """KL(f(U) || N(loc, scale)) with U uniform: -H(U) - E log(dx/dy) + E -log q(f(x)), by mpmath."""
+    a, b, s = mpf(low), mpf(high), mpf(scale)
+    f = mp.log if name == "log" else lambda x: mp.log(x) - mp.log(1 - x)
+    log_slope = (lambda x: -mp.log(x)) if name == "log" else lambda x: -mp.log(x) - mp.log(1 - x)
+
+    def term(x: mpf) -> mpf:
+        log_q = -(((f(x) - mpf(loc)) / s) ** 2) / 2 - mp.log(s * mp.sqrt(2 * mp.pi))
+        return -mp.log(b - a) - log_slope(x) - log_q
+
+    return float(mp.quad(term, [a, (a + b) / 2, b]) / (b - a))
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("log", [(0, 2), (0.1, 2)]), ("logit", [(0, 1), (0.1, 0.9), (0, 0.8), (0.2, 1)])],
+)
+def test_a_batch_may_mix_elements_with_finite_and_with_infinite_ends(
+    name: str, ends: list[tuple[float, float]]
+) -> None:
+    low, high = torch.tensor(ends, dtype=torch.float64).unbind(-1)
+    step = ExpTransform() if name == "log" else SigmoidTransform()
+    low.requires_grad_()
+    p = TransformedDistribution(Uniform(low, high, validate_args=False), [step.inv])
+    q = Normal(torch.tensor(0.2, dtype=torch.float64), 1.5)
+    values = kl_divergence(p, q)
+    (gradient,) = torch.autograd.grad(values.sum(), low)
+    back = divergence(q, p, JensenShannon())
+    for i, (a, b) in enumerate(ends):
+        truth = _kl_from_log_or_logit(name, a, b, 0.2, 1.5)
+        assert values[i].item() == pytest.approx(truth, rel=1e-9), (a, b)
+        end = torch.tensor(a, dtype=torch.float64, requires_grad=True)
+        alone = TransformedDistribution(Uniform(end, high[i], validate_args=False), [step.inv])
+        (slope,) = torch.autograd.grad(kl_divergence(alone, q), end)
+        assert gradient[i].item() == pytest.approx(slope.item(), rel=1e-7), (a, b)
+        assert back[i].item() == pytest.approx(divergence(q, alone, JensenShannon()).item(), rel=1e-9), (a, b)

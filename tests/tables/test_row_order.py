@@ -224,6 +224,34 @@ def test_missing_values_and_integers_are_examined_too() -> None:
     assert "y" not in order.times
 
 
+def half_on_atoms(rng: np.random.Generator, shift: float, first: float, last: float) -> pa.Table:
+    atoms, shares = np.random.default_rng(16).standard_normal(30), np.linspace(first, last, 30)
+    at = atoms[rng.choice(30, 1500, p=shares / shares.sum())]
+    return pa.table({"x": np.where(rng.random(1500) < 0.5, at, shift + rng.standard_normal(1500))})
+
+
+def test_atoms_beside_a_density_are_no_repeated_rows() -> None:
+    rejected = 0
+    for seed in range(30):
+        rng = np.random.default_rng([seed, 16])
+        p, q, other = (half_on_atoms(rng, *shares) for shares in ((0, 1, 3), (0, 1, 3), (0.3, 3, 1)))
+        same, apart = compare_tables(p, q), compare_tables(p, other)
+        rejected += same["x"].p_value <= 0.05
+        assert apart["x"].p_value <= 0.05, seed
+        for comparison in (same, apart):
+            assert not any(finding.code == "duplicate-rows" for finding in comparison.findings), seed
+    assert rejected <= 5  # Binomial(30, 0.05) is above 5 with chance 0.003
+
+
+def test_copies_with_rounding_errors_are_repeated_rows() -> None:
+    rng = np.random.default_rng(17)
+    copies = rng.permutation(three_times(rng)) * (1 + 1e-12 * rng.standard_normal((1800, COLUMNS)))
+    p, q = table(copies), table(rng.standard_normal((1800, COLUMNS)))
+    [message] = [each.message for each in compare_tables(p, q).findings if each.code == "duplicate-rows"]
+    assert "repeated 3 times on average" in message
+    assert "600 independent rows" in message
+
+
 def test_columns_of_grids_and_of_panels_with_gaps_have_no_test() -> None:
     def columns(seed: int) -> pa.Table:
         rng = np.random.default_rng([seed, 31])

@@ -1,1 +1,1 @@
-"""Plumbing that any room may use: files, inputs, numbers, displays. It knows no divergence."""
+"""Helpers that any package may import: files, inputs, numbers, displays. It knows no divergence."""

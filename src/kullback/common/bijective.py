@@ -1,4 +1,4 @@
-"""A check that maps are one-to-one: torch's `log_prob` of another map's image is not its density."""
+"""A check that maps are one-to-one. For any other map, torch's `log_prob` is not the density of the mapped variable."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kullback.errors import NoRuleError, no_rule
 
 
 def check_bijective(call: str, argument: str, d: Distribution) -> None:
-    """Raise if a distribution, or one inside it, takes its density from a map that is not one-to-one."""
+    """Raise if the density of `d`, or of a distribution inside it, comes from a map that is not one-to-one."""
     waiting = [d]
-    for part in waiting:  # the list grows meanwhile
+    for part in waiting:  # the loop appends to the list
         for inner in vars(part).values():
             if isinstance(inner, Distribution):
-                waiting.append(inner)  # noqa: PERF401 - a comprehension is one more call
+                waiting.append(inner)  # noqa: PERF401 - a comprehension would cost another call
         if (
             isinstance(part, TransformedDistribution)
             and type(part).log_prob is TransformedDistribution.log_prob

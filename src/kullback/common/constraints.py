@@ -1,4 +1,4 @@
-"""Constraints on numbers, words, flags, functions and generators, and the refusals that follow from them.
+"""Constraints on arguments (numbers, words, flags, functions, generators), and the errors for invalid arguments.
 
 A function declares the constraints of its arguments once, above its definition, and checks them in one call:
 
@@ -23,7 +23,7 @@ import torch
 from kullback.common.inputs import number_from, whole_from
 from kullback.errors import KullbackError, Name, Text, invalid_type, invalid_value, safe_repr
 
-# Integers above it do not fit into a tensor of int64.
+# Larger integers do not fit into a tensor of int64.
 _MOST = 2**63 - 1
 
 
@@ -32,11 +32,11 @@ class Constraint(ABC):
     """The accepted values of an argument.
 
     Attributes:
-        example: an accepted value, which the refusal names.
-        instead: the text of the remedy, if it says more than the example; ``{call}`` is the call.
-        wanted: the text of the accepted values; derived if it is empty.
-        note: text after the derived one, such as the meaning of the number.
-        optional: whether `Arguments` accept None.
+        example: an accepted value, which the message of the error (the refusal) suggests.
+        instead: the text of the remedy, if the example is not enough; ``{call}`` stands for the name of the call.
+        wanted: the text that describes the accepted values; if empty, it is derived from the bounds or words.
+        note: text appended to the derived description, such as the meaning of the number.
+        optional: whether `Arguments.check` also accepts None.
         strict: whether a value for which `has_type` is False is an `ArgumentTypeError`.
     """
 
@@ -49,7 +49,7 @@ class Constraint(ABC):
 
     @abstractmethod
     def check(self, call: str, argument: str, value: Any) -> Any:
-        """Return the value as it is used, or raise the refusal."""
+        """Return the value converted to its type, or raise `refusal`."""
 
     @abstractmethod
     def described(self) -> str:
@@ -73,7 +73,8 @@ class Constraint(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Constraint):
-    """A real number within bounds. The bounds `least` and `most` are accepted, `above` and `below` are not.
+    """A real number within bounds. The values `least` and `most` are accepted; `above` and `below` are exclusive
+    bounds.
 
     Example:
         >>> Number(above=0, below=1, example=0.5).check("f", "share", 1)
@@ -87,7 +88,7 @@ class Number(Constraint):
     above: float | None = None
     most: float = math.inf
     below: float | None = None
-    # The smallest and the largest accepted float.
+    # `low` and `high` are the smallest and the largest accepted float.
     low: float = field(init=False)
     high: float = field(init=False)
 
@@ -205,7 +206,7 @@ class OfType(Constraint):
         return self.wanted
 
 
-# Arrays have no truth value, and the text 'False' would count as true.
+# A flag must be a bool, because arrays have no truth value and the text 'False' would count as true.
 FLAG = OfType((bool,), wanted="True or False", example=True)
 GENERATOR = OfType(
     (torch.Generator,),
@@ -223,7 +224,7 @@ def function(instead: str) -> OfType:
 
 
 class Arguments:
-    """The constraints on arguments of one or several calls, by the name of the argument.
+    """The constraints on the arguments of one or several functions (calls), by the name of the argument.
 
     Example:
         >>> arguments = Arguments("f", share=Number(least=0, most=1, example=0.5), verbose=FLAG)
@@ -235,13 +236,13 @@ class Arguments:
         self.calls, self.constraints = calls, constraints
 
     def check(self, call: str = "", /, **values: Any) -> dict[str, Any]:
-        """Return the values with a constraint, in the order of the declaration; raise the refusal of the first bad one.
+        """Return the checked values, in the order of the declaration; raise the refusal of the first invalid value.
 
-        At the beginning of a function, ``locals()`` are its arguments.
+        At the beginning of a function, its arguments are ``locals()``, which can be passed as `values`.
 
         Arguments:
-            call: the call that an error names; by default the first.
-            **values: the values by the name of the argument; those without a constraint are passed over.
+            call: the call that an error names; by default the first of `calls`.
+            **values: the values by the name of the argument; values without a constraint are ignored.
         """
         checked: dict[str, Any] = {}
         for name, constraint in self.constraints.items():
@@ -254,7 +255,7 @@ class Arguments:
 
 
 def refuse_both(call: str, independent: object, cluster: object) -> None:
-    """Raise if draws or rows are said to be independent, and clusters are given."""
+    """Raise if both `independent` and `cluster` are given, because rows in one cluster are not independent."""
     if independent and cluster is not None:
         raise invalid_value(
             call,

@@ -1,4 +1,4 @@
-r"""A control variate for the mean of log p - log q over draws of P: q / p - 1, whose mean is 0.
+r"""A control variate for the mean of log p - log q over draws from P: q / p - 1, whose mean is 0.
 
 Let d = log p - log q. If P has mass wherever Q has mass, :math:`E_P[q / p] = 1`. Then the mean of
 :math:`d + c (q / p - 1)` is KL(P || Q) for every c. The c that minimizes the variance is minus the coefficient of
@@ -14,8 +14,9 @@ from torch import Tensor
 
 LARGEST_TAIL_INDEX = 0.4
 """The control variate is not used above this tail index, because the variance of q / p is then nearly infinite."""
-# The control variate must explain this share of the variance of d. Otherwise its heavier tails cost more than it saves;
-# the coverage of `tests/estimators/test_importance.py` and `tests/pairs/monte_carlo/test_from_draws.py` limits it.
+# The control variate must explain this fraction of the variance of d. Otherwise the heavy tails of q / p cost more than
+# the control variate saves. The coverage tests in `tests/estimators/test_importance.py` and
+# `tests/pairs/monte_carlo/test_from_draws.py` limit this value from below.
 _LEAST_EXPLAINED = 0.75
 
 
@@ -27,14 +28,14 @@ def ratio_minus_one(d: Tensor) -> Tensor:
 def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the coefficient of q / p - 1 that minimizes the variance of the mean of d, or 0 if it is unreliable.
 
-    It is 0 in three cases. First, the mean of q / p - 1 differs from 0, because Q has mass where P has none. Second,
-    the largest q / p suggest an infinite variance: a few draws would determine the coefficient, and the standard error
-    would be too small. Third, q / p - 1 explains less than three quarters of the variance of d.
+    The coefficient is 0 in three cases. First, the mean of q / p - 1 differs from 0, because Q has mass where P has
+    none. Second, the largest q / p suggest an infinite variance: a few draws would determine the coefficient, and the
+    standard error would be too small. Third, q / p - 1 explains less than three quarters of the variance of d.
 
     Arguments:
-        d: log p - log q at draws of P, shape (draws, ...).
-        ratio: q / p - 1 at the draws, same shape.
-        weights: the weights of the draws, shape (draws,); by default all are equal.
+        d: log p - log q at draws from P, shape (draws, ...).
+        ratio: q / p - 1 at the draws, shape (draws, ...).
+        weights: the weights of the draws, shape (draws,); equal by default.
     """
     if weights is None:
         weights = torch.ones(d.shape[0], dtype=d.dtype, device=d.device)
@@ -53,7 +54,7 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
 
 
 def tail_index(ratio: Tensor) -> Tensor:
-    """Estimate the tail index k from q / p - 1, where P(q / p > t) falls as t^(-1 / k).
+    """Return Hill's estimate of the tail index k from draws of q / p - 1, where P(q / p > t) decreases as t^(-1 / k).
 
     The variance of q / p is finite for k < 1/2.
 

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console
 
-# GitHub Actions runs a line that begins with two colons as a command. Other servers look for `##[` and `##vso[`.
+# GitHub Actions executes a line that begins with two colons as a command. Other build servers look for `##[` and
+# `##vso[`.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
 
 
 class Shown:
-    """A result with reports.
+    """The base class of results, with methods that return reports of the result.
 
-    The reports import the results. Therefore this class imports the report by its name, at its first use.
+    The modules of `kullback.report` import the results. This class therefore imports a report by its name, at first
+    use.
     """
 
     def to_html(self) -> str:
@@ -44,10 +46,10 @@ class Shown:
         """Return the fields of `to_json` as dicts, lists, strings and finite numbers.
 
         Arguments:
-            flat: return only the numbers, in one dict. A name is a path, such as ``"divergences/kl_pq/mean"`` or
+            flat: return only the numbers, in one dict. Each key is a path, such as ``"divergences/kl_pq/mean"`` or
                 ``"columns/age/psi/interval/upper"``. True and False become 1 and 0. Infinities and NaN stay floats.
                 None, strings and lists of rows without names are left out. Weights & Biases, MLflow and TensorBoard
-                log such a dict.
+                accept such a dict.
 
         Example:
             >>> from torch.distributions import Normal
@@ -85,7 +87,7 @@ class Shown:
 
 
 def without_commands(text: str) -> str:
-    r"""Escape text that a build server would execute, because names of columns and files are untrusted.
+    r"""Return the text with commands to a build server escaped, because names of columns and files are untrusted.
 
     Example:
         >>> print(without_commands("::error::boom, ##[group]x, a::b"))
@@ -95,7 +97,7 @@ def without_commands(text: str) -> str:
 
 
 def open_console(**options: Any) -> Console:
-    """Return a rich console with the width in ``COLUMNS``; if that is not a positive number, the terminal's width.
+    """Return a rich console as wide as ``COLUMNS`` says or, if that is not a positive number, as the terminal.
 
     With a width of 0, rich would print nothing.
     """

@@ -19,7 +19,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def tensor_of(x: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Convert to a tensor and a dtype; a tensor stays on its device, and numbers go to the CPU.
+    """Return `x` as a tensor of `dtype`; a tensor stays on its device, and numbers go to the CPU.
 
     `torch.as_tensor` would move both to the default device, which can differ from the device of the data.
 
@@ -34,7 +34,7 @@ def tensor_of(x: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Convert a tensor to the most accurate dtype of its device.
+    """Return the tensor in the most accurate dtype of its device.
 
     Example:
         >>> upcast(torch.tensor(1, dtype=torch.bfloat16)).dtype
@@ -44,4 +44,4 @@ def upcast(x: Tensor) -> Tensor:
         return x
     return (
         x.float() if x.device.type == "mps" else x.double()
-    )  # as `accurate_dtype`, without the cost of a call
+    )  # the dtype of `accurate_dtype`, without the cost of a call

@@ -19,7 +19,7 @@ PathLike = str | os.PathLike[str]
 
 
 def same_file(a: PathLike, b: PathLike) -> bool:
-    """Return whether two paths lead to the same file, also through links; missing files are compared by path."""
+    """Return whether two paths lead to the same file, with links followed; missing files are compared by path."""
     try:
         return Path(a).samefile(b)
     except OSError:
@@ -30,7 +30,7 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
     """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or occurs twice.
 
     Raises:
-        FileError: there is such an output.
+        FileError: an output is one of these.
     """
     taken: list[PathLike] = [file for path in inputs if path is not None for file in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
@@ -84,10 +84,10 @@ def check_input(path: PathLike, name: str) -> None:
 
 
 def check_writable(path: PathLike) -> None:
-    """Raise if `write` could not write to a path. Call it before a long computation.
+    """Raise if `write` could not write to a path. Call this function before a long computation.
 
-    It leaves no file behind and does not change an existing file. A pipe stays open until `write`, because its reader
-    would take a close for the end of the data.
+    The check leaves no file behind and does not change an existing file. A pipe stays open until `write`, because its
+    reader would take closing the pipe for the end of the data.
 
     Arguments:
         path: the file to write later.
@@ -112,7 +112,7 @@ def check_writable(path: PathLike) -> None:
         if mode is not None and stat.S_ISFIFO(mode):
             _waiting[_identity(path)] = _open_pipe(path)
         elif _is_replaced(mode):
-            # Create a file to find out: a directory may be full, read-only, or protected by more than its mode.
+            # The check creates a file, because a directory may be full, read-only, or protected by more than its mode.
             target = _resolved(path)
             if len(os.fsencode(target.name)) > os.pathconf(target.parent, "PC_NAME_MAX"):
                 raise _os_error(errno.ENAMETOOLONG)
@@ -147,7 +147,7 @@ def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
     """Write several files as `write` does, texts in UTF-8, either all of them or none.
 
     Raises:
-        FileError: one file cannot be written; then all files are unchanged.
+        FileError: a file cannot be written. All files are then unchanged.
     """
     with ExitStack() as stack:
         outputs: list[_Output] = []
@@ -171,7 +171,7 @@ def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
 
 @contextmanager
 def open_output(path: PathLike) -> Generator[BinaryIO]:
-    """Open a file for writing bytes; it gets its name at the end, if no error was raised."""
+    """Open a file for writing bytes; the file gets its name at the end of the context, if no error was raised."""
     output = _Output(path)
     try:
         yield output.file
@@ -182,7 +182,7 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 class _Output:
-    """A file during writing: it is unnamed, if the system supports that, until it is committed in one step."""
+    """A file during writing. If the system supports it, the file has no name until `commit` names it in one step."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = path
@@ -209,7 +209,7 @@ class _Output:
         self.file = os.fdopen(number, "wb")
 
     def finish(self) -> None:
-        """Write all content to the disk."""
+        """Write buffered content to the disk, with the permissions of the file that this file replaces."""
         self.file.flush()
         if not self._direct:
             os.fsync(self.file.fileno())
@@ -217,7 +217,7 @@ class _Output:
                 os.fchmod(self.file.fileno(), stat.S_IMODE(self._mode))
 
     def commit(self, *, keep_old: bool = False) -> None:
-        """Give the file its name; with `keep_old`, `undo` can restore the old file."""
+        """Give the file its name, in place of an existing file; with `keep_old`, `undo` can restore that file."""
         if self._direct:
             return
         if keep_old and not self._is_new:
@@ -253,7 +253,8 @@ class _Output:
                 name.unlink(missing_ok=True)
 
     def _link(self, unnamed: str, name: Path) -> None:
-        # Python follows the /proc link only if a `dir_fd` is passed; the absolute path ignores its value.
+        # Python follows the /proc link only if a `dir_fd` is passed. For an absolute path, the value of `dir_fd` is
+        # ignored.
         os.link(unnamed, name, src_dir_fd=self.file.fileno(), follow_symlinks=True)
 
     def _beside(self) -> Path:
@@ -283,7 +284,7 @@ def matched(path: PathLike) -> list[Path]:
 
 
 def _lies_in(path: PathLike, folder: PathLike) -> bool:
-    """Return whether a path leads into a folder, or to a file that a link in the folder points to."""
+    """Return whether `path` is inside `folder`, or is a file that a link in `folder` points to."""
     if _resolved(path).is_relative_to(_resolved(folder)):
         return True
     with suppress(OSError):
@@ -292,7 +293,7 @@ def _lies_in(path: PathLike, folder: PathLike) -> bool:
 
 
 def _mode(path: PathLike) -> int | None:
-    """Return the type and permissions of the target of a path, or None if it does not exist."""
+    """Return the mode (type and permissions) of the file that a path leads to, or None if there is no such file."""
     try:
         return Path(path).stat().st_mode
     except FileNotFoundError:
@@ -300,14 +301,14 @@ def _mode(path: PathLike) -> int | None:
 
 
 def _resolved(path: PathLike) -> Path:
-    return Path(os.path.realpath(path))  # unlike Path.resolve, no error for a loop of links
+    return Path(os.path.realpath(path))  # unlike Path.resolve, raises no error for a loop of links
 
 
 def _is_replaced(mode: int | None) -> bool:
     return mode is None or stat.S_ISREG(mode)
 
 
-# Open pipes from `check_writable` that `write` has not used yet, by device and inode.
+# The descriptors of pipes that `check_writable` opened and `write` has not used yet, by device and inode.
 _waiting: dict[tuple[int, int], int] = {}
 
 
@@ -317,14 +318,14 @@ def _identity(path: PathLike) -> tuple[int, int]:
 
 
 def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
-    """Open a pipe, a device or a socket; `_Output.discard` closes it."""
+    """Return an open pipe, device or socket, which `_Output.discard` closes."""
     if mode is None or not stat.S_ISFIFO(mode):
         return Path(path).open("wb")
     return os.fdopen(_open_pipe(path), "wb")
 
 
 def _open_pipe(path: PathLike) -> int:
-    """Open a pipe for writing; raise if it has no reader, because opening would block forever."""
+    """Return the descriptor of a pipe opened for writing; raise if there is no reader, because opening would block."""
     number = _waiting.pop(_identity(path), None)
     if number is not None:
         return number
@@ -350,7 +351,7 @@ def _os_error(number: int) -> OSError:
 
 @contextmanager
 def write_errors(path: PathLike, more: str = "") -> Generator[None]:
-    """Convert a system error into a FileError that names the file; `more` is appended to its advice."""
+    """Convert a system error in the context into a FileError that names the file; `more` is appended to the remedy."""
     try:
         yield
     except (OSError, ValueError) as error:

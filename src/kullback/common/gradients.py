@@ -1,4 +1,4 @@
-"""Gradients by the arguments of a function, inside the backward pass of an autograd function."""
+"""Gradients of a function with respect to its arguments, for use in the backward pass of an autograd function."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def gradients_of(
     grad: Tensor,
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return the wanted gradients of the sum of `grad` times the values of `function`, by its arguments.
+    """Return the wanted gradients of the sum of `grad` times the values of `function`, one for each argument.
 
-    Each is a partial derivative: the other arguments are constant. If one argument is computed from another, autograd
-    adds that path later. So the function gets aliases of the arguments; derivatives by the arguments themselves would
-    count the path twice.
+    Each gradient is a partial derivative, with the other arguments constant. If one argument is computed from another,
+    autograd adds that dependence later. So the function gets aliases of the arguments, because derivatives with respect
+    to the arguments themselves would count the dependence twice.
 
     The gradients can be differentiated again if grad mode is on, as in a backward pass with ``create_graph=True``.
     """

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 
-# torch has no public function that detects the batched tensors of vmap and of batched gradients.
+# Private functions are needed, because torch has no public function that detects the batched tensors of vmap and of
+# batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 _is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 _dispatch_mode: Callable[[Any], Any] = torch._C._get_dispatch_mode  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -48,7 +49,7 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
 
 
 def array_of(x: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the values of a Series or of an array of Arrow, whose missing values become NaN or None."""
+    """Return the values of a Series or an Arrow array as a NumPy array; missing values of Arrow become NaN or None."""
     if not type(x).__module__.startswith("pyarrow."):
         return x.to_numpy()
     if hasattr(x.type, "index_type"):  # categories
@@ -80,7 +81,7 @@ def unmasked(call: str, argument: str, x: object) -> object:
 
 
 def _mask_remedy(call: str, name: str, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
-    """Return the expressions for the readings of a mask: classes without mass, or entries to leave out."""
+    """Return the remedies for a masked array: fill it if masked classes have no mass, or leave masked entries out."""
     in_logs = call in ("Logits", "LogProbs")
     if not in_logs and call not in ("Counts", "Probs"):
         return f"{name}.compressed() without these entries, or {name}.filled(value)"
@@ -108,9 +109,9 @@ def _sharable(x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any
 
 
 def number_from(x: object) -> float:
-    """Return a real number as a float; NaN, which fails every range check, for other objects.
+    """Return a real number as a float; for any other object return NaN, which fails every range check.
 
-    A tensor gives NaN, because it may require a gradient. True gives NaN, because it would count as 1.
+    A tensor gives NaN, because a tensor may require a gradient. True gives NaN, because it would otherwise count as 1.
     """
     if type(x) is float:
         return x
@@ -121,10 +122,10 @@ def number_from(x: object) -> float:
 
 
 def whole_from(x: object) -> int | None:
-    """Return an integer, including NumPy's, as an int; None for other objects, including True."""
+    """Return an integer of Python or NumPy as an int; None for any other object, including True."""
     if type(x) is int:
         return x
-    # Check None first: every compiled loss passes it, and torch 2.11 cannot compile a `try` that raises.
+    # None is checked first: every compiled loss passes None, and torch 2.11 cannot compile a `try` that raises.
     if x is None or isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype == torch.bool):
         return None
     try:
@@ -156,7 +157,7 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
 
 
 def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return the expression for an array, or for an object with `to_numpy`; None if the data is not numeric."""
+    """Return an expression that converts an array, or an object with `to_numpy`, to a tensor; None if not numeric."""
     try:
         array = x if isinstance(x, np.ndarray) else array_of(x)
     except (TypeError, ValueError):
@@ -189,9 +190,10 @@ def dense(call: str, argument: str, x: Tensor) -> Tensor:
 
 
 def recordable(x: Tensor) -> Tensor:
-    """Return `x`, or a copy if it was made under ``torch.inference_mode`` and autograd may record a gradient.
+    """Return `x`, or a copy if `x` was made under ``torch.inference_mode`` and autograd may record a gradient.
 
-    Autograd does not save tensors of inference mode, because it cannot detect changes before the backward pass.
+    Autograd does not save tensors of inference mode, because it cannot detect changes of these tensors before the
+    backward pass.
     """
     if torch.compiler.is_compiling() or not x.is_inference():
         return x
@@ -224,7 +226,7 @@ def check_dense(call: str, argument: str, x: Tensor) -> None:
 
 
 def are_ordinary(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all are dense tensors of real numbers that have values and that autograd can save."""
+    """Return whether all tensors are dense, have real values that Python can read, and can be saved by autograd."""
     for x in tensors:
         if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_nested:
             return False
@@ -236,7 +238,7 @@ def are_ordinary(tensors: Iterable[Tensor]) -> bool:
 
 
 def are_logits(*tensors: Any) -> bool:
-    """Return whether all are plain dense floating-point tensors with dimensions, which need no further check."""
+    """Return whether all are plain dense floating-point tensors of one dimension or more, which need no other check."""
     for x in tensors:
         if type(x) not in _PLAIN or x.dtype not in _FLOATS or x.layout is not torch.strided:
             return False
@@ -272,7 +274,7 @@ def unusual(x: Tensor) -> tuple[str, str] | None:
 
 
 def is_integer(x: Tensor) -> bool:
-    """Return whether a tensor has a dtype of integers."""
+    """Return whether a tensor has an integer dtype. Bool is not an integer dtype."""
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
@@ -285,9 +287,9 @@ def is_fake(x: Tensor) -> bool:
 
 
 def is_other_storage(x: Tensor) -> bool:
-    """Return whether `x` is of a class that stores its numbers in another form, such as a quantized weight of torchao.
+    """Return whether the class of `x` stores numbers in its own form, as a quantized weight of torchao does.
 
-    Such a class defines which operations it supports. DTensor is one too.
+    Such a class decides which operations it supports. DTensor is such a class too.
     """
     if torch.compiler.is_compiling() or type(x) in _PLAIN or is_fake(x):
         return False
@@ -296,12 +298,12 @@ def is_other_storage(x: Tensor) -> bool:
 
 
 def can_inspect(x: Tensor) -> bool:
-    """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or without values."""
+    """Return whether Python can read the values of `x`; False while compiling, under ``vmap``, or without values."""
     return can_inspect_all((x,))
 
 
 def can_inspect_all(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether Python can read the values of all tensors; None stands for a tensor that is left out."""
+    """Return whether Python can read the values of all tensors; entries that are None are ignored."""
     if torch.compiler.is_compiling() or _dispatch_mode(_PROXY) is not None:
         return False
     for x in tensors:
@@ -313,18 +315,18 @@ def can_inspect_all(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def is_traced() -> bool:
-    """Return whether ``make_fx`` records the operations, as in ``torch.func.linearize``: values are then unknown."""
+    """Return whether ``make_fx`` records the operations, as in ``torch.func.linearize``, so that values are unknown."""
     return _dispatch_mode(_PROXY) is not None
 
 
 def first_of(mask: Tensor) -> str:
-    """Describe the true entries of a mask: their number and the first index."""
+    """Return a text about the true entries of a mask: their number and the first index."""
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
 
 
 def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
-    """Describe the first wrong value: the value, its index, and how many are wrong."""
+    """Return a text about the first wrong value: the value, its index, and the number of wrong values."""
     index = tuple(int(i) for i in wrong.nonzero()[0])
     count = f"the first of {int(wrong.sum())} in {wrong.numel()}"
     return f"{values[index].item():g} at index {index}{place}, {count}"

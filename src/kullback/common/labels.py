@@ -1,4 +1,4 @@
-"""Labels of classes: of Series, data frames, mappings and sequences, and the comparison of two sides' labels."""
+"""Labels of classes, from Series, data frames, mappings and sequences, and the comparison of P's and Q's labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kullback.errors import ArgumentValueError, invalid_type, invalid_value, saf
 
 Labels = tuple[Hashable, ...]
 
-# One object for all missing values of a type, which equals itself in tuples and dictionaries.
+# One object replaces all missing values of a type, because an object equals itself in tuples and dictionaries.
 _NAN, _NOT_A_TIME = math.nan, np.datetime64("NaT")
 # Names that pandas and Polars give to a column of counts or shares.
 _COUNT_NAMES = frozenset(("count", "counts", "proportion", "len", "n"))
@@ -31,7 +31,7 @@ class Labeled(NamedTuple):
         values: the numbers; the classes are their last dimension.
         labels: one label for each class; None without labels.
         rows: the labels of the rows, for a table.
-        may_count_rows: whether the labels are an index of integers, which may be numbers of classes or of rows.
+        may_count_rows: whether the labels are an index of integers, which may number classes or rows.
     """
 
     values: object
@@ -52,7 +52,7 @@ def labeled(call: str, x: object) -> Labeled:
 
 
 def labels_from(call: str, labels: object) -> Labels:
-    """Return labels of any sequence, array or Series; equal missing values become one object."""
+    """Return the labels in a sequence, array or Series as a tuple; missing values of one type become one object."""
     if isinstance(labels, np.ma.MaskedArray) and bool(np.ma.getmaskarray(labels).any()):
         raise invalid_value(
             call,
@@ -83,7 +83,7 @@ def labels_from(call: str, labels: object) -> Labels:
 
 
 def _unified(label: Any) -> Any:
-    """Return a label; NaN of any type as one object, because NaN does not equal NaN."""
+    """Return the label, or one fixed object for NaN of any type, because NaN does not equal NaN."""
     if isinstance(label, str) or label is None:
         return label
     if isinstance(label, tuple):
@@ -96,14 +96,14 @@ def _unified(label: Any) -> Any:
 
 
 def same_labels(p: Labels, q: Labels) -> bool:
-    """Return whether labels are equal, in the same order; pandas' NA equals itself alone."""
+    """Return whether the labels of P and Q are equal and in the same order; pandas' NA equals only itself."""
     return len(p) == len(q) and all(
         a is b or (hash(a) == hash(b) and a == b) for a, b in zip(p, q, strict=True)
     )
 
 
 def check_one_type(call: str, p: Labels, q: Labels) -> None:
-    """Raise if the types of the labels keep a label of one side from equal labels of the other, such as 1 and '1'."""
+    """Raise if labels of P and Q differ only in their type, such as 1 and '1', and therefore would not match."""
     for types_of in (_types, _missing_types):
         of_p, of_q = types_of(p), types_of(q)
         if of_p and of_q and not of_p.keys() & of_q.keys():
@@ -139,7 +139,7 @@ def _type_name(label: object) -> str:
 
 
 def _types(labels: Labels) -> dict[str, Any]:
-    """Return the first label of each type, without missing values; types whose values can be equal count as one."""
+    """Return the first label of each type except missing values; types whose values can be equal count as one."""
     types: dict[str, Any] = {}
     for label in labels:
         if _missing_type(label) is None:
@@ -157,10 +157,10 @@ def is_missing(x: object) -> bool:
 
 
 def _missing_type(label: Any) -> str | None:
-    """Return the name of a missing value; None for other labels."""
+    """Return the name of a missing value, such as "NaN"; None for other labels."""
     if label is None or label is _NAN or label is _NOT_A_TIME:
         return "None" if label is None else "NaN" if label is _NAN else "NaT"
-    name = type(label).__name__  # without an import of pandas
+    name = type(label).__name__  # the name of the class is compared, so that pandas need not be imported
     return {"NAType": "NA", "NaTType": "NaT"}.get(name)
 
 
@@ -179,7 +179,7 @@ def _type_of(label: Any) -> str:
 
 
 def _spelling(label: Any) -> str:
-    """Return the text of a label, equal for numbers of any precision and for their texts."""
+    """Return the text of a label. Numbers of any precision and their texts give the same text."""
     if isinstance(label, bytes):
         return label.decode(errors="replace")
     if isinstance(label, str | Number | np.number) and not isinstance(label, bool | np.bool_):
@@ -194,12 +194,12 @@ def _spelling(label: Any) -> str:
 
 
 def _of_mapping(call: str, x: Mapping[Hashable, Any]) -> Labeled:
-    """Return the values by key: a number for each key, or a column for each key."""
+    """Return the values of a mapping, labeled by its keys: a number or a column for each key."""
     labels, values = labels_from(call, tuple(x)), list(x.values())
     if values and all(isinstance(value, Tensor) for value in values):
         if len({value.shape for value in values}) > 1:
             raise _unequal(call)
-        stacked = torch.stack(values, -1)  # which keeps the gradient
+        stacked = torch.stack(values, -1)  # stacking keeps the gradient
     elif not any(hasattr(value, "__len__") for value in values):
         return Labeled(values, labels)
     else:
@@ -226,7 +226,7 @@ def _is_labeled(x: object) -> bool:
 
 
 def _of_rows(call: str, x: list[Any]) -> Labeled:
-    """Return a list of labeled rows; all of them have the same labels in the same order."""
+    """Return the rows of a list as one array with their labels; raise unless all rows have the same labels in order."""
     rows = [labeled(call, row) for row in x]
     if any(row.labels != rows[0].labels for row in rows):
         raise invalid_value(
@@ -255,7 +255,7 @@ def _of_pandas_frame(call: str, frame: Any) -> Labeled:
     if not all(kind in "iuf" for kind in kinds):
         return Labeled(frame)
     values = frame.to_numpy()
-    if values.dtype == object:  # of pandas' own dtypes, which have NA
+    if values.dtype == object:  # such as pandas' nullable dtypes, which have NA
         values = frame.to_numpy(dtype="float64", na_value=math.nan)
     columns, rows = labels_from(call, frame.columns), labels_from(call, frame.index)
     return Labeled(values, columns, rows, _kind(frame.columns) in "iu")
@@ -267,7 +267,7 @@ def _kind(column: Any) -> str:
 
 
 def _has_labels_first(call: str, kinds: list[str], second: object, *, is_table: bool) -> bool:
-    """Return whether two columns are labels and their numbers, not the numbers of two classes."""
+    """Return whether the first of two columns contains labels, so that only the second contains numbers."""
     if kinds[0] not in "iuf":
         return kinds[1] in "iuf"
     if str(second).lower() in _COUNT_NAMES:
@@ -302,7 +302,7 @@ def _of_polars_frame(call: str, frame: Any) -> Labeled:
         for dtype in frame.dtypes
     ]
     if frame.width == 2 and kinds[1] != "O":
-        is_counted = call == "Counts"  # whose frames of two columns are those of `value_counts`
+        is_counted = call == "Counts"  # a frame of two columns passed to `Counts` comes from `value_counts`
         if is_counted or _has_labels_first(call, kinds, frame.columns[1], is_table=False):
             return Labeled(frame.to_series(1).to_numpy(), labels_from(call, frame.to_series(0).to_list()))
     if frame.width < 2 or "O" in kinds:

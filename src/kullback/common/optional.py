@@ -8,12 +8,12 @@ from typing import Any
 
 from kullback.errors import OptionalDependencyError
 
-# Packages whose name for pip differs from their import name.
+# The name for pip of each package whose import name differs from it.
 _DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn"}
 
 
 def load(module: str, feature: str) -> Any:
-    """Import an optional package, or a module of it, that `feature` needs.
+    """Return the imported module of an optional package that `feature` needs.
 
     Raises:
         OptionalDependencyError: the package cannot be imported.

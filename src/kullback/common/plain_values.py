@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 def json_safe(value: Any) -> Any:
-    """Replace NaN and infinities by strings and tuples by lists, at any depth.
+    """Return the value with NaN and infinities replaced by strings, and tuples by lists, at any depth.
 
     Example:
         >>> json_safe({"value": (1.5, float("inf"))})
@@ -27,9 +27,9 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
     """Return all numbers in nested dicts and lists, under their paths joined by ``/``.
 
     True and False become 1 and 0; infinities and NaN stay floats. None and strings are left out.
-    The ends of an ``interval`` are ``lower`` and ``upper``. A list of one number has the name of the list, and the
-    numbers of a longer list have their places. Objects in a list have their names: of a column, a model or a batch; if
-    two names are equal, their places. Objects without names, such as the worst rows, are left out.
+    The ends of an ``interval`` are ``lower`` and ``upper``. A number that is alone in a list is named by the list. The
+    numbers of a longer list are named by their positions. Objects in a list are named by their column, model or batch
+    or, if two names are equal, by their positions. Objects without names, such as the worst rows, are left out.
 
     Arguments:
         value: the fields of a result.
@@ -48,7 +48,7 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
 
 
 def _items(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Return the parts of a dict or list with their keys; a list of one number has the key ``""``."""
+    """Yield the parts of a dict or list with their keys; the key of a number that is alone in a list is ``""``."""
     if isinstance(value, dict):
         yield from cast("dict[str, Any]", value).items()
     elif isinstance(value, list | tuple):

@@ -16,7 +16,7 @@ Update = Callable[[int, int | None], None]
 
 @contextmanager
 def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Generator[Update | None]:
-    """Show a progress bar; the context value is a function that updates it, or None if no bar can be shown.
+    """Show a progress bar. The context yields a function that updates the bar, or None if no bar can be shown.
 
     Arguments:
         what: a plural noun for the counted items.
@@ -41,7 +41,7 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
     def update(done: int, total: int | None) -> None:
         bar.update(task, completed=done, total=total)
         if time.monotonic() - begun >= patience:
-            bar.start()  # later calls have no effect
+            bar.start()  # calls after the first have no effect
 
     try:
         yield update
@@ -51,7 +51,7 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
 
 @contextmanager
 def progress_text(*, show: bool = True) -> Generator[Callable[[str], object] | None]:
-    """Show a status text; the context value is a function that replaces it, or None if no text can be shown."""
+    """Show a status text. The context yields a function that replaces the text, or None if no text can be shown."""
     if not _can_show(show):
         yield None
         return

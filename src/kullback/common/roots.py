@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int = 110) -> Tensor:
-    """Return the root of an increasing function, to the last digit; an end of the interval if it contains no root."""
+    """Return the root of an increasing function in [low, high], to the last digit; without a root, the nearer end."""
     for _ in range(steps):
         middle = (low + high) / 2
         is_below = f(middle) < 0
@@ -18,7 +18,7 @@ def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int 
 
 
 def log_root(f: Callable[[Tensor], Tensor], like: Tensor, low: float = -690.0, high: float = 690.0) -> Tensor:
-    """Return the positive root of an increasing function; 0 or infinity if it has none."""
+    """Return the positive root of an increasing function, by bisection of log x; 0 or infinity if there is none."""
     log_x = bisect(lambda u: f(torch.exp(u)), torch.full_like(like, low), torch.full_like(like, high))
     root = torch.exp(log_x)
     return torch.where(log_x > high - 1, torch.inf, torch.where(log_x < low + 1, 0.0, root))

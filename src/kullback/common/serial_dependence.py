@@ -54,6 +54,13 @@ _FADED = 0.6
 _AROUND = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
 # The smallest share of continuous rows with an equal row that counts as repetition.
 _LEAST_REPEATED = 0.1
+# The probability that atoms appear to repeat evenly, beside a density.
+_FALSE_ALARMS_OF_ATOMS = 1e-3
+# If repeated values have more rows each than this, they may be atoms. They are if the values that occur once are more
+# than this multiple of the geometrically expected number, or if they are fewer than this part of the squared number.
+_SELDOM, _MOST_SINGLES, _FEW_VALUES = 3.0, 3.0, 3.0
+# If a larger share of the repeated values occurs in the other data set, they are atoms of both.
+_MOST_ELSEWHERE = 0.5
 
 
 @dataclass(frozen=True)
@@ -262,14 +269,19 @@ def block_labels(rows: int, blocks: int) -> Integers:
     return np.arange(rows) * blocks // rows
 
 
-def repeated_rows(x: Floats) -> SerialDependence | None:
+def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | None:
     """Return the dependence from repeated rows of continuous numbers, shape (n, d); None if rows do not repeat.
 
-    Rounded numbers and mixtures with atoms also have equal values. Rows count as repeated only if two conditions hold.
-    First, no row is far more frequent than the others. Second, some column is continuous among the distinct rows: its
-    values seldom repeat, and they are not on a lattice, where the gaps between neighboring values are equal. Values
-    with few digits, such as prices, count as atoms, unless all rows repeat about equally often. Independent draws do
-    not repeat so evenly.
+    Rounded numbers and mixtures with atoms also have equal values. Rows
+    count as repeated only if three conditions hold. First, no row is far more frequent than the others. Second, some
+    column is continuous among the distinct rows: its values seldom repeat, and they are not on a lattice, where the
+    gaps between neighboring values are equal. Values with few digits, such as prices, count as atoms, unless all rows
+    repeat about equally often. Independent draws do not repeat so evenly. Third, many distinct rows repeat, or they
+    repeat evenly. A few values that many rows share are atoms, also beside a density (`_are_atoms`).
+
+    Arguments:
+        x: the rows.
+        other: the numbers of another data set, shape (m, 1). Numbers that repeat here and occur there are atoms.
     """
     n = len(x)
     if n < _FEWEST_ROWS:
@@ -286,10 +298,29 @@ def repeated_rows(x: Floats) -> SerialDependence | None:
     if again.sum() < _LEAST_REPEATED * n or len(again) < FEWEST_BLOCKS or again.max() > 8 * np.median(again):
         return None
     continuous = [column[first] for column in x.T if _is_continuous(column[first])]
-    if not continuous or (all(map(_has_few_digits, continuous)) and not _are_even(counts)):
+    if not continuous:
         return None
+    if not _are_even(counts, _FALSE_ALARMS):
+        is_elsewhere = other is not None and np.isin(x[first[counts > 1], 0], other).mean() > _MOST_ELSEWHERE
+        are_atoms = _are_atoms(counts) and not _are_even(again, _FALSE_ALARMS_OF_ATOMS)
+        if is_elsewhere or are_atoms or all(map(_has_few_digits, continuous)):
+            return None
     time = float(np.square(counts).sum()) / n
     return SerialDependence("repeats", n, time, 0, labels.reshape(-1).astype(np.int64))
+
+
+def _are_atoms(counts: Integers) -> bool:
+    """Return whether few values repeat often, from how often each value occurs.
+
+    They are fewer than a third of the square of the mean number of their rows. Or many values occur once, as those of a
+    density do. Of records that come geometrically often, with mean mu, those that come again come mu + 1 times on
+    average, and 1 / (mu - 1) times their number come once.
+    """
+    again = counts[counts > 1]
+    often, once = float(again.mean()), len(counts) - len(again)
+    if len(again) < often**2 / _FEW_VALUES:
+        return True
+    return often > _SELDOM and once * (often - 2) > _MOST_SINGLES * len(again)
 
 
 def _is_continuous(distinct: Floats) -> bool:
@@ -312,20 +343,29 @@ def _has_few_digits(values: Floats) -> bool:
     return all(kind(f"{value:.6g}") == kind(value) for value in values)
 
 
-def _are_even(counts: Integers) -> bool:
-    """Return whether the counts of values vary significantly less than in draws of equally likely values."""
-    mean, values = float(counts.mean()), len(counts)
-    rate = mean  # the rate of the zero-truncated Poisson distribution with this mean, by Newton's method
-    for _ in range(50):
-        rate -= (rate + mean * math.expm1(-rate)) / (1 - mean * math.exp(-rate))
-    variance = mean * (1 + rate - mean)
-    raw = [mean * rate**k for k in range(4)]  # factorial moments
-    third, fourth = raw[2] + 3 * raw[1] + mean, raw[3] + 6 * raw[2] + 7 * raw[1] + mean
-    fourth += mean * (-4 * third + mean * (6 * (variance + mean**2) - 3 * mean**2))  # about the mean
+def _are_even(counts: Integers, false_alarms: float) -> bool:
+    """Return whether the counts vary significantly less than Poisson numbers of at least their smallest possible one.
+
+    This is 1 if some value occurs once, else 2. Draws of equally likely values have such counts.
+    """
+    least, mean, values = min(int(counts.min()), 2), float(counts.mean()), len(counts)
+    if mean == least:
+        return True
+    k = np.arange(least, math.ceil(mean + 12 * math.sqrt(mean) + 30), dtype=np.float64)
+    log_factorial = np.array([math.lgamma(number + 1) for number in k])
+    shares = np.full(len(k), 1 / len(k))
+    low, high = 0.0, mean  # of the rate of the truncated Poisson distribution with this mean
+    for _ in range(60):
+        rate = (low + high) / 2
+        logs = k * math.log(rate) - log_factorial
+        shares = np.exp(logs - logs.max())
+        shares /= shares.sum()
+        low, high = (low, rate) if shares @ k > mean else (rate, high)
+    variance, fourth = (float(shares @ (k - mean) ** power) for power in (2, 4))
     # The sample variance is about chi-squared distributed, with degrees of freedom that match its own variance; use
     # the normal approximation of Wilson and Hilferty.
     cubed = (2 / (values - 1) + (fourth / variance**2 - 3) / values) / 9
-    limit = 1 - cubed + NormalDist().inv_cdf(_FALSE_ALARMS) * math.sqrt(cubed)
+    limit = 1 - cubed + NormalDist().inv_cdf(false_alarms) * math.sqrt(cubed)
     return math.cbrt(float(counts.var(ddof=1)) / variance) < limit
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-MOST_NUMBERS = 6  # larger tensors are shown by their shape
+MOST_NUMBERS = 6  # a tensor with more elements is shown by its shape
 
 
 class _Short(reprlib.Repr):
@@ -30,7 +30,7 @@ _SHORT = _Short()
 
 
 def short_repr(made: object, values: Mapping[str, object]) -> str:
-    """Return a repr of `made` with these values, each cut if it is long.
+    """Return a repr of `made` with the given values, each shortened if it is long.
 
     Example:
         >>> short_repr(1, {"a": list(range(9)), "b": "text"})

@@ -1,11 +1,11 @@
-"""Special functions and constants with full precision, also where the plain formula subtracts nearly equal numbers.
+"""Special functions with full precision, even where the plain formula subtracts nearly equal numbers.
 
-The Bregman divergence of a convex f from a to b is f(b) - f(a) - (b - a) f'(a). Closed forms of KL within an
-exponential family are such differences. These functions compute them as sums of non-negative terms.
+The Bregman divergence of a convex f from a to b is f(b) - f(a) - (b - a) f'(a). KL within an exponential family is such
+a divergence. These functions compute it as a sum of non-negative terms.
 
 Most functions have two branches: a short series or quadrature rule for nearby arguments, and the plain formula for
-others. A branch must not overflow where the other one is used, because its gradient would be 0 times infinity.
-Therefore the arguments of both branches are clamped.
+others. A branch must not overflow where the other branch is selected, because the gradient of the unselected branch
+would be 0 * inf. Therefore the arguments of both branches are clamped.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 LARGEST_EXPONENT = 709.0
 """The logarithm of the largest float64, rounded down."""
-# e^d - 1 - d = d^2 (1/2 + d/6 + d^2/24 + ...). At this |d|, the omitted terms and the cancellation in the plain formula
-# both cost about three digits of sixteen.
+# e^d - 1 - d = d^2 (1/2 + d/6 + d^2/24 + ...). At |d| = 0.004, the omitted terms of the series and the cancellation in
+# the plain formula both cost about three of sixteen digits.
 _EXPM1MX_NEAR = 0.004
 _EXPM1MX = (1 / 2, 1 / 6, 1 / 24, 1 / 120)
-# 2 atanh(u) - 2u = u^3 (2/3 + 2 u^2/5 + 2 u^4/7 + ...). Up to this |u|, the omitted terms are below 1e-13 of the result
-# of `itakura_saito`.
+# 2 atanh(u) - 2u = u^3 (2/3 + 2 u^2/5 + 2 u^4/7 + ...). For |u| up to 0.02, the omitted terms are below 1e-13 of the
+# result of `itakura_saito`.
 _ATANH_NEAR = 0.02
 _ATANH = (2 / 3, 2 / 5, 2 / 7)
-# Stirling's series, whose omitted terms are below float64's last digit for x above _FAR:
-# lgamma(x) = (x - 1/2) log x - x + log(2 pi) / 2 + sum_k c_k x^-(2k - 1)
+# Stirling's series. For x above _FAR, the omitted terms are below float64's last digit: lgamma(x) = (x - 1/2) log x - x
+# + log(2 pi) / 2 + sum_k c_k x^-(2k - 1)
 _FAR = 10.0
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _STIRLING_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_STIRLING))
@@ -41,13 +41,15 @@ _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.
 # Gaussian quadrature with four nodes on [0, 1].
 _EVEN_NODES = (0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288)
 _EVEN_WEIGHTS = (0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929)
-# If |b - a| / (a + b) is below this, quadrature gives thirteen digits.
+# If |b - a| / (a + b) is below this bound, quadrature gives thirteen digits.
 _RULE_NEAR = 0.05
-# -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x, to float64's last digits for x above _FAR
+# The coefficients of -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x, exact to float64's last digits for x
+# above _FAR.
 _TETRAGAMMA = (1, 1, 1 / 2, 0, -1 / 6, 0, 1 / 6, 0, -3 / 10, 0, 5 / 6)
-# Below this, x log x is negligible compared to log x, and 1 / x^2 may overflow.
+# For x below this bound, x log x is negligible compared to log x, and 1 / x^2 may overflow.
 _TINY = 1e-75
-# Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., to float64's last digit for y up to 2.
+# The coefficients of Ein(y) / y for Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., exact to float64's last digit up to
+# y = 2.
 _EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
 # The depth of the continued fraction of E1, which is exact to float64's last digit from y = 2 on.
 _E1_DEPTH = 50
@@ -64,7 +66,7 @@ def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 def expm1mx(d: Tensor) -> Tensor:
     """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; non-negative, and 0 at 0.
 
-    For d above 709 it is +inf with derivative 0.
+    For d above 709, the result is +inf with derivative 0.
     """
     small = d.clamp(-_EXPM1MX_NEAR, _EXPM1MX_NEAR)
     large = d.clamp(max=LARGEST_EXPONENT)
@@ -80,7 +82,7 @@ def scaled_expm1mx(c: Tensor, d: Tensor, log_scaled: Tensor | None = None) -> Te
     if log_scaled is None:
         large = d > LARGEST_EXPONENT
         beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
-    else:  # the derivatives by c avoid cancellation
+    else:  # the derivatives with respect to c have no cancellation
         large = d > _FAR
         beyond = bounded_exp(torch.where(large, log_scaled, 0)) - c * (1 + torch.where(large, d, 0))
     return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
@@ -111,9 +113,9 @@ def clamped_quotient(a: Tensor, b: Tensor, limit: float) -> Tensor:
 
 
 def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
-    """Return `value` with the derivatives of `formula`, a less exact formula for it, of any order.
+    """Return `value` with the derivatives, of any order, of `formula`, a less exact formula for `value`.
 
-    Where the formula is not finite, the derivative is 0.
+    Where `formula` is not finite, the derivative is 0.
     """
     formula = torch.where(formula.isfinite(), formula, 0)
     return value.detach() + (formula - formula.detach())
@@ -186,8 +188,8 @@ def logit_difference(p: Tensor, q: Tensor) -> Tensor:
 def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distance: Tensor) -> Tensor:
     """Return the Bregman divergence from a to a + distance of the function f with second derivative `second`.
 
-    By Taylor's formula it is distance^2 times the integral of (1 - t) f''(a + t distance). The integrand is smooth if
-    the distance is small compared to the distance from a to the singularities of f.
+    By Taylor's formula, the divergence is distance^2 times the integral of (1 - t) f''(a + t distance) over t in [0,
+    1]. The integrand is smooth if the distance is small compared to the distance from a to the singularities of f.
     """
     values = second(torch.stack([a + t * distance for t in _NODES]))
     mean = sum((values[i] * w for i, w in enumerate(_WEIGHTS)), torch.zeros_like(a))
@@ -197,7 +199,7 @@ def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distanc
 def stirling_remainder(x: Tensor) -> Tensor:
     """Return lgamma(x) - x log x + x, the remainder of Stirling's formula.
 
-    For large x it is close to (log(2 pi) - log x) / 2.
+    For large x, the result is close to (log(2 pi) - log x) / 2.
     """
     tiny, low, inverse = x < _TINY, x.clamp(_TINY, _FAR), 1 / x.clamp(min=_FAR)
     series = HALF_LOG_2PI + torch.log(inverse) / 2 + inverse * polynomial(_STIRLING, inverse * inverse)
@@ -206,11 +208,11 @@ def stirling_remainder(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Prepare the recurrence that shifts small x into the range of Stirling's series.
+    """Return the numbers for the recurrence that shifts small x into the range of Stirling's series.
 
-    Return whether x is small, x where it is small, the numbers x, x + 1, ... of the recurrence, and 1 / x after the
-    shift. The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine digits and its
-    derivative is slow.
+    The four results are: whether x is small, x clamped to small values, the numbers x, x + 1, ... of the recurrence,
+    and 1 / x after the shift. The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine
+    digits and its derivative is slow.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)
@@ -230,7 +232,7 @@ def digamma_minus_log(x: Tensor) -> Tensor:
 
 
 def digamma(x: Tensor) -> Tensor:
-    """Return the derivative of lgamma; unlike in torch, its own derivative also has full precision."""
+    """Return the derivative of lgamma. Unlike for torch's digamma, the derivative of this function is precise too."""
     tiny = x < _TINY
     y, z = torch.where(tiny, x, 1), torch.where(tiny, 1, x)
     return torch.where(tiny, -torch.ones_like(y) / y - EULER_GAMMA, torch.log(z) + digamma_minus_log(z))
@@ -270,7 +272,7 @@ def trigamma_decrease(b: Tensor) -> Tensor:
 def _since_one(
     b: Tensor, term: Callable[[Tensor, Tensor], Tensor], derivative: Callable[[Tensor], Tensor], far: Tensor
 ) -> Tensor:
-    """Return f(1 + b) - f(1): `far`, except for small b.
+    """Return f(1 + b) - f(1), which is `far` except for small b.
 
     For small b, add the terms of the recurrence and the integral of the derivative from 11 to 11 + b.
     """
@@ -290,7 +292,7 @@ def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Te
     `distance` is b - a, if the caller knows it more accurately.
     """
     distance = b - a if distance is None else distance
-    # Where both are tiny, the function is -log x, and its second derivative may overflow.
+    # Where a and b are tiny, the function is nearly -log x, and its second derivative may overflow.
     tiny = (a < _TINY) & (b < _TINY)
     of_logs = itakura_saito(torch.where(tiny, b, 1), torch.where(tiny, a, 1), torch.where(tiny, distance, 0))
     a, b, distance = torch.where(tiny, 1, a), torch.where(tiny, 1, b), torch.where(tiny, 0, distance)

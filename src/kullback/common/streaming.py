@@ -1,7 +1,7 @@
 """Mergeable statistics of a stream of values: mean and standard error (`Moments`) and quantiles (`QuantileSketch`).
 
-Each has a state of fixed size that consists of tensors. Merging the states of blocks, processes or machines gives the
-statistics of all values.
+Each class has a state of fixed size that consists of tensors. Merging the states of blocks, processes or machines gives
+the statistics of all their values.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from kullback.common.dtypes import accurate_dtype
 from kullback.errors import invalid_value
 
-# The grid of all sketches: the largest relative error of a quantile on it, its lower and its upper end. The error
-# follows from the size of a state, 100 kB; divergences of float32 rows lie between the ends.
+# The grid of all sketches: the largest relative error of a quantile on the grid, and the grid's lower and upper end.
+# The error was chosen so that a state has 100 kB. Divergences of float32 rows are between the ends.
 _RELATIVE_ERROR, _LOWEST, _HIGHEST = 0.005, 1e-15, 1e39
 
 
 def on_device(state: Tensor, device: torch.device) -> Tensor:
-    """Move a state to a device; a floating-point state gets the most accurate dtype of that device."""
+    """Return a state on `device`; a floating-point state gets the most accurate dtype of that device."""
     return state.to(device, accurate_dtype(device) if state.is_floating_point() else state.dtype)
 
 
 def merge_moments(states: Tensor) -> Tensor:
-    r"""Merge the states of several `Moments`, shape (states, 3), into one, shape (3,).
+    r"""Return the merged state, shape (3,), of the states of several `Moments`, shape (states, 3).
 
     .. math:: M_2 = \sum_k M_{2,k} + \sum_k n_k (\bar x_k - \bar x)^2
 
@@ -52,7 +52,7 @@ class Moments:
 
     .. math:: \bar x = \frac1n \sum_i x_i, \quad \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
 
-    The deviations are taken from the mean before they are squared, so the variance of nearly equal values is accurate.
+    The mean is subtracted before the deviations are squared, so the variance of nearly equal values is accurate.
 
     Arguments:
         state: the `state` of another instance, to continue from; by default an empty state.
@@ -103,7 +103,7 @@ class Moments:
         return (self.variance / self.state[0]).sqrt()
 
     def add(self, values: Tensor) -> None:
-        """Add the values of a tensor of any shape. Gradients flow from them to `sum` and `mean`."""
+        """Add the values of a tensor of any shape. `sum` and `mean` are differentiable with respect to these values."""
         values = values.to(self.state.dtype)
         fixed = values.detach()
         mean = fixed.sum() / max(values.numel(), 1)
@@ -128,9 +128,9 @@ class QuantileSketch:
     :math:`\epsilon = 0.005`. A quantile in this bucket is returned as one value, within a factor
     :math:`1 \pm \epsilon` of all values in the bucket. The smallest and the largest value are exact.
 
-    A quantile below the grid is returned as 0, or as the minimum if that is larger. A finite quantile above it is NaN,
-    unless it is the minimum or the maximum; divergences of float32 rows are always below 1e39. ``+inf`` has its own
-    bucket and is returned as ``+inf``.
+    A quantile below the grid is returned as 0, or as the minimum if that is larger. A finite quantile above the grid is
+    returned as NaN, unless it is the minimum or the maximum. Divergences of float32 rows are always below 1e39.
+    ``+inf`` has its own bucket and is returned as ``+inf``.
 
     Arguments:
         state: the `state` of another sketch, to continue from; by default an empty state.
@@ -210,7 +210,8 @@ class QuantileSketch:
             probabilities: numbers from 0 to 1, in any shape; 0 gives the minimum, 1 the maximum.
 
         Returns:
-            the quantiles in the shape of `probabilities`, float64; NaN if there are no values, and above the grid.
+            the quantiles in the shape of `probabilities`, float64. A quantile is NaN if there are no values or if it is
+            above the grid.
 
         Raises:
             ArgumentValueError: a probability is not between 0 and 1.
@@ -241,7 +242,7 @@ class QuantileSketch:
         return torch.where((share == 0) | (low == high), low, between)
 
     def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
-        """Return the values of the given ranks, from 0 for the smallest; `filled` is the cumulative sum of counts."""
+        """Return the values with the given ranks, 0 for the smallest; `filled` is the cumulative sum of the counts."""
         bucket = torch.searchsorted(filled, rank, right=True)
         edges = _grid_edges(rank.device)
         grid = edges[:-1]
@@ -255,7 +256,7 @@ class QuantileSketch:
 
 @lru_cache(maxsize=16)
 def _grid_edges(device: torch.device) -> Tensor:
-    """Return the lower ends of all buckets except the first: the grid, the bucket of larger values, and +inf."""
+    """Return the lower ends of all buckets except the first: the points of the grid, then +inf."""
     step = math.log1p(_RELATIVE_ERROR) - math.log1p(-_RELATIVE_ERROR)
     buckets = math.ceil(math.log(_HIGHEST / _LOWEST) / step)
     grid = _LOWEST * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))

@@ -1,4 +1,4 @@
-"""Names in files, options and reports; this module is fast to import."""
+"""Names in files, options and reports. The module imports only the standard library, so its import is fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE_DIVERGENCE_NAMES = ("psi", *DIVERGENCE_NAMES)
 NO_LABEL = -100
 
 
-# Words in the names of columns that identify a row, and in those of columns with its true class.
+# Words in the names of columns that identify a row, and in the names of columns with the true class of a row.
 _IDS = frozenset(("id", "ids", "idx", "index", "rowid", "rownum", "uuid", "guid"))
 _LABELS = frozenset(
     ("class", "gold", "groundtruth", "label", "labels", "target", "targets", "truth", "y", "ytrue")
@@ -26,9 +26,9 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 
 def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
-    """Return whether a column of that name identifies rows, or holds their true classes.
+    """Return whether a column with this name identifies rows or, if `or_labels`, contains the true classes of the rows.
 
-    Numbered names, such as LABEL_0, are those of classes.
+    A name that ends in a digit, such as LABEL_0, is the name of a class and gives False.
 
     Example:
         >>> [is_name_of_ids(name) for name in ("userId", "row_id", "Unnamed: 0", "idea", "id_3", "label")]
@@ -42,7 +42,7 @@ def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
 
 
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
-    """Whether a name on the command line means a model, not a file of predictions.
+    """Return whether a name on the command line means a model, not a file of predictions.
 
     Example:
         >>> [is_model(name) for name in ("q4.gguf", "http://localhost:8000", "float32.npy")]

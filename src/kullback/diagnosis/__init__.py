@@ -1,4 +1,4 @@
-"""`diagnose`: the meaning of a call of `torch.nn.functional.kl_div`, its mistakes, and its correction."""
+"""`diagnose`: explains a call of `torch.nn.functional.kl_div`, finds its mistakes and suggests a correction."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ def diagnose(
     .. math:: \texttt{F.kl\_div(input, target)} = \sum_i p_i (\log p_i - x_i) = KL(P \| Q),
         \quad p = \texttt{target},\; x = \texttt{input} = \log q
 
-    It finds mistakes that raise no error: reversed arguments, probabilities in place of log-probabilities, a softmax
-    applied twice, along the wrong dimension or not at all. It also finds a reduction that does not divide by the number
-    of rows, zeros that become NaN, and shapes that broadcast. The contents of the tensors are inferred from their
-    values, and each finding has the evidence. The tensors are read a few times, block by block, and not copied.
+    `diagnose` finds mistakes that raise no error: exchanged arguments, probabilities in place of log-probabilities, and
+    a softmax that is applied twice, along the wrong dimension or not at all. `diagnose` also finds a reduction that
+    does not divide by the number of rows, zeros that become NaN, and shapes that broadcast. The contents of the tensors
+    are inferred from their values, and each finding states the evidence. The tensors are read a few times, block by
+    block, and are not copied.
 
     Arguments:
-        input: the first argument of the call, log-probabilities of Q, shape (..., classes); nats.
-        target: the second argument, probabilities of P, or their logarithms with `log_target`, of a shape that
-            broadcasts with `input`.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, as torch has them.
-        log_target: the argument of the call: whether `target` holds logarithms.
-        dim: the dimension that holds the classes. A tuple such as ``(-2, -1)`` means one distribution over several
-            dimensions, as heat maps are.
+        input: the first argument of the call, natural log-probabilities of Q, shape (..., classes).
+        target: the second argument of the call, probabilities of P, or their logarithms if `log_target`. Its shape must
+            broadcast with the shape of `input`.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, as in `torch.nn.functional.kl_div`.
+        log_target: whether the call states that `target` contains logarithms.
+        dim: the dimension of the classes. A tuple such as ``(-2, -1)`` means one distribution over several dimensions,
+            such as a heat map.
 
     Returns:
-        a `Diagnosis`: print it to read the report. Wrong values and shapes are findings in it, not errors.
+        a `Diagnosis`, whose ``str()`` is a report. Wrong values and shapes are reported as findings and raise no error.
 
     Raises:
         ArgumentTypeError: an argument is not a dense real tensor with values, or `log_target` is not a bool.
-        ArgumentValueError: `reduction` is not one of the four words, or a tensor has no dimension `dim`.
+        ArgumentValueError: `reduction` is not a reduction of `torch.nn.functional.kl_div`, or a tensor has no dimension
+            `dim`.
 
-    Gradient:
-        none; the arguments are detached.
+    Gradient: none: the arguments are detached.
 
     Example:
         >>> import torch, kullback
@@ -84,7 +85,7 @@ def diagnose(
 
 
 def _checked_dim(dim: object, input: Tensor, target: Tensor) -> int | tuple[int, ...]:
-    """Return the dimension of the classes, or several of them as negative numbers in order."""
+    """Return the checked dimension of the classes, or a sorted tuple of negative dimensions."""
     numbers = [
         whole_from(number) for number in cast("tuple[object, ...]", dim if isinstance(dim, tuple) else (dim,))
     ]

@@ -1,4 +1,4 @@
-"""The checks of a call, each a function that yields findings."""
+"""The checks of a call of `F.kl_div`: each is a generator of findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kullback.diagnosis.reading import Reading, interval, number
 from kullback.diagnosis.values import largest_cut
 from kullback.results.finding import Finding, Level
 
-# The advice of findings that do not depend on the call, by level. `{name}` is the argument, input or target.
+# The advice by level and code, for findings whose advice does not depend on the call. `{name}` is input or target.
 _ADVICE: dict[Level, dict[str, str]] = {
     "error": {
         "call-raises": "Fix the error in the message.",
@@ -84,7 +84,7 @@ def findings_of(case: Case) -> list[Finding]:
 
 
 def _finding(code: str, message: str, name: str = "") -> Finding:
-    """Return the finding of the catalog with that code, about the argument `name`."""
+    """Return the finding with this code from the catalog; `name` is the argument, input or target."""
     level, advice = _CATALOG[code]
     return Finding(code.format(name=name), message, level, advice.format(name=name))
 
@@ -198,7 +198,7 @@ def _representations(case: Case) -> Iterator[Finding]:
 
 
 def _representation(case: Case, name: str, reading: Reading) -> Iterator[Finding]:
-    """Compare the content of an argument with the content that the call needs."""
+    """Yield a finding if the content of an argument differs from the content that the call needs."""
     in_logs = name == "input" or case.log_target
     expected = "log-probabilities" if in_logs else "probabilities"
     message = f"{name} holds {reading.representation} ({reading.why}), but the call needs {expected}."
@@ -384,7 +384,7 @@ def _half_precision(case: Case) -> Iterator[Finding]:
 
 
 def _rounding(case: Case) -> float | None:
-    """Return the relative error of torch's sum; None if it is not the divergence."""
+    """Return the finite relative error of torch's sum, or None if this sum is not the divergence."""
     exact = case.forward
     if not (case.as_expected and exact and exact.rows == case.rows and 0 < exact.mean < float("inf")):
         return None

@@ -1,4 +1,4 @@
-"""The facts about a call that the checks use: arguments, their contents, their shapes, and the values."""
+"""`Case`: the facts about a call that the checks use, such as the contents and shapes of its arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from kullback.losses.reduction import Reduction
 
 
 class Case:
-    """The arguments of a call and the facts about them. P is `target`, Q is `input`.
+    """The arguments of a call and the facts about them; P is `target`, and Q is `input`.
 
-    `paired` holds both with their rows matched by `repair`, `forward` KL(target || input), `backward`
-    KL(input || target). `dim` is negative, and becomes another one where both are normalized along that. With `maps`,
-    several dimensions hold the classes, and `input` and `target` have them joined to one, at `dim`.
+    `paired` contains both tensors after `repair`, so that their rows match. `forward` is KL(target || input), and
+    `backward` is KL(input || target). `dim`, the dimension of the classes, is negative. If both tensors are normalized
+    along another dimension only, `dim` becomes that dimension. If `maps` is not None, several dimensions contain the
+    classes, and they are joined to the dimension `dim` of `input` and `target`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Case:
             )
 
     def _read(self) -> None:
-        """Infer what both tensors hold; before truncation, since truncated rows do not sum to one."""
+        """Infer the contents of both tensors before any classes are cut off: shortened rows do not sum to one."""
         whole = not (self.paired and self.repair) or self.repair.how == "cut-classes"
         a, b = (self.input, self.target) if whole or not self.paired else self.paired
         self.read_input = read(a, self.dim, logs_expected=True)
@@ -105,7 +106,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """The number of pairs of rows in torch's result."""
+        """The number of pairs of rows in torch's result, or 1 if torch raises an error."""
         return math.prod(self.values["none"]) // max(self.classes, 1) if self.values else 1
 
     @property
@@ -115,7 +116,7 @@ class Case:
 
     @property
     def stray_labels(self) -> Occurrences:
-        """Class indices outside the range of the classes."""
+        """The entries of `target` that are neither class indices nor torch's index to ignore."""
         labels = self.target.long().reshape(self.target.shape or (1,))
         occurrences = Occurrences(tuple(labels.shape), -1)
         occurrences.add(((labels < 0) & (labels != NO_LABEL)) | (labels >= self.classes), 0)
@@ -129,6 +130,6 @@ class Case:
 
     @property
     def as_expected(self) -> bool:
-        """Whether both tensors hold distributions in the form that torch expects."""
+        """Whether both tensors contain distributions in the form that torch expects."""
         a, b = self.read_input, self.read_target
         return bool(a and b and a.normalized and b.normalized and a.in_logs and b.in_logs == self.log_target)

@@ -1,4 +1,4 @@
-"""The result of `diagnose`, as a text to read and as a dict."""
+"""`Diagnosis`: the result of `diagnose`, which has a text for readers and a dict for scripts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class TensorSummary:
     """A description of one argument.
 
     Attributes:
-        shape, dtype, device: of the tensor.
-        representation: its content, inferred from its values, such as ``"logits"`` or ``"probabilities"``.
-        why: the evidence in its values.
-        row_sums: the smallest and the largest sum of a row (of its exponentials, for logarithms); None if no row has a
+        shape, dtype, device: the shape, dtype and device of the tensor.
+        representation: the content, inferred from the values, such as ``"logits"`` or ``"probabilities"``.
+        why: the evidence for this content.
+        row_sums: the smallest and the largest sum of a row, or of its exponentials for logarithms; None if no row has a
             sum.
-        zeros, minus_infinities, plus_infinities, nans: the number of these entries, and the index of the first.
+        zeros, minus_infinities, plus_infinities, nans: the number of such entries, and the index of the first such
+            entry.
     """
 
     shape: tuple[int, ...]
@@ -46,16 +47,17 @@ class TensorSummary:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """The result of `diagnose`: ``str()`` gives a report to read, ``to_dict()`` one for scripts.
+    """The result of `diagnose`: ``str()`` gives a report for readers, and ``to_dict()`` a dict for scripts.
 
     Attributes:
         call: the code of the call.
-        direction: the divergence that it computes.
+        direction: the divergence that the call computes.
         input, target: a description of each argument.
-        dim: the dimension of the classes, negative; a tuple of several if these hold one distribution together.
-        values: torch's value under each reduction; for ``"none"`` the shape. Empty if the call raises an error.
-        raises: the message of this error; otherwise None.
-        meanings: for each reduction, its value in terms of the divergence of a row.
+        dim: the dimension of the classes, negative; a tuple if one distribution extends over several dimensions.
+        values: torch's value for each reduction, and the shape of the result for ``"none"``. Empty if the call raises
+            an error.
+        raises: the message of the error that the call raises, or None.
+        meanings: for each reduction, the relation of its value to the divergence of a row.
         kl_target_input, kl_input_target: the divergence of each pair of rows in both directions, computed by kullback
             from the inferred contents; None if the rows cannot be paired.
         findings: mistakes and notes, errors first.
@@ -86,12 +88,12 @@ class Diagnosis:
     reduction: Reduction
 
     def __hash__(self) -> int:
-        # Equal ones have equal hashes; dictionaries have none.
+        # The dictionaries have no hash and are left out, so equal diagnoses have equal hashes.
         return hash((self.call, self.direction, self.input, self.target, self.dim, self.findings))
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing but notes."""
+        """Whether the findings contain no error and no warning."""
         return all(finding.level == "note" for finding in self.findings)
 
     @property
@@ -120,7 +122,7 @@ class Diagnosis:
         return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
     def _repr_html_(self) -> str:
-        """Return the report for notebooks."""
+        """Return the report in HTML, for notebooks."""
         parts = [f"<p><code>{escape(self.call)}</code><br>{escape(self.direction)}</p>"]
         sides = (("input", self.input), ("target", self.target))
         parts.append(
@@ -200,7 +202,7 @@ class Diagnosis:
 
 
 def conclude(case: Case, findings: list[Finding], suggestion: Suggestion | None) -> Diagnosis:
-    """Return the diagnosis of a call."""
+    """Return the `Diagnosis` of a call from its facts, its findings and the suggested code."""
     p = "exp(target)" if case.log_target else "target"
     return Diagnosis(
         call=case.call,

@@ -1,4 +1,4 @@
-"""Distributions over several dimensions together, as heat maps over height and width are."""
+"""Distributions over several dimensions of a tensor, such as heat maps over height and width."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kullback.diagnosis.scan import normalized_along
 
 @dataclass(frozen=True)
 class Maps:
-    """The dimensions that hold the classes together, negative."""
+    """The negative dimensions over which one distribution extends."""
 
     dims: tuple[int, ...]
 
     @property
     def are_neighbors(self) -> bool:
-        """Whether the dimensions follow each other, so that `flatten` joins them in their place."""
+        """Whether the dimensions are adjacent, so that `flatten` joins them without a change of order."""
         return all(b - a == 1 for a, b in pairwise(self.dims))
 
     @property
     def joined_dim(self) -> int:
-        """The dimension of the classes when they are joined."""
+        """The dimension of the classes after `join`, negative."""
         return self.dims[-1] if self.are_neighbors else -1
 
     @property
     def code(self) -> str:
-        """The code that joins the dimensions of a tensor."""
+        """The code of `join`, to append to the name of a tensor."""
         if self.are_neighbors:
             last = "" if self.dims[-1] == -1 else f", {self.dims[-1]}"
             return f".flatten({self.dims[0]}{last})"
@@ -36,7 +36,7 @@ class Maps:
         return f".movedim({self.dims}, {tuple(range(-count, 0))}).flatten({-count})"
 
     def join(self, x: Tensor) -> Tensor:
-        """Return a tensor with the dimensions joined."""
+        """Return the tensor x with the dimensions joined to one."""
         if self.are_neighbors:
             return x.flatten(self.dims[0], self.dims[-1])
         count = len(self.dims)
@@ -44,9 +44,10 @@ class Maps:
 
 
 def maps_of(input: Tensor, target: Tensor) -> Maps | None:
-    """Return the neighboring dimensions over which the tensors are normalized together; None if there are none.
+    """Return the adjacent dimensions over which at least one tensor is normalized, or None.
 
-    One tensor must be normalized so, and neither along a single dimension: scores are normalized along none.
+    The result is None if a tensor is normalized along a single dimension. The other tensor may contain scores, which
+    are not normalized.
     """
     sides = input, target
     if input.shape != target.shape or input.ndim < 2 or not input.numel():
@@ -65,6 +66,6 @@ def maps_of(input: Tensor, target: Tensor) -> Maps | None:
 
 
 def _is_normalized(x: Tensor, dim: int) -> bool:
-    """Return whether all rows are probabilities, or log-probabilities."""
+    """Return whether all rows along `dim` are probabilities, or all are log-probabilities."""
     in_logs = bool((x <= 0).all())
     return (in_logs or bool((x >= 0).all())) and normalized_along(x, dim, in_logs=in_logs)

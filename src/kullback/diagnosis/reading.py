@@ -1,4 +1,4 @@
-"""The content of a tensor, inferred from its values."""
+"""`Reading`: the content of a tensor, such as logits or probabilities, inferred from its values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Representation: TypeAlias = Literal[
     "log-probabilities", "probabilities", "one-hot rows", "logits", "counts", "weights", "class indices", "nothing"
 ]  # fmt: skip
 
-# The logarithm of the probability, one in ten thousand, below which an event is not taken for chance.
+# log(1e-4): an event with a smaller log-probability is not attributed to chance.
 _LOG_SIGNIFICANCE = -9.2
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The content of a tensor, with the evidence."""
+    """The inferred content of a tensor, with the evidence."""
 
     scan: Scan
     representation: Representation
     why: str
     other_dim: int | None = None
-    """Another dimension along which every row is normalized, where it is not along the one of the classes."""
+    """Another dimension along which every row is normalized, if rows along the dimension of the classes are not."""
 
     @property
     def in_logs(self) -> bool:
@@ -34,17 +34,17 @@ class Reading:
 
     @property
     def normalized(self) -> bool:
-        """Whether the rows are distributions, up to rounding and stray rows."""
+        """Whether the content is probabilities or log-probabilities; a few rows may not be normalized."""
         return self.representation in ("log-probabilities", "probabilities", "one-hot rows")
 
     @property
     def sums(self) -> RowSums:
-        """The sums of the rows, as weights."""
+        """The sums of the rows, or of their exponentials if the values are logarithms."""
         return self.scan.masses if self.in_logs else self.scan.sums
 
     @property
     def empty_rows(self) -> Occurrences:
-        """Rows with probability 0 for every class."""
+        """The rows with probability 0 for every class."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
         return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
 
@@ -60,7 +60,7 @@ class Reading:
 
     @property
     def exact(self) -> bool:
-        """Whether every row is a distribution, to the rounding of a dtype of 32 bits or more."""
+        """Whether every row is a distribution up to rounding, in a dtype of at least 32 bits."""
         floating = self.scan.dtype.is_floating_point and self.scan.dtype.itemsize >= 4
         below = not self.in_logs and self.scan.negative.count > 0
         return floating and self.normalized and self.sums.exact == self.sums.rows and not below
@@ -72,7 +72,7 @@ class Reading:
 
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
-    """Infer the content of `x`, with its classes along `dim`."""
+    """Return the content of `x`, whose classes are along `dim`; `logs_expected` decides for rows of zeros."""
     scan = Scan(x, dim)
     representation = _representation(scan, logs_expected)
     reading = Reading(scan, representation, _why(scan, representation))
@@ -84,7 +84,7 @@ def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
 
 
 def are_independent(target: Reading, input: Reading) -> bool:
-    """Return whether the rows hold probabilities of independent labels: all within [0, 1], but sums other than 1."""
+    """Return whether both tensors contain probabilities of independent labels, in rows that do not sum to 1."""
     sides = target, input
     if any(r.normalized or r.other_dim is not None or r.invalid or r.scan.classes == 1 for r in sides):
         return False
@@ -92,7 +92,7 @@ def are_independent(target: Reading, input: Reading) -> bool:
 
 
 def read_labels(x: Tensor) -> Reading:
-    """Describe class indices."""
+    """Return the `Reading` of a tensor of class indices."""
     scan = Scan(x.reshape(-1), -1)
     return Reading(scan, "class indices", _why(scan, "class indices"))
 
@@ -102,7 +102,7 @@ def _representation(scan: Scan, logs_expected: bool) -> Representation:
     all_zero = scan.low == scan.high == 0
     if signed and _are_one(scan.masses):
         return "log-probabilities"
-    # Rounding and corrections leave some probabilities negative, but no more than that.
+    # Rounding and corrections make probabilities at most slightly negative.
     below = scan.low > -1 and scan.high <= 1 and 2 * scan.sums.exact >= scan.sums.rows
     if _are_one(scan.sums) and (below or not signed):
         return "one-hot rows" if scan.whole and scan.classes > 1 and not signed else "probabilities"
@@ -114,7 +114,7 @@ def _representation(scan: Scan, logs_expected: bool) -> Representation:
 
 
 def _are_one(sums: RowSums) -> bool:
-    """Return whether rows are distributions: half of them within rounding, or all of them approximately."""
+    """Return whether at least half of the sums are 1 up to rounding, or all sums are approximately 1."""
     return sums.rows > 0 and (2 * sums.exact >= sums.rows or sums.near == sums.rows)
 
 
@@ -137,10 +137,10 @@ def _why(scan: Scan, representation: Representation) -> str:
 
 
 def number(x: float) -> str:
-    """Format a number with few digits; with more where it is close to 1."""
+    """Return a number as text with 4 digits, or with 6 if it is close to 1."""
     return f"{x:.6g}" if 1e-6 < abs(x - 1) < 5e-4 else f"{x:.4g}"
 
 
 def interval(low: float, high: float) -> str:
-    """Format the range of some numbers."""
+    """Return the range from `low` to `high` as text."""
     return number(low) if number(low) == number(high) else f"between {number(low)} and {number(high)}"

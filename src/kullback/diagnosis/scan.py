@@ -1,4 +1,4 @@
-"""One pass over a tensor: its range, special values, and the sums of its rows as weights and as logarithms."""
+"""`Scan`: one pass over a tensor for its range, its special values, and the sums of its rows and of exp of its rows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kullback.representations import SUM_TOLERANCE
 
 Index = tuple[int, ...]
 
-# Elements in a block: few on a CPU, so that temporaries fit the cache; many on an accelerator.
+# The number of elements in a block: small on a CPU, so that temporaries fit into the cache; large on an accelerator.
 _BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 24
 
-# Rows whose sum is this close to one are distributions with rounding errors.
+# Rows whose sum differs from one by at most this are counted as approximately normalized.
 _NEARLY_ONE = 0.05
 
 
 def row_blocks(x: Tensor, dim: int, limit: int | None = None) -> Iterator[Tensor]:
-    """Yield the rows of `x` along `dim`, in order, as matrices of about `limit` elements, without a copy of `x`."""
+    """Yield the rows of `x` along `dim`, in order, as matrices with about `limit` elements; `x` is not copied."""
     rows = x.movedim(dim, -1)
     limit = limit or (_BLOCK_ON_CPU if x.device.type == "cpu" else _BLOCK_ELSEWHERE)
     if rows.ndim == 1:
@@ -37,7 +37,7 @@ def row_blocks(x: Tensor, dim: int, limit: int | None = None) -> Iterator[Tensor
 
 
 def aligned_blocks(a: Tensor, b: Tensor, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same rows of two tensors that broadcast, block by block, on the device of the first."""
+    """Yield corresponding rows of two tensors that broadcast, in blocks on the device of the first tensor."""
     limit = _BLOCK_ON_CPU if a.device.type == "cpu" else _BLOCK_ELSEWHERE
     a, b = torch.broadcast_tensors(a, b)
     for one, other in zip(row_blocks(a, dim, limit), row_blocks(b, dim, limit), strict=True):
@@ -45,7 +45,7 @@ def aligned_blocks(a: Tensor, b: Tensor, dim: int) -> Iterator[tuple[Tensor, Ten
 
 
 class Occurrences:
-    """Counts the entries (or rows) of a tensor that have a property, and keeps the index of the first of them."""
+    """The number of entries (or rows) of a tensor that have a property, and the index of the first such entry."""
 
     def __init__(self, shape: Index, dim: int, *, rows: bool = False) -> None:
         self.count = 0
@@ -54,18 +54,18 @@ class Occurrences:
 
     @property
     def where(self) -> str:
-        """The index of the first one, in words."""
+        """The index of the first occurrence, in words."""
         return f"the first at index {self.first}"
 
     def add(self, mask: Tensor, offset: int) -> None:
-        """Count in a block whose entries (or rows) come after `offset` others."""
+        """Add the occurrences in a block; `offset` is the number of entries (or rows) before the block."""
         number = int(mask.count_nonzero())
         if number and self.first is None:
             self.first = self._index(offset + int(mask.flatten().to(torch.uint8).argmax()))
         self.count += number
 
     def _index(self, flat: int) -> Index:
-        """Return the index of the `flat`-th entry (or row), counted with the classes last."""
+        """Return the index in the tensor of the entry (or row) number `flat`, in an order with the classes last."""
         before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
         classes = () if self._rows else (self._shape[self._axis],)
         index = [int(i) for i in np.unravel_index(flat, (*before, *after, *classes))]
@@ -75,7 +75,7 @@ class Occurrences:
 
 
 class RowSums:
-    """The sums of rows: their extremes, and how many are one within the tolerance or approximately."""
+    """The sums of rows: their extremes, and the number that are 1 within the tolerance or approximately."""
 
     def __init__(self, shape: Index, dim: int, tolerance: float) -> None:
         self.low, self.high = math.inf, -math.inf
@@ -85,11 +85,11 @@ class RowSums:
 
     @property
     def exact(self) -> int:
-        """How many sums are one within the tolerance."""
+        """The number of sums that are one within the tolerance."""
         return self.rows - self.off.count
 
     def add(self, sums: Tensor, counted: Tensor, offset: int) -> None:
-        """Add the sums of the marked rows of a block."""
+        """Add the sums of a block's rows where `counted` is True; `offset` is the number of rows before the block."""
         if not bool(counted.any()):
             return
         distance, selected = (sums - 1).abs(), sums[counted]
@@ -100,11 +100,11 @@ class RowSums:
 
 
 class _Floor:
-    r"""Evidence that scores are themselves probabilities, as after a second softmax.
+    r"""Evidence that a softmax was applied to probabilities instead of scores.
 
-    The logarithms of softmax(p) are p shifted: at most 1/V below their mean, since no probability is below 0. The
-    probability that independent scores of the same variance respect that floor shrinks with each row and class; this
-    class computes its logarithm.
+    log softmax(p) is p plus a constant. So for V classes, its values are at most 1/V below their mean, because p >= 0.
+    Independent scores of the same variance have this property by chance with a probability that decreases with each row
+    and class. `log_probability` returns the logarithm of this probability.
     """
 
     def __init__(self, eps: float) -> None:
@@ -134,9 +134,9 @@ class _Floor:
 
 
 class Scan:
-    """The result of one pass over `x`, with its classes along `dim`; `x` has at least one element.
+    """The result of one pass over a non-empty tensor `x` with the classes along `dim`.
 
-    `sums` takes the values as weights, `masses` as logarithms of weights.
+    `sums` contains the sums of the rows, and `masses` the sums of the exponentials of the rows.
     """
 
     def __init__(self, x: Tensor, dim: int) -> None:
@@ -157,13 +157,13 @@ class Scan:
             floor.add(upcasted, self._add(upcasted, rows))
             rows += block.shape[0]
         self.whole = self.whole and self.low <= self.high
-        # Of the event that scores of this variance are all as close to each other as these.
+        # The log-probability that scores of this variance are by chance never lower than the floor.
         self.log_probability_of_floor = floor.log_probability(self.classes)
 
     def _add(self, rows: Tensor, before: int) -> Tensor:
-        """Add a block that comes after `before` rows; return which of its rows are weights with a sum."""
+        """Add a block that follows `before` rows; return which of its rows are finite and have a nonzero entry."""
         numbers, first = rows, before * self.classes
-        low, high = (float(end) for end in rows.aminmax())  # NaN if there is any
+        low, high = (float(end) for end in rows.aminmax())  # NaN if the block contains NaN
         has_sum = has_mass = torch.ones_like(rows[:, 0], dtype=torch.bool)
         if not (math.isfinite(low) and math.isfinite(high)):
             nan, above, below = rows.isnan(), rows == math.inf, rows == -math.inf
@@ -192,7 +192,7 @@ class Scan:
 
 
 def normalized_along(x: Tensor, dim: int, *, in_logs: bool) -> bool:
-    """Return whether every row of `x` along `dim` sums to one, reading up to the first that does not."""
+    """Return whether every row of `x` along `dim` sums to one; reading stops at the first block with another sum."""
     tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
     for block in row_blocks(x, dim):
         rows = upcast(block)

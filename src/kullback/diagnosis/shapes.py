@@ -1,4 +1,4 @@
-"""How two shapes match row by row, and the reshaping or truncation that makes them match."""
+"""`fit`: the change of shape, such as a transposition or truncation, that makes the rows of two tensors match."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Change: TypeAlias = tuple[How, str, Callable[[Tensor], Tensor]]
 
 @dataclass(frozen=True)
 class Repair:
-    """A change of one or both tensors, as code to show and as a function of the tensor."""
+    """A change of one or both tensors, as code and as a function of the tensor."""
 
     how: How
     input: str = "input"
@@ -33,10 +33,10 @@ class Repair:
 
 
 def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair | None]:
-    """Return torch's broadcast shape, and the repair that pairs the rows; classes are along `dim` < 0."""
+    """Return torch's broadcast shape and the repair that pairs the rows, or None for either; `dim` is negative."""
     a, b = tuple(input.shape), tuple(target.shape)
     try:
-        broadcasts = np.broadcast_shapes(a, b)  # torch's own imports all of sympy
+        broadcasts = np.broadcast_shapes(a, b)  # torch.broadcast_shapes would import sympy
     except ValueError:
         broadcasts = None
     if a == b:
@@ -57,7 +57,7 @@ def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair |
 
 
 def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
-    """Return code for the class indices that `target` holds, one for each row of `input`; None if it holds none."""
+    """Return code for class indices if `target` contains one for each row of `input`, otherwise None."""
     if not target.numel() or input.ndim < -dim or input.shape[dim] == 1:
         return None
     batch, single = _batch_shapes(input, dim)
@@ -73,7 +73,7 @@ def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
 
 
 def _change(wanted: Index, shape: Index, dim: int, other: str) -> _Change | None:
-    """Return a change from `shape` to `wanted`, the shape of `other`, that keeps all entries; None if there is none."""
+    """Return a change from `shape` to `wanted`, the shape of `other`, that keeps all entries, or None."""
     n = len(wanted)
     for axis in range(n):
         if wanted[:axis] + wanted[axis + 1 :] == shape and axis - n != dim:
@@ -90,7 +90,7 @@ def _change(wanted: Index, shape: Index, dim: int, other: str) -> _Change | None
 
 
 def _cut(a: Index, b: Index, dim: int) -> Repair | None:
-    """Cut both to the common size along the only dimension that differs."""
+    """Return the repair that cuts both tensors to the smaller size along the only dimension that differs, or None."""
     differing = [axis for axis in range(len(a)) if a[axis] != b[axis]] if len(a) == len(b) else []
     if len(differing) != 1:
         return None
@@ -108,7 +108,7 @@ def _cut(a: Index, b: Index, dim: int) -> Repair | None:
 
 
 def _binary(input: Tensor, target: Tensor, dim: int) -> Repair | None:
-    """Read one number within [0, 1] for each row, against two classes, as the probability of the second."""
+    """Return the repair that turns one probability per row into probabilities of two classes, or None."""
     if input.ndim < -dim or input.shape[dim] != 2 or not target.is_floating_point() or not target.numel():
         return None
     if not bool(((target >= 0) & (target <= 1)).all()):
@@ -123,7 +123,7 @@ def _binary(input: Tensor, target: Tensor, dim: int) -> Repair | None:
 
 
 def _batch_shapes(x: Tensor, dim: int) -> tuple[Index, Index]:
-    """Return the shapes of one number for each row of `x`: without the dimension of the classes, and with size 1."""
+    """Return the shape of `x` without the dimension of the classes, and with size 1 in this dimension."""
     axis = x.ndim + dim
     before, after = tuple(x.shape[:axis]), tuple(x.shape[axis + 1 :])
     return before + after, (*before, 1, *after)

@@ -1,4 +1,4 @@
-"""The line of code for the probable intention."""
+"""`suggest`: code for the probable intention of a call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kullback.losses.reduction import Reduction
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Code for the probable intention, twice: with kullback and with torch alone.
+    """Code for the probable intention of a call, with kullback and with torch alone.
 
     Attributes:
-        kullback: with `kl_divergence` and the wrappers, from kullback.
-        torch: with ``F``, which is `torch.nn.functional`.
+        kullback: the code with `kl_divergence` and the wrappers of kullback.
+        torch: the code with ``F``, which is `torch.nn.functional`.
         needs: the tensors that the code needs in addition to `input` and `target`, each as "name: content".
-        value: the value of the code, if it is one number that is known.
+        value: the value of the code, if this value is a single known number.
     """
 
     kullback: str
@@ -32,7 +32,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class _SuggestedArgument:
-    """One argument in the suggested code: an expression, and its content."""
+    """One argument in the suggested code: the expression and its content."""
 
     code: str
     in_logs: bool
@@ -63,7 +63,7 @@ class _SuggestedArgument:
 
 
 def suggest(case: Case) -> Suggestion | None:
-    """Write the code; None if the tensors are too unclear."""
+    """Return the code, or None if the contents of the tensors are unclear."""
     a, b = case.read_input, case.read_target
     if case.labels and a and case.maps is None:
         is_clear = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
@@ -103,7 +103,7 @@ _REDUCED: dict[Reduction, str] = {"none": "", "sum": ".sum()", "mean": ".mean()"
 
 
 def _independent_labels(case: Case, a: Reading, b: Reading) -> Suggestion:
-    """Write the sum over labels of the divergence of Bernoulli distributions."""
+    """Return code for the sum over the labels of the divergences between Bernoulli distributions."""
     codes = [_cast(code, case, r) for code, r in zip(_NAMES, (a, b), strict=True)]
     q, p = (
         f"torch.distributions.Bernoulli(logits={code} - (-{code}.expm1()).log())"
@@ -122,7 +122,7 @@ def _independent_labels(case: Case, a: Reading, b: Reading) -> Suggestion:
 
 
 def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str, str], int, bool]:
-    """Return lines to come first, the tensors' code and class dimension, and whether rows were left out."""
+    """Return the first lines, both tensors' code, the dimension of the classes, and whether rows are left out."""
     repair = case.repair
     codes = (repair.input, repair.target) if repair else _NAMES
     if case.input.device != case.target.device:
@@ -144,7 +144,7 @@ def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str,
 
 
 def _row_tests(code: str, reading: Reading) -> list[str]:
-    """Return the conditions that leave out a tensor's unusable rows."""
+    """Return the code of the conditions that the usable rows of a tensor satisfy."""
     if reading.in_logs:
         return [f"{code}.amax(-1).isfinite()"] if reading.invalid or reading.empty_rows.count else []
     tests = [f"{code}.isfinite().all(-1)"] if reading.invalid else []
@@ -152,7 +152,7 @@ def _row_tests(code: str, reading: Reading) -> list[str]:
 
 
 def _cast(code: str, case: Case, reading: Reading) -> str:
-    """Bring both tensors to one dtype, of 32 bits or more; counts may stay whole numbers."""
+    """Return the code with a cast to the common dtype of both tensors, float32 or float64, if a cast is needed."""
     floating = [x.dtype for x in (case.input, case.target) if x.is_floating_point()]
     dtype = torch.float64 if torch.float64 in floating else torch.float32
     if reading.scan.dtype == dtype:
@@ -169,7 +169,7 @@ def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Sugg
     if not reading.in_logs and reading.scan.negative.count:
         code = f"{code}.clamp(min=0)"
     cut = case.repair is not None and case.repair.how == "cut-classes"
-    # A cast to floating point is all that one-hot rows of whole numbers lack.
+    # One-hot rows of integers are exact after the cast to floating point.
     one_hot = reading.representation == "one-hot rows" and reading.sums.exact == reading.sums.rows
     return _SuggestedArgument(
         code, reading.in_logs, (reading.exact or one_hot) and not cut, reading.zeros.count > 0, dim
@@ -178,7 +178,7 @@ def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Sugg
 
 def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:
     dims: int | tuple[int, ...] = p.dim
-    if p.maps is not None and p.exact and q.exact:  # nothing is normalized, so the dimensions stay
+    if p.maps is not None and p.exact and q.exact:  # both are normalized already, so the dimensions stay
         dims = p.maps.dims
     elif p.maps is not None:
         code = p.maps.code
@@ -199,7 +199,7 @@ def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by
 
 
 def _cross_entropy(case: Case, labels: str, reading: Reading) -> Suggestion:
-    """KL from a single certain class is cross-entropy: torch has it under that name, for class indices."""
+    """Return code for KL from a one-hot distribution, which equals the cross-entropy for class indices."""
     classes_second = case.input.ndim == 1 or case.input.ndim + case.dim == 1
     scores = "input" if reading.in_logs else "input.log()"
     moved = scores if classes_second else f"{scores}.movedim({case.dim}, 1)"

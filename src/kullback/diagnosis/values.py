@@ -1,4 +1,4 @@
-"""The values that torch returns for the call, and the divergences of the rows."""
+"""The values that torch returns for a call, and the divergences of its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kullback.representations import Counts, Logits, Representation
 
 @dataclass(frozen=True)
 class RowValues:
-    """The mean and extremes of a divergence over rows, and the number of infinite and undefined ones."""
+    """The mean and extremes of a divergence over rows, and the numbers of defined, infinite and undefined rows."""
 
     mean: float
     low: float
@@ -32,7 +32,7 @@ class RowValues:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The entries, of `size`, where both P and Q are 0, and where only one of them is."""
+    """The entries at which both P and Q are 0, only P is 0, or only Q is 0; `size` is the number of all entries."""
 
     size: int
     both: Occurrences
@@ -43,11 +43,11 @@ class Overlap:
 def torch_values(
     input: Tensor, target: Tensor, log_target: bool, dim: int
 ) -> tuple[dict[str, Any], str | None]:
-    """Return what `F.kl_div` gives under each reduction, for ``"none"`` the shape; or the message of its error."""
+    """Return the value of `F.kl_div` for each reduction (the shape for ``"none"``), and its error message or None."""
     if input.device != target.device and not (input.ndim == 0 or target.ndim == 0):
         return {}, f"the tensors are on different devices, {input.device} and {target.device}"
     try:
-        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # torch's order gives torch's message
+        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # as in F.kl_div, for its message
         total, dtype = _torch_sum(input, target, log_target, dim)
     except RuntimeError as error:
         return {}, str(error).splitlines()[0]
@@ -62,7 +62,7 @@ def torch_values(
 
 
 def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tuple[float, torch.dtype]:
-    """Return the sum of torch's terms, computed block by block, and their dtype."""
+    """Return the sum of the terms of `F.kl_div`, computed block by block, and their dtype."""
 
     def terms(a: Tensor, b: Tensor) -> Tensor:
         return F.kl_div(a, b, reduction="none", log_target=log_target)
@@ -79,7 +79,7 @@ def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tup
 def row_values(
     p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
 ) -> tuple[RowValues, RowValues, Overlap]:
-    """Compute KL(P || Q) and KL(Q || P) of each pair of rows as their readings say, and where there is no mass."""
+    """Return KL(P || Q) and KL(Q || P) of the rows with the inferred contents, and the entries with probability 0."""
     p, q = torch.broadcast_tensors(p, q)
     forward, backward, offset = _RowTally(), _RowTally(), 0
     both, only_p, only_q = (Occurrences(tuple(p.shape), dim) for _ in range(3))
@@ -101,7 +101,7 @@ def row_values(
 def independent_values(
     p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
 ) -> tuple[RowValues, RowValues]:
-    """Compute the sums of KL(P || Q) and KL(Q || P) over the independent labels of each row."""
+    """Return the sums of KL(P || Q) and of KL(Q || P) over the independent labels of each row."""
     forward, backward = _RowTally(), _RowTally()
     for a, b in aligned_blocks(p, q, dim):
         pair = finite_pair(_with_absence(a, reading_p), _with_absence(b, reading_q))
@@ -111,7 +111,7 @@ def independent_values(
 
 
 def _with_absence(labels: Tensor, reading: Reading) -> Representation:
-    """Wrap the probabilities of labels as distributions of absence and presence."""
+    """Return the Bernoulli distributions of labels as two classes, absent and present."""
     x = upcast(labels)
     if reading.in_logs:
         return Logits(torch.stack([(-x.expm1()).log(), x], -1), validate=False)
@@ -119,7 +119,7 @@ def _with_absence(labels: Tensor, reading: Reading) -> Representation:
 
 
 def largest_cut(x: Tensor, reading: Reading, dim: int, kept: int) -> float:
-    """Return the largest probability, over the rows, of the classes after the first `kept`."""
+    """Return the largest total probability in a row of all classes after the first `kept` classes."""
     largest = 0.0
     for block in row_blocks(x, dim):
         rows = upcast(block)
@@ -129,13 +129,13 @@ def largest_cut(x: Tensor, reading: Reading, dim: int, kept: int) -> float:
 
 
 def _represented(rows: Tensor, reading: Reading) -> Representation:
-    """Wrap rows so that they are normalized; rows that cannot be give NaN."""
+    """Return the rows as `Logits` or `Counts`, which normalize them; rows that cannot be normalized give NaN."""
     rows = upcast(rows)
     return Logits(rows, validate=False) if reading.in_logs else Counts(rows.clamp(min=0), validate=False)
 
 
 class _RowTally:
-    """Accumulates the values of rows."""
+    """Accumulates the values of rows for `RowValues`."""
 
     def __init__(self) -> None:
         self.total, self.low, self.high = 0.0, math.inf, -math.inf

@@ -1,4 +1,4 @@
-"""The choice of an estimator for draws, and the estimators by name."""
+"""`estimate_from_samples` chooses the estimator for given draws, or takes the estimator with a given name."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ from kullback.estimators.discrete.categorical_estimators import (
 )
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
 from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
-from kullback.estimators.draws import Draws
+from kullback.estimators.draws import Draws, without_noise
 from kullback.estimators.evidence import (
+    SIDE_P,
+    SIDE_Q,
     SMALL_P,
     SMALL_Q,
     Evidence,
@@ -68,10 +70,10 @@ for _one in (histogram, nearest_neighbors, density_ratio):
     enlist(_one)
 METHODS.append("from_density")
 
-# In more dimensions, all neighbors are about equally far, and the ratio of distances is biased for any number of draws.
+# In more dimensions, the distances to all neighbors are about equal, and their ratio is biased for any number of draws.
 # `benchmarks/bench_samples.py` compares the estimators.
 MOST_DIMENSIONS_FOR_NEIGHBORS = 10
-# With fewer draws of a side, cross-validation of a classifier has too few in a fold.
+# If P or Q has fewer draws, a fold in the cross-validation of a classifier has too few draws.
 FEWEST_FOR_CLASSIFIER = 50
 
 
@@ -85,7 +87,7 @@ def estimate_from_samples(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Estimate a divergence with `Samples` on at least one side, by the named estimator or the suitable one."""
+    """Return the estimate of a divergence from `Samples` on at least one side, by the named or the best method."""
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
@@ -96,34 +98,41 @@ def estimate_from_samples(
             p, q = checked(call, p, q)
         else:
             p, q = (
-                checked_side(call, name, x) if isinstance(x, Samples) else x
+                without_noise(checked_side(call, name, x))[0] if isinstance(x, Samples) else x
                 for name, x in (("p", p), ("q", q))
             )
-        evidence = noted(_in_groups(settings, p, q, kind), _note_on_amounts(p, q))
+        evidence = noted(_in_groups(settings, p, q, kind), _notes_on_values(p, q))
     drawn = p if isinstance(p, Draws) or not isinstance(q, Draws) else q
     return replace(estimate_of(evidence, device_of(drawn)), confidence=float(confidence))
 
 
-def _note_on_amounts(p: object, q: object) -> list[str]:
-    """Return a note if draws of integers have so many values that they may be amounts, whose distances matter."""
-    if not (isinstance(p, Draws) and isinstance(q, Draws)) or p.labels is not None:
-        return []
+def _notes_on_values(p: object, q: object) -> list[str]:
+    """Return notes on draws that were made equal, and on integers with so many values that they may be amounts."""
+    notes: list[str] = []
+    for name, side in ((SIDE_P, p), (SIDE_Q, q)):
+        if isinstance(side, Draws) and side.merged:
+            notes.append(
+                f"{side.merged:,} of {name}'s draws differ from another one by a rounding error only. They count as "
+                "equal."
+            )
+    if not (isinstance(p, Draws) and isinstance(q, Draws)) or p.labels is not None or not p.discrete:
+        return notes
     if not (is_integer(p.tensor) and is_integer(q.tensor)):
-        return []
+        return notes
     draws = p.number + q.number
     categories = len(torch.unique(torch.cat([p.tensor.cpu(), q.tensor.cpu()]), dim=0))
     if categories <= max(FEWEST_VALUES, draws / DRAWS_FOR_VALUE):
-        return []
+        return notes
     note = (
         f"The draws are integers, which count as {categories:,} categories, with {draws / categories:.2g} draws each. "
         "If they are amounts, whose distances matter, write Samples(x.astype(float)), or Samples(x.double()) for a "
         "tensor."
     )
-    return [note]
+    return [*notes, note]
 
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
-    """Estimate from draws in the groups that their order shows; without an error if there are too few groups."""
+    """Return the estimate; serially dependent draws become clusters, and draws common to P and Q are accounted for."""
     first, second = grouped(p, q)
     notes = (*first.notes, *second.notes)
     shared = None
@@ -141,7 +150,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
-    """Return the mean of two estimates, with each shared draw on one side only, and the hull of their intervals."""
+    """Return the mean of two estimates with each shared draw on one side only; the interval contains both intervals."""
     rng = np.random.default_rng(seed_of(settings.generator))
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
@@ -181,7 +190,7 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Evi
 
 
 def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> None:
-    """Refuse kinds other than KL, except from draws of categories or of numbers on both sides."""
+    """Raise an error for divergences other than KL, unless both sides are draws of categories or draws of numbers."""
     if isinstance(kind, KL | ReverseKL | Jeffreys):
         return
     if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
@@ -201,7 +210,7 @@ def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> 
 
 
 def _instead_of_kind(settings: _Settings, p: object, q: object) -> str:
-    """Return the call that estimates a kind other than KL from these draws."""
+    """Return the code of a call that estimates a divergence other than KL from these draws."""
     call, sides = settings.call, (p, q)
     if any(isinstance(x, Samples) and not x.discrete and not _is_number(x) for x in sides):
         cells = [f"Counts(torch.histogramdd({x}, edges).hist.flatten())" for x in "xy"]
@@ -319,7 +328,7 @@ def _to_density(settings: _Settings, p: Draws, q: Distribution) -> Evidence:
 
 
 def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
-    """Return draws as numbers of Q's classes if Q has labels."""
+    """Return p and q with the same classes in the same order, if Q has labels; p's draws become class numbers."""
     if not isinstance(q, Representation) or q.labels is None or not p.discrete or p.tensor.shape[1] > 1:
         return p, q
     if p.labels is None and same_labels(q.labels, tuple(range(q.classes))):
@@ -335,7 +344,7 @@ def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
 
 
 def _as_distribution(call: str, p: Draws, q: object) -> Distribution:
-    """Return Q as a distribution: itself, or the probabilities of the categories 0, 1, ..."""
+    """Return Q as a torch distribution; probabilities become a `Categorical` over the classes 0, 1, ..."""
     if isinstance(q, Representation) and p.discrete and p.labels is None and not q.batch_shape:
         return _categorical(call, p, q)
     if not isinstance(q, Distribution):

@@ -1,4 +1,4 @@
-"""Divergences from `Counts` of draws, with counts or known probabilities on the other side."""
+"""Intervals for divergences from `Counts` of draws, with counts or known probabilities on the other side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 
-# The largest number of notes of a batch.
+# The largest number of different notes of a batch; the most frequent ones are kept.
 _MOST_NOTES = 5
 _TOO_FEW = Evidence(
     math.nan, error=math.inf, ends=(0.0, math.inf), notes=["One draw gives only the interval from 0 to inf."]
@@ -33,7 +33,7 @@ _NO_DRAWS = (
 def with_interval(
     p: Representation, q: Representation, kind: Divergence, estimate: Estimate, confidence: float
 ) -> Estimate:
-    """Add the standard error, interval and notes from the draws behind the counts to the divergence of the proportions.
+    """Return `estimate` with the standard error, interval and notes that follow from the numbers of draws.
 
     Arguments:
         p, q: finite distributions with the same classes, at least one of them `Counts`.
@@ -61,7 +61,7 @@ def _of_kind(p: Representation, q: Representation, kind: Divergence, confidence:
 
 
 def _against_known(p: Counts, q: Representation, confidence: float) -> Evidence:
-    """Return the evidence from rows of counts with known probabilities of Q."""
+    """Return the estimates for rows of counts of P, shape (..., K), and known probabilities of Q."""
     x = p.weights().detach().double()
     logs = q.weights().detach().double()
     logs = logs.log_softmax(-1) if q.in_logs else (logs / logs.sum(-1, keepdim=True)).log()

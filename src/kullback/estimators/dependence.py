@@ -1,4 +1,4 @@
-"""Groups of draws that count as independent, where the order or repetitions of draws show dependence."""
+"""Groups of draws that count as independent, if the order or the repetitions of the draws show dependence."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from kullback.common.serial_dependence import (
 from kullback.estimators.draws import Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
-# `tests/estimators/test_dependence.py` checks the constants of this file on series with a known truth: 95 % intervals
-# have to cover, and tests at 5 % must not reject equal distributions more often.
+# `tests/estimators/test_dependence.py` checks the constants of this file on series with known divergences, by the
+# coverage of 95 % intervals and the level of tests at 5 %.
 
-# If at least this share of the repeated rows occurs in blocks that are not adjacent, the blocks are dependent.
+# If at least this proportion of the repeated rows occurs in blocks that are not adjacent, the blocks are dependent.
 _MOST_ACROSS_BLOCKS = 0.05
-# A test has no quantile of Student's t, so its blocks are longer than the blocks of an interval.
+# A permutation test has no correction by Student's t, so its blocks are longer than the blocks for an interval, by this
+# factor.
 _LONGER_IN_TESTS = 1.5
-# Above this ratio of the two sides' autocorrelation times, shuffles exchange blocks within pairs only.
+# If the ratio of the two sides' autocorrelation times is larger, shuffles exchange blocks only within pairs.
 _UNLIKE = 1.5
-# The smallest block length in a pair, in autocorrelation times, and the number of pairs that must remain if blocks are
-# longer.
+# In pairs, blocks have at least `_SHORTEST_IN_PAIRS` autocorrelation times, and are longer if at least `_PAIRS` pairs
+# remain.
 _SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
 
 
 class Grouped(NamedTuple):
-    """Draws with the groups that count as independent, and notes on them.
+    """Draws in groups that count as independent, and notes on these groups.
 
     Attributes:
         samples: the draws, with their blocks or repeated rows as clusters.
-        notes: a sentence each.
-        is_open: whether there are too few groups for any error.
-        correction: the factor for a variance that takes the groups as independent.
+        notes: the notes, one sentence each.
+        is_open: whether there are too few groups for a standard error.
+        correction: the factor that corrects a variance computed as if the groups were independent.
     """
 
     samples: Draws
@@ -68,7 +69,7 @@ def grouped(p: Any, q: Any) -> tuple[Grouped, Grouped]:
 def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
     noticed = _noticed(dependence, name)
     if dependence.is_open:
-        # Cross-validation needs blocks, even if they are too few for an error.
+        # Cross-validation needs blocks, even if these are too few for a standard error.
         labels = block_labels(side.number, FEWEST_BLOCKS)
         labels = labels if side.rows is None else labels[side.rows]
         return Grouped(replace(side, cluster=labels), (noticed, _no_error(dependence)), True)
@@ -78,13 +79,14 @@ def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
 
 
 class GroupedAlike(NamedTuple):
-    """Two data sets in groups that can be exchanged.
+    """Two samples in groups that a permutation test can exchange.
 
     Attributes:
         p, q: the draws, with their groups as clusters.
-        notes: a sentence each.
-        is_open: whether there are too few groups for a test.
-        in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
+        notes: the notes, one sentence each.
+        is_open: whether there are too few groups for a permutation test.
+        in_pairs: whether only group i of P and group i of Q are exchanged, because P and Q depend unequally on their
+            order.
     """
 
     p: Draws
@@ -95,12 +97,13 @@ class GroupedAlike(NamedTuple):
 
 
 def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
-    """Return two data sets in exchangeable groups: blocks of one length if either side shows serial dependence.
+    """Return two samples in exchangeable groups: blocks of equal length if either side shows serial dependence.
 
-    If the two sides depend unequally on their order, the means of their blocks have unequal variances. Shuffles of all
-    blocks would then vary more or less than the tested difference. So both sides get the same number of blocks, and
-    only the two blocks of a pair are exchanged. If P = Q, the differences within pairs are independent and nearly
-    symmetric about 0, as in a paired test. The longer side uses evenly spread rows, as many as the other side has.
+    If the autocorrelation times of the two sides are unequal, the means of their blocks have unequal variances. Then
+    the difference after a shuffle of all blocks would have another variance than the observed difference. So both sides
+    get the same number of blocks, and only the two blocks of a pair are exchanged. If P = Q, the differences within
+    pairs are independent and nearly symmetric about 0, as in a paired test. If the sides have unequal lengths, the
+    longer side is reduced to evenly spaced rows, as many as the other side has.
     """
     sides, dependences = (p, q), dependences_of(p, q)
     dependent = [dependence for dependence in dependences if dependence is not None]
@@ -155,7 +158,7 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
 
 
 def _own_groups(side: Draws, dependence: SerialDependence | None) -> tuple[Draws, tuple[str, ...]]:
-    """Return the draws in the groups of their own dependence, with a note."""
+    """Return the draws of one side with the groups from its dependence as clusters, and a note."""
     if dependence is None or dependence.kind == "pattern":
         return side, ()
     if dependence.labels is None:
@@ -167,7 +170,7 @@ def _own_groups(side: Draws, dependence: SerialDependence | None) -> tuple[Draws
 
 
 def _in_blocks(side: Draws, blocks: int, rows: int) -> Draws:
-    """Return at most `rows` draws, evenly spread, in `blocks` blocks."""
+    """Return at most `rows` evenly spaced draws, in `blocks` blocks of consecutive rows as clusters."""
     used = side.taken(np.arange(rows) * len(side) // rows) if rows < len(side) else side
     return replace(used, cluster=block_labels(len(used), blocks))
 
@@ -182,7 +185,7 @@ def dependences_of(*sides: Any) -> list[SerialDependence | None]:
     examined: list[int] = []
     for place, side in enumerate(sides):
         if isinstance(side, Draws) and side.cluster is None and not side.independent:
-            dependences[place], of_side = _dependence_of(side)
+            dependences[place], of_side = _dependence_of(side, sides[1 - place] if len(sides) == 2 else None)
             ranks.append(of_side)
             examined.append(place)
     if not ranks or any(dependences):
@@ -197,13 +200,17 @@ def dependences_of(*sides: Any) -> list[SerialDependence | None]:
     return dependences
 
 
-def _dependence_of(side: Draws) -> tuple[SerialDependence | None, Floats]:
-    """Return the dependence of draws, and the ranks of numbers."""
+def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Floats]:
+    """Return the dependence of draws, and the ranks of numbers.
+
+    Values that repeat are atoms if they are also draws of the other side.
+    """
     if side.discrete:
         codes = np.unique(side.tensor.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
         return serial_dependence(category_scores(codes)), np.zeros((side.number, 0))
     x = side.x
-    repeats, scores = repeated_rows(x), number_scores(x)
+    is_line = x.shape[1] == 1 and isinstance(other, Draws)
+    repeats, scores = repeated_rows(x, other.x if is_line else None), number_scores(x)
     in_order = serial_dependence(scores)
     ranks = scores[:, : scores.shape[1] // 2]
     if repeats is None or repeats.labels is None or in_order is None:
@@ -217,7 +224,7 @@ def _dependence_of(side: Draws) -> tuple[SerialDependence | None, Floats]:
 
 
 def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
-    """Return whether most repeated rows are in one block, or in two adjacent ones."""
+    """Return whether nearly all repeated rows are in the same block or in two adjacent blocks."""
     count = int(repeats.max()) + 1
     lowest, highest = np.full(count, len(blocks)), np.zeros(count, dtype=np.int64)
     np.minimum.at(lowest, repeats, blocks)
@@ -226,7 +233,7 @@ def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
 
 
 def _noticed(dependence: SerialDependence, name: str) -> str:
-    """Report the measurement, its meaning, and the remedy."""
+    """Return the note on a dependence: the measurement, its effect, and the remedy."""
     like = f"about {dependence.effective:.3g} independent ones"
     if dependence.kind == "repeats":
         return (

@@ -1,4 +1,4 @@
-"""The number of dimensions that vectors fill at the distance of their neighbors, and the fewest for a density."""
+"""The intrinsic dimension of vectors from distances to neighbors, and a check whether it is below d."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from kullback.estimators.draws import Array
 # `tests/estimators/test_surfaces.py` checks the constants of this file on curves, on surfaces, and on draws that fill
 # all dimensions.
 
-# The number of draws with neighbors, and the number of queries, which limit the time.
+# At most this many draws are searched for neighbors, and at most this many queries are made, to limit the time.
 _MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
-# The limit of the dimension is this share of the way between two measured dimensions: of a normal distribution with one
-# component less, and of one with all components.
+# The smallest dimension that counts as full is a + `_SHARE` (b - a): a is the dimension measured for a normal
+# distribution with d - 1 components, b for one with d components.
 _SHARE = 0.25
-# Up to this many standard errors below a normal distribution's dimension may be chance.
+# A dimension up to this many standard errors below the dimension of a normal distribution may be chance.
 _CHANCE = 2.0
-# The numbers of neighbors for a comparison of two sides, the most dimensions, and the smallest difference.
+# For the comparison of P and Q: the numbers of neighbors, the largest number of components, and the smallest difference
+# of dimensions that counts as one dimension less.
 _KS, _MOST_DIMENSIONS, _ONE_LESS = (4, 16), 10, 0.7
-# The number of radii for balls of a normal distribution.
+# The number of quantiles of the radius that represent the points of a normal distribution.
 _RADII = 64
 
 
 def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> float | None:
-    """Return the dimension of points if it is below `fewest_dimensions`, otherwise None.
+    """Return the intrinsic dimension of points if it is below `fewest_dimensions`, otherwise None.
 
-    Distant clusters look flat, because the distance between them sets the scale. So points that look flat after
-    whitening are measured again, in coordinates with equal differences of neighbors in all directions. A curved surface
-    is flat in both.
+    Whitening scales distant clusters by the distance between them, so that each cluster may look flat. So if the
+    dimension is too small after whitening, it is measured again in `_locally_scaled` coordinates. Points on a curved
+    surface have too small a dimension in both.
     """
     step = -(-len(points) // _MOST_DRAWS)
     points, whitened = points[::step], whitened[::step]
@@ -46,7 +47,7 @@ def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> f
 
 
 def fills_less(x: Array, y: Array) -> bool:
-    """Return whether one of two sets of points fills at least one dimension less than the other and its components."""
+    """Return whether the intrinsic dimensions of two sets of points differ by about one or more."""
     if not 1 < x.shape[1] <= _MOST_DIMENSIONS:
         return False
     fewer = [
@@ -62,7 +63,7 @@ def _spread(points: Array) -> Array:
 
 
 def _measured(points: Array, ks: tuple[int, int]) -> float:
-    """Return the dimension from the distances of some points to their neighbors, without coincident points."""
+    """Return the intrinsic dimension from distances between neighbors that are not coincident."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     distance = tree.query(_some(points), [ks[0] + 1, ks[1] + 1])[0]
     apart = distance[distance[:, 0] > 0]
@@ -70,7 +71,7 @@ def _measured(points: Array, ks: tuple[int, int]) -> float:
 
 
 def _locally_scaled(points: Array, k: int) -> Array:
-    """Return points in coordinates with mean square steps of 1 to k neighbors in each direction."""
+    """Return the points after a linear map that gives differences of neighbors mean square 1 in each direction."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     queries = _some(points)
     steps = (points[tree.query(queries, k + 1)[1][:, 1:]] - queries[:, None]).reshape(-1, points.shape[1])
@@ -83,9 +84,10 @@ def _some(points: Array) -> Array:
 
 
 def dimension_of(growth: float, ks: tuple[int, int]) -> float:
-    r"""Return the d of :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`.
+    r"""Return the dimension d that solves :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`.
 
-    Maximum Likelihood Estimation of Intrinsic Dimension (Levina and Bickel, 2004) is the same for neighboring k.
+    Here :math:`\rho_k` is the distance to the k-th neighbor. For K = k + 1 this is the estimator of Levina and Bickel,
+    Maximum Likelihood Estimation of Intrinsic Dimension (2004).
 
     Arguments:
         growth: the mean of the log-ratio of the distances to the K-th and to the k-th neighbor.
@@ -95,13 +97,14 @@ def dimension_of(growth: float, ks: tuple[int, int]) -> float:
 
 
 def fewest_dimensions(ks: tuple[int, int], n: int, d: int) -> float:
-    """Return the dimension below which n draws are nearer to a set of d - 1 dimensions than to all d.
+    """Return the measured dimension below which n draws of d components have fewer than d dimensions.
 
-    It is measured as in `dimension_of`: the balls of few draws are wide, and a normal distribution then shows fewer
-    than its d dimensions.
+    The limit depends on n: few draws have distant neighbors, and `dimension_of` then measures less than d even for a
+    normal distribution.
     """
     full, below = _of_normal(ks, n, d), _of_normal(ks, n, d - 1)
-    # The log-ratio of two neighbors' distances has the variance of a sum of exponentials; neighbors share draws.
+    # The log-ratio of two neighbors' distances has the variance of a sum of exponential variables; the factor 2 allows
+    # for neighbors that several queries have in common.
     spread = full * math.sqrt(2 * sum(1 / j**2 for j in range(*ks)) / n) / _steps(ks)
     return min(below + _SHARE * (full - below), full - _CHANCE * spread)
 
@@ -112,7 +115,7 @@ def _steps(ks: tuple[int, int]) -> float:
 
 @lru_cache(maxsize=256)
 def _of_normal(ks: tuple[int, int], n: int, d: int) -> float:
-    """Return the measured dimension of n draws of a standard normal distribution in d dimensions."""
+    """Return the result of `dimension_of` for n draws of a standard normal distribution in d dimensions."""
     special = load("scipy.special", "nearest_neighbors")
     square = 2 * special.gammaincinv(d / 2, (np.arange(_RADII) + 0.5) / _RADII)
     masses = [math.exp(float(special.digamma(k) - special.digamma(n))) for k in ks]

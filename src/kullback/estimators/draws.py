@@ -1,7 +1,8 @@
-"""Draws for estimators: weights, clusters, and the variance of sums over them."""
+"""`Draws`: checked draws with weights and clusters, and the variance of sums over such draws."""
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,22 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.rounding_errors import without_rounding_errors
 from kullback.samples import Samples
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-# The largest number of draws of each side, by dimensions: the search for their neighbors takes seconds
+# The largest number of draws of each side for each dimension, such that a neighbor search takes a few seconds
 # (`benchmarks/bench_neighbors.py`).
 _AFFORDABLE = {6: 30_000, 7: 15_000, 8: 10_000, 9: 8000, 10: 6000}
 _AFFORDABLE_BY_PRODUCTS = 20_000
-# The fourth power of smaller values is finite: float64 ends at 1e308.
+# Values below this limit have finite fourth powers in float64, whose largest number is about 1e308.
 _HUGE = 1e75
 
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """Draws that were parsed and checked once, without draws of weight 0. Estimators pass them on.
+    """Draws that have passed the checks of `checked`, without draws of weight 0.
 
     Attributes:
         tensor: the draws, shape (n, d): numbers, or integers that are categories.
@@ -33,10 +35,11 @@ class Draws:
         cluster: the cluster of each draw, from 0 without gaps, shape (n,); None if draws are independent.
         labels: the text of each category; None for numbers.
         columns: the names of the components; None if they have none.
-        independent: whether the user says that the draws do not depend on their order.
-        number: the number of draws, with those of weight 0.
-        rows: the place of each draw among all of these; None if all are kept.
-        exponent: the power of two that is the unit of the first component, where its values are huge or tiny.
+        independent: whether the user states that the draws are independent, so that their order is not tested.
+        number: the number of draws, including draws of weight 0.
+        rows: the index of each draw in the user's `Samples`; None if no draw was left out.
+        merged: the number of draws that differed from another draw by a rounding error only, and were made equal to it.
+        exponent: e, if the first component was divided by 2^e because its values are huge or tiny; otherwise 0.
         device: the device of the user's tensor.
         samples: the user's `Samples`.
 
@@ -56,12 +59,13 @@ class Draws:
     number: int = 0
     rows: Integers | None = None
     exponent: int = 0
+    merged: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     samples: Samples | None = None
 
     @classmethod
     def of(cls, samples: Samples | Draws) -> Draws:
-        """Return the draws of `samples`; draws of weight 0, which must not count as observed, are left out."""
+        """Return the `Draws` of `samples` without draws of weight 0, which were not observed."""
         if isinstance(samples, Draws):
             return samples
         tensor, rows = samples.tensor.detach(), None
@@ -73,7 +77,7 @@ class Draws:
             cluster = None if cluster is None else np.unique(cluster[rows], return_inverse=True)[1]
         return cls(
             *(tensor, weights, cluster, samples.labels, samples.columns, samples.independent, len(samples)),
-            *(rows, 0, samples.tensor.device, samples),
+            *(rows, 0, 0, samples.tensor.device, samples),
         )
 
     def __len__(self) -> int:
@@ -96,16 +100,16 @@ class Draws:
 
     @cached_property
     def distinct(self) -> tuple[Array, Integers, Integers]:
-        """The different values of numbers, the place of each draw among them, and how often each occurs."""
+        """The sorted distinct values of numbers, the index of each draw's value among them, and the values' counts."""
         values, places, counts = np.unique(self.x[:, 0], return_inverse=True, return_counts=True)
         return values, places, counts
 
     def at(self, x: Array | Integers) -> Draws:
-        """Return the draws with other coordinates."""
+        """Return a copy with the coordinates x."""
         return replace(self, tensor=torch.from_numpy(x))
 
     def taken(self, index: Integers) -> Draws:
-        """Return the draws at these places, in this order."""
+        """Return the draws with the indices `index`, in this order."""
         weights = None if self.weights is None else self.weights[index]
         cluster = None if self.cluster is None else self.cluster[index]
         if self.discrete:
@@ -115,7 +119,7 @@ class Draws:
         return replace(self, tensor=tensor, weights=weights, cluster=cluster)
 
     def thinned(self, number: int, rng: np.random.Generator) -> Draws:
-        """Return at most this number of draws, chosen at random, in their order."""
+        """Return at most `number` draws, chosen at random and in their original order."""
         if len(self) <= number:
             return self
         return self.taken(np.sort(rng.choice(len(self), number, replace=False)))
@@ -134,7 +138,7 @@ class Draws:
 
     @property
     def units(self) -> Integers:
-        """The number of each draw's cluster, from 0 without gaps; the number of the draw itself without clusters."""
+        """The number of each draw's cluster, from 0 without gaps, shape (n,); without clusters, 0, ..., n - 1."""
         if self.cluster is None:
             return np.arange(len(self))
         return np.unique(self.cluster, return_inverse=True)[1]
@@ -151,28 +155,48 @@ class Draws:
 
     @property
     def effective(self) -> float:
-        """The number of equally weighted draws with the same information."""
+        """Kish's effective sample size of the weights."""
         return (
             float(self.tensor.shape[0]) if self.weights is None else effective_number(self.weights, len(self))
         )
 
     def variance(self, influence: Array) -> float:
-        """Return the variance of a sum of the draws' influences."""
+        """Return the variance of the sum of the draws' influences, shape (n,), with dependence within clusters."""
         return float(variance_of_sum(torch.from_numpy(influence), self.cluster))
 
 
 def affordable_draws(d: int) -> int | None:
-    """Return the number of draws whose neighbors take a few seconds in d dimensions; None if any number is fast.
+    """Return the number of draws that a neighbor search in d dimensions handles in seconds; None if any number is fast.
 
-    A search tree visits more of its leaves in more dimensions. With 11 dimensions or more, all distances are computed.
+    In more dimensions a search tree visits more of its leaves, so the number decreases. From 11 dimensions on, all
+    distances are computed instead.
     """
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 
 
-def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:
-    """Return numbers with each column of huge or tiny values in another unit, a power of two; KL does not change.
+def without_noise(*sides: Draws) -> list[Draws]:
+    """Return draws of numbers of which those that differ by rounding errors only are equal, also across the sides."""
+    if sides[0].discrete:
+        return list(sides)
+    columns = list(np.concatenate(list(map(operator.attrgetter("x"), sides))).T)
+    equal = list(map(without_rounding_errors, columns))
+    if all(map(operator.is_, equal, columns)):
+        return list(sides)
+    parts = np.split(np.stack(equal, 1), np.cumsum([len(side) for side in sides])[:-1])
+    return [
+        replace(
+            side,
+            tensor=torch.from_numpy(part).to(side.tensor.dtype),
+            merged=int((part != side.x).any(1).sum()),
+        )
+        for side, part in zip(sides, parts, strict=True)
+    ]
 
-    Products of such values would overflow or underflow.
+
+def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:
+    """Return both samples with columns of huge or tiny values divided by a power of two, which does not change KL.
+
+    Otherwise products of such values would overflow or underflow.
     """
     if p.discrete or q.discrete or p.tensor.shape[1] != q.tensor.shape[1]:
         return p, q
@@ -197,12 +221,12 @@ def shares_of(samples: Samples | Draws, like: Tensor) -> Tensor:
 
 
 def tensor_in_place(x: Any) -> Tensor:
-    """Return numbers as a tensor on their device; torch would move an array to the default device."""
+    """Return a tensor unchanged, and an array as a tensor on the CPU, whatever torch's default device is."""
     return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
 def effective_number(weights: Tensor | Array | None, n: int) -> float:
-    r"""Return the number of equally weighted draws with the same information, :math:`(\sum w)^2 / \sum w^2`.
+    r"""Return the effective sample size of n draws with these weights, :math:`(\sum w)^2 / \sum w^2`.
 
     Survey Sampling (Kish, 1965)
     """
@@ -213,12 +237,13 @@ def effective_number(weights: Tensor | Array | None, n: int) -> float:
 
 
 def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> Tensor:
-    r"""Return the variance of a sum of terms with mean 0, with dependent terms within clusters.
+    r"""Return the variance of a sum of terms with mean 0, where terms of the same cluster may be dependent.
 
     .. math:: f \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
 
-    with f the `cluster_correction` of the clusters' sizes, :math:`C / (C - 1)` for equal sizes. It is infinite for
-    fewer than two terms or clusters. Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
+    where f is the `cluster_correction`, which is :math:`C / (C - 1)` for clusters of equal size. The variance is
+    infinite for fewer than two terms or clusters. Longitudinal data analysis using generalized linear models (Liang and
+    Zeger, 1986)
     """
     sizes = torch.ones_like(terms)
     if cluster is not None:
@@ -231,10 +256,10 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
 
 
 def cluster_correction(sizes: Any) -> float:
-    r"""Return the factor for squared deviations of clusters from a mean that includes them.
+    r"""Return the factor that makes the squared deviations of clusters from their overall mean unbiased.
 
-    With their shares :math:`s_c` of the draws, it is
-    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`; infinite for one cluster.
+    If cluster c has a proportion :math:`s_c` of the draws, the factor is
+    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
     """
     shares = sizes / sizes.sum()
     squares = shares**2
@@ -243,9 +268,9 @@ def cluster_correction(sizes: Any) -> float:
 
 
 def number_from_scores(scores: Array, draws: Draws) -> float:
-    """Return the number of independent draws with the same information on the means of some scores, shape (n, J).
+    """Return the effective sample size for the means of J scores, shape (n, J).
 
-    It is Kish's number divided by the design effect of clusters on the variance of these means.
+    This is Kish's effective sample size divided by the design effect of clusters on the variance of these means.
     """
     if draws.cluster is None:
         return draws.effective
@@ -258,11 +283,11 @@ def number_from_scores(scores: Array, draws: Draws) -> float:
 
 
 def few_clusters(clusters: float, quantile: float) -> float:
-    """Return the ratio of Student's quantile to a normal one for a variance from this number of clusters."""
+    """Return the ratio of Student's t quantile with `clusters` - 1 degrees of freedom to the normal quantile."""
     return student_ratio(clusters - 1, quantile) if clusters >= 2 else float("inf")
 
 
 def student_ratio(dof: Any, quantile: float) -> Any:
-    """Return Student's quantile over the normal one, by the first terms of Cornish and Fisher's expansion (1938)."""
+    """Return Student's t quantile / normal quantile, from the first terms of Cornish and Fisher's expansion (1938)."""
     z = quantile
     return (z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)) / z

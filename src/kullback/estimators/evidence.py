@@ -1,4 +1,4 @@
-"""An interval from data: the `Evidence` of an estimator, and the one function that makes an interval from it."""
+"""`Evidence`, the raw result of an estimator, and `interval_from`, which computes the confidence interval from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kullback.results.estimate import Estimate
 
 
 class _Side(str):
-    """The name of a side, which an f-string marks: evidence of the other direction exchanges the names."""
+    """The name P or Q in an f-string, between two marks, so that `exchanged` finds the names and exchanges them."""
 
     __slots__ = ()
 
@@ -37,13 +37,13 @@ SIDE_Q = _Side("Q")
 # The names of the densities p and q, and of the arguments with these names.
 SMALL_P, SMALL_Q = _Side("p"), _Side("q")
 
-# With a smaller standard error, a negative estimate shows that the divergence is nearly 0. The limit decides between
-# two wordings of a note, and no number depends on it.
+# If the standard error is smaller, a negative estimate shows that the divergence is nearly 0. This limit selects one of
+# two wordings of a note; no number depends on it.
 _SMALL = 0.05
 
 
 class Shift(NamedTuple):
-    """A change of the upper limit for mass without draws, and a note about it, if any."""
+    """An increase of the upper limit, in nats, for mass where no draws are, and a note on it, or an empty string."""
 
     nats: float
     note: str = ""
@@ -51,33 +51,37 @@ class Shift(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Evidence(ShortRepr):
-    r"""What draws show of a divergence: a value, its uncertainty and its possible bias.
+    r"""The raw result of an estimator: a value, its uncertainty and its possible bias.
 
-    The uncertainty is one of four: the influence of each draw, values from resampled draws, a standard error, or the
-    ends of an interval.
+    The uncertainty is given in one of four forms: the influence of each draw, values from resampled draws, a standard
+    error, or the limits of an interval.
 
     Attributes:
-        value: the estimate, in nats; below 0 by chance. One number, or one for each row of a batch.
-        influence: how much each draw of P, and each of Q, changes the value: two arrays, in the order of the draws. The
-            sums over the independent clusters of draws give the standard error.
+        value: the estimate in nats, which may be negative by chance: a number, or a tensor with the estimate of each
+            row of a batch.
+        influence: two arrays with the change of the value by each draw of P and by each draw of Q, in the order of the
+            draws. The sums over clusters of draws give the standard error.
         resampled: the values from resampled draws, or from a posterior distribution.
         ends: the lower and the upper limit, for example from the inversion of a test.
-        error: a standard error, in addition to the one of `influence`; None if it is unknown.
-        error_above: a standard error that only the upper limit takes in addition.
-        bias_low: by how much the value may be too high: the lower limit moves down by it.
-        bias_high: by how much it may be too low; infinite if the draws bound no divergence from above.
+        error: a standard error, independent of the error from `influence`; None if unknown.
+        error_above: a further standard error for the upper limit only.
+        bias_low: the largest positive bias of the value; it is subtracted from the lower limit.
+        bias_high: the largest negative bias of the value, as a positive number; it is added to the upper limit.
+            Infinite if the draws give no upper limit.
         notes: sentences about the estimate. An f-string names the sides as ``{SIDE_P}`` and ``{SIDE_Q}``, so that an
             estimate of KL(Q || P) can exchange them.
-        beyond: a function of half the width of the interval, which returns the change of its upper limit for what the
-            draws do not show.
-        remarks: more notes, which follow the one of `beyond`; or a function of the upper limit that returns them.
-        groups: the number of independent groups behind the error, for Student's t; by default the clusters, if any.
-        rate: r, where an estimate of a divergence of t has a variance of at least r t plus the square of `error`.
-        contradicted: the note on an upper limit below 0, which no divergence has; it becomes infinite.
-        least: the smallest value; a smaller estimate is replaced by it. The limits are at least 0 in any case.
-        without_interval: whether there is no interval; a note says why.
-        method: the name of the method, if it is not the one of the estimator.
-        n: the numbers of draws of P and of Q, if not all of them.
+        beyond: a function that takes half the width of the interval and returns the `Shift` of the upper limit for
+            regions without draws.
+        remarks: notes that follow the note of `beyond`, or a function of the upper limit that returns these notes.
+        groups: the number of independent groups from which the error was computed, for Student's t; by default the
+            number of clusters, if any.
+        rate: r, if the estimate of a divergence t has a variance of at least r t + `error`^2.
+        contradicted: a function that returns the note on an upper limit below 0; such a limit is replaced by infinity.
+        least: the lower bound of the value; a smaller estimate is replaced by this number. The limits are at least 0 in
+            any case.
+        without_interval: whether the estimate has no interval; then a note gives the reason.
+        method: the name of the method, if it differs from the estimator's name.
+        n: the numbers of draws of P and of Q, if they are not the sizes of the samples.
 
     Example:
         >>> interval_from(Evidence(0.5, error=0.1, notes=[f"{SIDE_Q} is known."]), 0.95).ends
@@ -107,18 +111,18 @@ class Evidence(ShortRepr):
 
 @lru_cache(maxsize=16)
 def standard_normal_quantile(confidence: float) -> float:
-    """Return half the width of a two-sided normal interval, in standard errors."""
+    """Return half the width of a two-sided normal interval in standard errors, such as 1.96 for 0.95."""
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
 
 
 def quantile_of(confidence: float, groups: float | None = None) -> float:
-    """Return half the width of a two-sided interval in standard errors, from Student's t for clusters."""
+    """Return half the width of a two-sided interval in standard errors: normal, or Student's t for `groups`."""
     quantile = standard_normal_quantile(confidence)
     return quantile if groups is None else quantile * few_clusters(groups, quantile)
 
 
 def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
-    """Return a note on a negative estimate, which becomes 0; no note on others."""
+    """Return a list with a note if the estimate is negative and is replaced by 0; otherwise an empty list."""
     if not raw < 0:
         return []
     if error is None or error > _SMALL:
@@ -130,17 +134,18 @@ def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
 
 
 def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evidence:
-    r"""Make the interval from evidence: return the same with its limits, and with the notes on them.
+    r"""Return the evidence with the limits of its interval in `ends`, and with the notes on them.
 
-    Without limits of its own, the interval is normal, or of Student's t for clusters. An estimate below the divergence
-    t by chance has a standard error that is too small: t's own variance is at least the square of `error` plus `rate`
-    times t. So the upper limit is at least the largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, for
-    :math:`\hat D` of at least 0. All limits are at least 0.
+    Unless the evidence has `ends`, the interval is normal, or from Student's t for clusters. If the estimate is smaller
+    than the divergence t by chance, its standard error is too small: the variance is at least :math:`c^2 + r\, t`, with
+    `error` c and `rate` r. So the upper limit is at least the largest t with
+    :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where a negative :math:`\hat D` counts as 0. All limits are at least
+    0.
 
     Arguments:
-        evidence: of an estimator. A batch has its limits already.
+        evidence: the raw result of an estimator. The evidence of a batch must have `ends`.
         confidence: the probability that the interval contains the divergence.
-        sides: the draws whose influence the evidence has.
+        sides: the draws of P and of Q, if the evidence has their `influence`.
     """
     value = evidence.value
     if isinstance(value, Tensor) and value.ndim:
@@ -175,7 +180,7 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
 
 
 def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
-    """Return the standard error of evidence; None if it has none."""
+    """Return the standard error of the evidence, or None if it is unknown."""
     if evidence.influence is not None:
         variance = sum(
             side.variance(of_draws) for side, of_draws in zip(sides, evidence.influence, strict=True)
@@ -189,7 +194,7 @@ def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
 def _limits(
     evidence: Evidence, raw: float, error: float | None, confidence: float, sides: tuple[Draws, ...]
 ) -> tuple[float, float] | None:
-    """Return the limits before any bias; None if there is neither an error nor an interval."""
+    """Return the limits without an allowance for bias, or None if neither an error nor an interval is known."""
     if evidence.ends is not None:
         return float(evidence.ends[0]), float(evidence.ends[1])
     if evidence.resampled is not None:
@@ -204,7 +209,7 @@ def _limits(
     if reach == math.inf:
         return -math.inf, math.inf
     high = raw + reach * (math.sqrt(error**2 + evidence.error_above**2) if evidence.error_above else error)
-    if evidence.rate > 0 and reach < math.inf:
+    if evidence.rate > 0:
         least, half = max(raw, 0.0), reach * evidence.rate / 2
         constant = float(evidence.error or 0.0)
         high = max(high, least + reach * (half + math.sqrt(constant**2 + evidence.rate * least + half**2)))
@@ -212,7 +217,7 @@ def _limits(
 
 
 def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
-    """Return evidence that has its interval as an `Estimate`, with its notes in words."""
+    """Return the `Estimate` of evidence from `interval_from`, with tensors on `device` and notes without marks."""
 
     tensor = partial(torch.as_tensor, dtype=torch.float64, device=device)
     interval = None if evidence.ends is None else (tensor(evidence.ends[0]), tensor(evidence.ends[1]))
@@ -222,17 +227,20 @@ def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
 
 
 def infinite(note: str, n: tuple[int, int] | None = None) -> Evidence:
-    """Return an infinite divergence, with a note on the reason."""
+    """Return the evidence of an infinite divergence; `note` gives the reason."""
     return Evidence(math.inf, error=0.0, ends=(math.inf, math.inf), notes=(note,), n=n)
 
 
 def noted(evidence: Evidence, before: Sequence[str] = (), after: Sequence[str] = ()) -> Evidence:
-    """Return evidence with more notes, before or after its own."""
+    """Return the evidence with notes added before and after its notes."""
     return replace(evidence, notes=(*before, *evidence.notes, *after))
 
 
 def exchanged(measure: Callable[[], Evidence]) -> Evidence:
-    """Return evidence of KL(Q || P) whose errors and notes name the two sides as the caller does."""
+    """Return the evidence of `measure()` for KL(Q || P), with the names P and Q exchanged in its errors and notes.
+
+    `measure` must return the result of `interval_from`: then only `notes` and `n` depend on the order of the sides.
+    """
     with sides_exchanged():
         evidence = measure()
     notes: list[str] = []
@@ -244,7 +252,7 @@ def exchanged(measure: Callable[[], Evidence]) -> Evidence:
 
 
 def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q: Any) -> Evidence:
-    """Return the evidence of KL, of its reverse or of the sum of both, from a function that estimates KL."""
+    """Return the evidence of KL, `ReverseKL` or `Jeffreys` from the function `kl`, which estimates KL."""
     if isinstance(kind, ReverseKL):
         return exchanged(lambda: kl(q, p))
     there = kl(p, q)
@@ -252,7 +260,7 @@ def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q
 
 
 def added(there: Evidence, back: Evidence) -> Evidence:
-    """Return the sum of the two directions; their errors may be dependent, so they are added too."""
+    """Return the sum of both directions; their errors may be correlated, so the standard errors are added."""
     ends = error = None
     if there.ends is not None and back.ends is not None:
         ends = there.ends[0] + back.ends[0], there.ends[1] + back.ends[1]
@@ -274,7 +282,7 @@ def added(there: Evidence, back: Evidence) -> Evidence:
 
 
 def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
-    """Return evidence with its error and limits farther from the value by a factor, within 0 and `largest`."""
+    """Return the evidence with its error and the distances of its limits from the value multiplied by `factor`."""
     value = float(evidence.value)
     if factor == 1.0 or not math.isfinite(value):
         return evidence
@@ -286,7 +294,7 @@ def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
 
 
 def of_two(one: Evidence, other: Evidence) -> Evidence:
-    """Return the mean of two values, and the smallest interval that contains both intervals."""
+    """Return the evidence with the mean of two values and the smallest interval that contains both intervals."""
     ends = error = None
     if one.ends is not None and other.ends is not None:
         low, high = zip(one.ends, other.ends, strict=True)
@@ -299,10 +307,10 @@ def of_two(one: Evidence, other: Evidence) -> Evidence:
 
 
 def opened(evidence: Evidence, largest: float) -> Evidence:
-    """Return evidence with the widest interval, where there is one: from 0 to the largest value."""
+    """Return the evidence with the interval from 0 to `largest`, or without an interval if it has none."""
     return replace(evidence, ends=None if evidence.ends is None else (0.0, largest))
 
 
 def without_interval(evidence: Evidence) -> Evidence:
-    """Return evidence without an error and limits."""
+    """Return the evidence without a standard error and without limits."""
     return replace(evidence, ends=None, error=None, without_interval=True)

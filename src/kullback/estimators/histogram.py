@@ -1,9 +1,9 @@
-"""KL from draws of numbers: counts in bins between quantiles of P and Q together.
+"""KL from draws of numbers, by counts in bins whose edges are quantiles of P's and Q's draws together.
 
-The divergence between histograms is at most the divergence between the distributions. It approaches it as bins narrow,
-with an error of about the square of their width for smooth densities. The number of bins, :math:`5 n^{0.4}`, was
-measured: from 1e3 to 1e5 draws of Gaussian, exponential, Cauchy and Pareto pairs, the error is about three quarters of
-the error of nearest neighbors.
+The divergence between histograms is at most the divergence between the distributions. For smooth densities the
+difference is about proportional to the square of the bin width. The number of bins, :math:`5 n^{0.4}`, was chosen by
+measurements: for 1e3 to 1e5 draws of Gaussian, exponential, Cauchy and Pareto pairs, the error is about three quarters
+of the error of nearest neighbors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kullback.estimators.discrete.counts import tabulate
 from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Draws, Integers
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction
-from kullback.estimators.lattice import common_step, jittered
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction, noted
+from kullback.estimators.lattice import common_step, prefers_values, spread
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.unseen import unseen_by_q, upper_end
@@ -35,47 +35,54 @@ from kullback.generators.growth import order_of
 
 _KL = KL()
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
 # The smallest mean number of draws of P and Q together in a bin.
 _DRAWS_IN_A_BIN = 20
 
-# The smallest number of P's draws in a bin of its tails.
+# The smallest number of P's draws in a bin that `_with_tails` adds.
 _DRAWS_IN_A_TAIL = 5
 
-# The number of draws on either side of a gap that becomes an edge.
+# A gap becomes an edge only if its bin has at least this many draws on either side of the gap.
 _DRAWS_AT_A_GAP = 5
 
-# For each bin, the number of quantiles of each side that are candidates for edges.
+# The number of quantiles of P, and of Q, per bin that are candidates for edges.
 _QUANTILES_IN_A_BIN = 4
 
-# The smallest number of equal draws that make an atom.
+# A value is an atom if at least this many draws are equal to it.
 _FEWEST_AT_AN_ATOM = 4
 
 _TAILS_DECIDE = (
     "A power of p / q of this order depends on the unobserved ends of the tails: the upper limit is infinite."
 )
 
-# Fewer ties than this share get no note.
+_PREFERRED_VALUES = (
+    "The draws prefer some of the rounded values, which bins of several values do not show. The value is likely too "
+    "low, and the upper limit is the largest possible one. For a limit, use more draws of each value, or round both "
+    "sides to the preferred values."
+)
+
+# If the proportion of tied draws is smaller than this, there is no note.
 _FEW_TIES = 0.01
 
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Finite numbers in ascending order, and the cumulative share of the weight; None if all weights are equal."""
+    """Sorted finite draws, and their normalized cumulative weights from 0 to 1; None if all weights are equal."""
 
     values: Array
     below: Array | None
 
     @property
     def weights(self) -> Array:
-        """The share of each draw."""
+        """The weight of each draw, normalized to sum 1."""
         if self.below is None:
             return np.full(len(self.values), 1 / len(self.values))
         return np.diff(self.below)
 
     def quantiles(self, levels: Array) -> Array:
-        """Return the smallest draw with at least this share of the weight at or below it."""
+        """Return the quantiles of the weighted draws at the levels; each quantile is a draw."""
         if self.below is None:
             place = np.ceil(levels * len(self.values)).astype(np.int64) - 1
         else:
@@ -87,12 +94,12 @@ class _Sorted:
         return np.searchsorted(self.values, edges, side="right")
 
     def shares(self, edges: Array) -> Array:
-        """Return the share of the weight at or below each edge."""
+        """Return the proportion of the weight at or below each edge."""
         places = np.searchsorted(self.values, edges, side="right")
         return places / len(self.values) if self.below is None else self.below[places]
 
     def share_between(self, start: int, stop: int) -> float:
-        """Return the share of the weight of the draws from one place to before another."""
+        """Return the proportion of the weight in the sorted draws with indices start, ..., stop - 1."""
         if self.below is None:
             return (stop - start) / len(self.values)
         return float(self.below[stop] - self.below[start])
@@ -100,20 +107,30 @@ class _Sorted:
 
 @dataclass(frozen=True)
 class _Sides:
-    """The draws of both sides, also in ascending order."""
+    """The draws of P and of Q, in their original order and sorted."""
 
     p: Draws
     q: Draws
     first: _Sorted
     second: _Sorted
+    tops: Array | None = None  # of the rounding of each value, if the draws are rounded to a common step
 
     @cached_property
     def are_plain(self) -> bool:
         """Whether neither side has weights or clusters."""
         return self.p.is_plain and self.q.is_plain
 
+    def between_values(self, edges: Array) -> Array:
+        """Return edges between the rounded values, which do not divide the draws of a value."""
+        if self.tops is None:
+            return edges
+        places = np.unique(np.searchsorted(self.tops, edges))
+        return self.tops[places[places < len(self.tops) - 1]]
+
     def count(self, edges: Array) -> CategoryCounts:
         """Count the draws at or below the first edge, above it and at or below the second, and so on."""
+        if self.tops is not None:
+            edges = self.between_values(edges)
         if self.are_plain:
             x, y = self.first.values, self.second.values
             a = np.diff(np.searchsorted(x, edges, "right"), prepend=0, append=len(x))
@@ -134,34 +151,40 @@ def histogram(
     bins: int | None = None,
     kind: Divergence | str = _KL,
 ) -> Evidence:
-    r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins; other kinds likewise.
+    r"""Estimate KL(P || Q), or another divergence, from draws of numbers by their counts in bins.
 
     The edges are quantiles of the draws of P and Q together, with half of the weight for each side, and the ends of
-    wide gaps. The outer bins are open. For a bin of width w with draws of P only, Q's density comes from the distance
-    :math:`\nu` to its nearest draw, as for nearest neighbors. Such a bin adds
+    wide gaps. The outer bins are unbounded. The estimator for the counts is `zhang_grabchak`. If a bin of width w has
+    draws of P only, Q's density there is estimated from the distance :math:`\nu` to Q's nearest draw. Such a bin adds
     :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
 
-    The interval comes from the counts (`kl_interval`). The upper limit is raised by the loss from bins of double width,
-    an estimate of the loss from these bins, and to the upper limit of finer bins in P's tails.
+    The interval comes from the counts (`kl_interval`). Two corrections raise the upper limit. First, the decrease of
+    the estimate for bins of double width is added, because it estimates the loss from the bins. Second, the upper limit
+    is at least the upper limit for finer bins in P's tails.
 
-    Other kinds are estimated from the counts as by `bias_corrected`, and their upper limits are raised likewise. They
-    are infinite for powers of p / q of order above 1 or below 0, which depend on the unobserved ends of the tails.
+    Other divergences are estimated from the counts as by `bias_corrected`, with the same corrections of the upper
+    limit. The upper limit is infinite for powers of p / q of order above 1 or below 0, because they depend on the
+    unobserved ends of the tails.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Bins of draws that are rounded to a common step end between the rounded values.
+
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
         p: draws of finite numbers from P.
-        q: the same from Q.
+        q: draws of finite numbers from Q.
         confidence: the probability that the interval contains the divergence.
-        generator: for the random moves of rounded draws within their rounding.
-        bins: the number of bins. By default :math:`5 n^{0.4}`, but at least 20 draws in a bin, with the harmonic mean n
-            of the effective numbers of draws.
+        generator: advances once, as in the other estimators of numbers; the result does not depend on it.
+        bins: the number of bins. The default is :math:`5 n^{0.4}`, reduced if a bin would have fewer than 20 draws. n
+            is the harmonic mean of the effective numbers of draws of P and Q.
         kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
-        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in three
-        cases: more than 5 % of P's draws are in bins without draws of Q; P's draws fill a gap of Q's, or Q's tails
-        could add more than the interval allows; or P has atoms that Q lacks. A finite upper limit extrapolates Q's
+        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in five
+        cases: more than 5 % of P's draws are in bins without draws of Q; significantly many draws of P are in a gap of
+        Q's draws; the extrapolation of Q's tails adds more than a quarter of the interval's width; P has atoms that Q
+        lacks; or the draws prefer some of the values to which they are rounded. A finite upper limit extrapolates Q's
         fitted tails.
 
     Raises:
@@ -186,28 +209,37 @@ def histogram(
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL | Jeffreys):
         return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
+    seed_of(
+        generator
+    )  # every estimator advances the generator once, so that later draws do not depend on the choice
     rounding: list[str] = []
-    seed, step = seed_of(generator), common_step(p, q)
+    step, tops, is_rough = common_step(p, q), None, False
     if step is not None and not torch.equal(p.tensor, q.tensor):
-        rng = np.random.default_rng(seed)
-        shown = math.ldexp(step, p.exponent)
-        p, q = jittered(p, step, rng), jittered(q, step, rng)
         rounding.append(
-            f"The draws are rounded to a common step of {shown:.4g}. Each was moved at random within its rounding. "
-            "This does not change the divergence of rounded numbers."
+            f"The draws are rounded to a common step of {math.ldexp(step, p.exponent):.4g}. Bins end between the "
+            "rounded values."
         )
-    sides = _Sides(p, q, _sorted(p), _sorted(q))
+        is_rough = prefers_values(p, q, step)
+        tops = np.union1d(p.x, q.x) + step / 2
+        p, q = spread(p, step), spread(q, step)
+    sides = _Sides(p, q, _sorted(p), _sorted(q), tops)
     if bins is None:
         n = _independent_draws(sides) * (1 + 1e-12)  # rounded weights must not cost a bin
         bins = max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
     edges = _with_gaps(sides.first, sides.second, _edges(sides.first, sides.second, bins))
+    edges = edges if tops is None else sides.between_values(edges)
     if isinstance(kind, KL):
-        return _kl(sides, edges, confidence, rounding)
-    return _of_kind(cast("Divergence", kind), sides, edges, confidence, rounding)
+        evidence = _kl(sides, edges, confidence, rounding)
+    else:
+        evidence = _of_kind(cast("Divergence", kind), sides, edges, confidence, rounding)
+    if not is_rough or evidence.ends is None:
+        return evidence
+    ends = evidence.ends[0], largest_of(cast("Divergence", kind))
+    return noted(replace(evidence, ends=ends, beyond=None), [_PREFERRED_VALUES])
 
 
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
-    """Return the evidence of KL; its upper limit allows for the bins' width and for finer bins in the tails."""
+    """Return the estimate of KL; the upper limit is corrected for the width of the bins and for the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
     estimate, corrected = table.estimate, table.correction.shrunken
     more = corrected.clamp(min=_beyond(first, second, edges))
@@ -220,7 +252,7 @@ def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> 
     in_tails = (tails.estimate - estimate).clamp(min=0)
     high = float(kl_interval(tails, confidence)[1] + 2 * in_tails)
     low, end = map(float, evidence.ends)
-    # A few draws of P alone in a tail do not make the upper limit infinite.
+    # If only the finer bins give an infinite limit, a few draws of P in a tail cause it, and it is not used.
     high = (max(end, high) if math.isfinite(high) else end) + float(lost)
     beyond = partial(_beyond_q, sides, float(table.a.sum()))
     return replace(evidence, ends=(low, high), beyond=beyond, remarks=remarks)
@@ -229,7 +261,7 @@ def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> 
 def _of_kind(
     kind: Divergence, sides: _Sides, edges: Array, confidence: float, rounding: list[str]
 ) -> Evidence:
-    """Return the evidence of a kind; its upper limit allows for the bins' width and for finer bins in the tails."""
+    """Return the estimate of `kind`; the upper limit is corrected for the width of the bins and for the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
     evidence = describe_kind(table, kind, confidence)
     fine = _with_tails(second.values, _with_tails(first.values, edges))
@@ -254,7 +286,7 @@ _ARGUMENTS = Arguments(
 
 
 def _check(p: Draws, q: Draws, bins: int | None) -> int | None:
-    """Return the number of bins, or raise."""
+    """Return the checked number of bins; raise an error if `bins` is invalid or the draws are not numbers."""
     call = "histogram"
     if p.discrete or p.tensor.shape[1] != 1:
         raise invalid_value(
@@ -277,7 +309,7 @@ def _sorted(side: Draws) -> _Sorted:
 
 
 def _independent_draws(sides: _Sides) -> float:
-    """Return the harmonic mean of the effective numbers of draws; for clusters, from counts in ten bins."""
+    """Return the harmonic mean of the effective numbers of draws of P and Q; for clusters, from counts in ten bins."""
     p, q = sides.p, sides.q
     if p.cluster is None and q.cluster is None:
         n, m = p.effective, q.effective
@@ -288,7 +320,7 @@ def _independent_draws(sides: _Sides) -> float:
 
 
 def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
-    """Return the inner edges of bins with about equal shares of P and Q together."""
+    """Return the inner edges of bins that have about equal proportions of P's and Q's draws together."""
     levels = np.arange(1, _QUANTILES_IN_A_BIN * bins) / (_QUANTILES_IN_A_BIN * bins)
     candidates = np.unique(np.concatenate([first.quantiles(levels), second.quantiles(levels)]))
     pooled = (first.shares(candidates) + second.shares(candidates)) / 2
@@ -297,7 +329,7 @@ def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
 
 
 def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
-    """Add an edge to every bin that a wide gap divides into two parts."""
+    """Return the edges, with an additional edge in each bin that has a gap wider than half its inner range."""
     values = np.sort(np.concatenate([first.values, second.values]), kind="stable")
     ends = np.concatenate([[0], np.searchsorted(values, edges, side="right"), [len(values)]])
     added: list[float] = []
@@ -311,7 +343,7 @@ def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
 
 
 def _with_tails(values: Array, edges: Array) -> Array:
-    """Add edges that halve P's draws in the outer bins repeatedly."""
+    """Return the edges, with additional edges that repeatedly halve the number of draws in the outer bins."""
     first, last = np.searchsorted(values, edges[[0, -1]], side="right")
     tails: list[float] = []
     for outside, is_left in ((int(first), True), (len(values) - int(last), False)):
@@ -323,13 +355,13 @@ def _with_tails(values: Array, edges: Array) -> Array:
 
 
 def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
-    """Return the term of bins with draws of P only, from the distances to Q's nearest draws."""
+    """Return the sum of the terms of bins with draws of P only, from the distances to Q's nearest draws."""
     ends = np.concatenate([[0], first.places(edges), [len(first.values)]])
     empty = np.diff(second.places(edges), prepend=0, append=len(second.values)) == 0
     total = 0.0
     for i in np.nonzero(empty & (np.diff(ends) > 1))[0]:
         x = first.values[ends[i] : ends[i + 1]]
-        # Halves, so that the difference of two huge numbers is finite.
+        # Both numbers are halved first, so that the difference of two huge numbers does not overflow.
         half_width = float(x[-1] / 2 - x[0] / 2) * (len(x) + 1) / (len(x) - 1)
         if half_width > 0:
             farther = float(np.mean(np.log(_distances(x, second.values)))) - math.log(half_width)
@@ -338,7 +370,7 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
 
 
 def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
-    """Return the change of the upper limit for P's draws where Q has none, and a note."""
+    """Return the increase of the upper limit for P's draws outside the range or in gaps of Q's draws, and a note."""
     first, second = sides.first, sides.second
     atoms = _atoms_of_p_alone(sides.p, first, second)
     if atoms > 0:
@@ -352,9 +384,9 @@ def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
 
 
 def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:
-    """Return the share of P's draws at repeated values that are ten times rarer in Q.
+    """Return the proportion of P's draws at atoms that are at least ten times rarer in Q.
 
-    Equal draws of one cluster count as one.
+    Equal draws of the same cluster count as a single draw.
     """
     of_p = p.x[:, 0]
     if p.cluster is not None:
@@ -374,7 +406,7 @@ def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:
 
 
 def _distances(x: Array, y: Array) -> Array:
-    """Return the distance from each x to the nearest of the ordered y; no x equals a y."""
+    """Return the distance from each x to the nearest of the sorted y; x and y must have no value in common."""
     above = np.searchsorted(y, x)
     up = np.where(above < len(y), y[np.minimum(above, len(y) - 1)] / 2 - x / 2, np.inf)
     down = np.where(above > 0, x / 2 - y[np.maximum(above - 1, 0)] / 2, np.inf)

@@ -1,8 +1,7 @@
-r"""KL from draws with known log-densities of both sides: the mean of their difference, with a control variate.
+r"""KL from draws of P with known log-densities of P and Q: the mean log-ratio, with a control variate.
 
-With :math:`d = \log p - \log q` at draws of P, every mean of :math:`d + c (q / p - 1)` estimates KL(P || Q). c = 0
-is the plain mean. The c of least variance is fitted here, in each half of the draws for the other half, and adds no
-bias.
+Let :math:`d = \log p - \log q` at draws of P. For any constant c, the mean of :math:`d + c (q / p - 1)` estimates KL(P
+|| Q). The c of least variance is fitted in each half of the draws and used in the other half, which avoids a bias.
 """
 
 from __future__ import annotations
@@ -39,18 +38,19 @@ from kullback.samples import Samples
 
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 
-# `benchmarks/coverage.py` checks the constants of this file where both densities are known: 95 % intervals have to
-# cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file where both densities are known: the coverage of 95 %
+# intervals must be at least 93 %.
 
-# With fewer draws, a standard error has two degrees of freedom or fewer.
+# With fewer draws, the standard error would have at most two degrees of freedom.
 _FEWEST = 4
 # The smallest number of draws in each half for a fit of c.
 _FEWEST_TO_FIT = 25
-# The control variate is left out if its unobserved tail could add more than this, in standard errors of the plain mean.
+# The control variate is not used if its unobserved tail could change the mean by more than this many standard errors of
+# the mean without control variate.
 _MOST_UNSEEN = 0.25
-# With a smaller effective number of draws, the weights are too uneven for a standard error.
+# If the effective number of draws is smaller, the weights are too unequal for a standard error.
 _FEWEST_EFFECTIVE = 10.0
-# A mean of q / p this many standard errors above 1 shows that draws are missing.
+# A mean of q / p this many standard errors above 1 shows that the draws miss a part of P.
 _BEYOND_CHANCE = 3.0
 
 
@@ -69,27 +69,29 @@ def log_ratio(
         \widehat{KL} = \sum_i w_i \Big[d_i + c \Big(\frac{q(x_i)}{p(x_i)} - 1\Big)\Big], \quad
         d_i = \log p(x_i) - \log q(x_i)
 
-    The weights :math:`w_i` have sum 1. They are equal for draws of P, proportional to :math:`p / r` for draws of a
-    proposal R (give `log_r`), or the weights of the `Samples`. The coefficient c is fitted for least variance, in each
-    half of the draws for the other half. It is 0 for fewer than 50 draws, if :math:`q / p` may have infinite variance
-    or a mean other than 1, and if it explains less than three quarters of the variance. The limits allow for the fitted
-    tails of the terms beyond the outermost draws.
+    The weights :math:`w_i` have sum 1. They are the weights of the `Samples`, by default equal, times :math:`p / r` if
+    the draws come from a proposal R (give `log_r`). The coefficient c of least variance is fitted in each half of the
+    draws and used in the other half. c is 0 in three cases: there are fewer than 50 draws, :math:`q / p` may have
+    infinite variance or a mean other than 1, or the control variate explains less than three quarters of the variance.
+    The limits include the contribution of fitted tails of the terms beyond the outermost draws.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
         x: n draws of P, or of R, with their weights and clusters, if any.
-        log_p: the normalized log-density or log-probability of P, in nats. n numbers, or a function of the draws such
-            as ``distribution.log_prob``, which gets ``x.tensor``, shape (n, d).
-        log_q: the same for Q; ``-inf`` where Q has no mass, which makes KL infinite.
-        log_r: the same for the proposal R of the draws; P by default.
+        log_p: the normalized log-density or log-probability of P, in nats. Either n numbers, or a function such as
+            ``distribution.log_prob`` that is called with ``x.tensor``, shape (n, d).
+        log_q: the log-density of Q in the same form; ``-inf`` where Q has no mass, which makes KL infinite.
+        log_r: the log-density of the proposal R of the draws in the same form; by default R is P.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
 
     Returns:
-        the estimate in nats, float64, 0 for a negative estimate. The upper limit is infinite if the terms have such a
-        heavy tail that their mean may be infinite. It is also infinite if draws are missing: the limit would be below
-        0, or the mean of q / p is significantly above 1. Notes give the effective number of weighted draws.
+        the estimate in nats, float64; a negative estimate becomes 0. The upper limit is infinite if the terms have such
+        a heavy tail that their mean may be infinite. The upper limit is also infinite if the draws miss a part of P:
+        then the limit would be below 0, or the mean of q / p is significantly above 1. Notes give the effective number
+        of weighted draws.
 
     Raises:
         ArgumentValueError: fewer than four draws, a wrong number of log-densities, NaN, or a draw of P without mass in
@@ -139,7 +141,7 @@ def log_ratio(
 
 
 def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidence: float) -> Evidence:
-    """Return the evidence of the weighted mean of d."""
+    """Return the weighted mean of the log-ratios d, with its standard error and possible bias."""
     used = weights > 0
     units = torch.arange(len(d), device=d.device) if x.cluster is None else x.cluster.to(d.device)
     mean, error, terms = _mean(d, weights, units)
@@ -153,7 +155,7 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
     groups = len(units[used].unique())
     reach = quantile_of(confidence, groups) * spread
     counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
+    with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be equal
         more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
     missed = _note_on_missing_draws(value + reach, d, weights, units, rounding)
     return Evidence(
@@ -168,9 +170,10 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
 
 
 def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
-    r"""Return a note if the draws miss a part of P where p is much larger than q, or densities are not normalized.
+    r"""Return a note if the draws miss a part of P or the densities are not normalized; otherwise an empty string.
 
-    KL is at least 0, and :math:`E_P[q / p]` is at most 1. Such draws contradict one or the other.
+    KL is at least 0, and :math:`E_P[q / p]` is at most 1. The note appears if the draws contradict one of these two
+    facts.
     """
     if high < -rounding:
         return below_zero(high, "the densities")
@@ -216,7 +219,7 @@ def _values(call: str, name: str, log: LogDensity, x: Samples) -> tuple[Tensor, 
 
 
 def _weights(call: str, x: Samples, of_p: Tensor, log_r: LogDensity | None) -> tuple[Tensor, list[str]]:
-    """Return the share of each draw, and notes about them."""
+    """Return the normalized weight of each draw, shape (n,), and notes on the weights."""
     weights = shares_of(x, of_p)
     if log_r is not None:
         of_r, _ = _values(call, "log_r", log_r, x)
@@ -247,7 +250,7 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
 
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of d with the fitted multiple of q / p - 1, its standard error, and the terms."""
+    """Return the weighted mean of d + c (q / p - 1) with fitted c, its standard error, and the terms, shape (n,)."""
     used = weights > 0
     extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0
@@ -263,9 +266,9 @@ def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _is_usable(d: Tensor, extra: Tensor, weights: Tensor) -> bool:
-    """Return whether q / p - 1 has a finite variance, and little of its mean of 0 is in an unobserved tail.
+    """Return whether q / p - 1 has a finite variance and no unobserved tail that could change its mean noticeably.
 
-    Its tail index is raised by two standard errors.
+    The variance counts as finite if the tail index plus two standard errors is below `LARGEST_TAIL_INDEX`.
     """
     top = min(0.2 * len(extra), 3 * len(extra) ** 0.5)
     if float(tail_index(extra)) * (1 + 2 / math.sqrt(top)) >= LARGEST_TAIL_INDEX:

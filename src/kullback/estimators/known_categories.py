@@ -12,20 +12,21 @@ from kullback.common.optional import load
 from kullback.estimators.draws import Array
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite, quantile_of
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
-# The bisections of an end: more than the bits of float64 would not change it.
+# The number of bisections for a limit of the interval: about the number of bits of a float64 number.
 _STEPS = 50
-# The bias of one rare category, in draws.
+# The largest bias correction that moves the center of the upper limit, in draws.
 _RARE = 0.5
-# With more degrees of freedom, chi-squared is nearly normal.
+# With more degrees of freedom, the chi-squared distribution is approximated by a normal one.
 _MANY = 300
-# Probabilities of Q in float32 sum to 1 with this error; sums in float64 are exact to the second one.
+# The rounding error of the sum of probabilities in float32, and the relative rounding error of terms in float64.
 _ROUNDING = 1e-6
 _ROUNDING_OF_TERMS = 1e-12
-# With fewer degrees of freedom, Wilson's limits suffice.
+# With fewer degrees of freedom, the interval does not need the limit for P near Q.
 _SEVERAL = 2
-# A smaller probability under Q of all categories without draws is rounding.
+# A smaller probability under Q of all categories without draws counts as 0, because it may be rounding.
 _LEAST_PROBABILITY = 1e-12
 
 
@@ -34,8 +35,8 @@ class UnseenByP:
     """Q's log-probabilities of categories without draws of P.
 
     Attributes:
-        total: of all such categories together.
-        least: of the least probable one.
+        total: the log-probability of all such categories together.
+        least: the log-probability of the least probable category.
     """
 
     total: float
@@ -43,7 +44,7 @@ class UnseenByP:
 
 
 def from_known_categories(counts: Array, log_q: Array, confidence: float) -> Evidence:
-    """Return the evidence of KL from the counts of P's categories, shape (K,), and Q's log-probabilities of them."""
+    """Return the estimate of KL from counts of P and log-probabilities of Q, both of shape (K,)."""
     drawn = counts > 0
     n = float(counts.sum())
     if (log_q[drawn] == -np.inf).any():
@@ -75,13 +76,13 @@ def of_categories(
     confidence: float,
     clusters: int | None = None,
 ) -> Evidence:
-    """Return the evidence of the mean of log p - log q over the categories of P's draws.
+    """Return the estimate of KL, the mean of log p - log q over P's draws, with its standard error and interval.
 
     Arguments:
-        counts: the number of draws in each category, as if all had the same weight; they sum to `n`.
-        log_q: their log-probabilities under Q.
-        elsewhere: Q's probabilities of other categories.
-        variance_of: the variance of a mean over the draws, from the deviation of each category.
+        counts: the effective number of draws in each category with draws; the sum is `n`.
+        log_q: the log-probabilities of these categories under Q.
+        elsewhere: Q's log-probabilities of the categories without draws.
+        variance_of: a function that returns the variance of a mean over the draws from each category's deviation.
         n: the effective number of draws.
         groups: the number of independent groups of draws.
         confidence: the probability that the interval contains the divergence.
@@ -90,12 +91,12 @@ def of_categories(
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q
     mean = float(shares @ terms)
-    # At P = Q the terms are all 0, and only their quadratic term varies.
+    # At P = Q all terms are 0, so the variance of first order is 0, and the variance of second order remains.
     others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
     variance = variance_of(terms - mean)
     independent = float(shares @ (terms - mean) ** 2) / n
-    # The effective number of draws is n - 1 for independent ones, and smaller for dependent ones. If all terms are
-    # equal, variances do not show it.
+    # The effective number of draws is n - 1 for independent draws, and smaller for dependent draws. If all terms are
+    # equal, the variances do not determine the effective number.
     most = min(n, groups)
     terms_differ = independent * n > (_ROUNDING_OF_TERMS * (1 + abs(mean))) ** 2
     number = n * independent / max(variance, independent) if terms_differ else max(most - 1, most / 2)
@@ -112,10 +113,11 @@ def of_categories(
 
 
 def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
-    r"""Estimate the surprise :math:`-\log p` of each category from its count, and the bias of its mean.
+    r"""Return an estimate of :math:`-\log p` for each category, and minus the bias of its mean over the draws.
 
-    The mean of :math:`\psi(n) - \psi(a_i)` over the draws is the entropy, except for
-    :math:`\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. Categories with one or two draws predict this sum.
+    The mean of :math:`\psi(n) - \psi(a_i)` over the draws estimates the entropy with the bias
+    :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. This sum is estimated from the numbers of categories with
+    one and with two draws.
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
@@ -142,25 +144,26 @@ def ends_from_counts(
     estimate: float,
     added: float,
 ) -> tuple[float, float]:
-    r"""Return the two ends of an interval for KL; by chance they may be negative.
+    r"""Return the lower and the upper limit of an interval for KL; either may be negative by chance.
 
-    The interval is Wilson's: P is a member of the family
+    The interval is like Wilson's for a proportion. P is assumed to be in the exponential family
 
     .. math:: p_\theta \propto \hat p\, e^{\theta d}, \quad d = \log \hat p / q,
 
-    which contains both P's proportions and Q. A member is rejected if the sample mean of d is more than `quantile` of
-    the member's own standard errors from its mean. At the end where rare categories become rarer, half a draw of them
-    moves the mean first. Half a draw in a category without draws takes part: in all of them together for the lower end,
-    in the one with the smallest q for the upper end. The distances of these ends from the divergence of the proportions
-    are then measured from the estimate. The upper end is at least the one for P near Q.
+    which contains the proportions (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of :math:`\theta` is
+    rejected if the sample mean of d differs from its mean under :math:`p_\theta` by more than `quantile` standard
+    errors, computed under :math:`p_\theta`. At the limit at which rare categories become rarer, a continuity correction
+    of half a draw is made. Categories without draws get half a draw: all of them together for the lower limit, and the
+    category with the smallest q for the upper limit. The distances of the limits from the divergence of the proportions
+    are then added to the estimate. The upper limit is at least the limit for P near Q.
 
     Arguments:
         counts: the counts of the categories with draws, shape (K,).
-        log_q: the log-probabilities of these under Q, shape (K,).
-        unseen: Q's probabilities of other categories.
-        number: the number of independent draws with the same information.
+        log_q: the log-probabilities of these categories under Q, shape (K,).
+        unseen: Q's log-probabilities of the categories without draws.
+        number: the effective number of independent draws.
         quantile: the quantile of the normal distribution.
-        estimate: the estimate of KL without bias.
+        estimate: the bias-corrected estimate of KL.
         added: the variance of the estimate in addition to the variance of a mean of d.
 
     References:
@@ -176,7 +179,7 @@ def ends_from_counts(
         up.divergence(up.end(1.0, number, quantile)),
         *_one_at_a_time(share, log_q, unseen, number, quantile),
     ]
-    if theta < -1:  # the other side of Q
+    if theta < -1:  # the limit is beyond Q, where KL increases again
         above.append(down.divergence(theta))
     more = quantile**2 * added
     below = max(value - down.divergence(theta), 0.0)
@@ -191,9 +194,10 @@ def ends_from_counts(
 def _one_at_a_time(
     share: Array, log_q: Array, unseen: UnseenByP, number: float, quantile: float
 ) -> tuple[float, float]:
-    """Return the largest divergences with one category at either of its Wilson limits and the others in proportion.
+    """Return the largest KL over categories if one category is at its lower, and at its upper, Wilson limit.
 
-    If P's proportions equal Q's, all directions are alike, and d is 0.
+    The probabilities of the other categories keep their ratios. These limits matter if P's proportions equal Q's: then
+    d = 0, and the exponential family has a single member.
     """
     parts = share * (np.log(share) - log_q)
     others = np.maximum(1 - share, np.finfo(np.float64).tiny)
@@ -218,9 +222,9 @@ def _one_at_a_time(
 
 
 def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
-    """Return the largest t that the estimate does not reject if P is nearly Q; -inf otherwise.
+    """Return the largest divergence t that the estimate does not reject, if P is near Q; otherwise -inf.
 
-    Twice the divergence of the proportions times the number of draws is then noncentral chi-squared.
+    For P near Q, 2 n times the divergence of the proportions has a noncentral chi-squared distribution.
     """
     estimate = max(estimate, 0.0)
     twice = 2 * number * estimate + dof
@@ -236,7 +240,7 @@ def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
 
 
 def spread_ties(values: Array) -> Array:
-    """Spread equal values evenly over the gap to the next smaller ones."""
+    """Return the values with equal values spread evenly over the gap to the next smaller value."""
     values = values - values.min()  # so that small differences keep their digits
     distinct, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     if len(distinct) == 1:
@@ -249,7 +253,7 @@ def spread_ties(values: Array) -> Array:
 
 
 def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
-    """Return the note on a negative upper limit: the draws miss a part of P."""
+    """Return the note on a negative upper limit, which shows that the draws miss a part of P."""
     return (
         f"The upper limit from the draws alone is {end:.2g}, but no divergence is below 0. The draws miss a part of "
         f"{SIDE_P} where {SMALL_P} > {SMALL_Q}, or {q_or_both} are not normalized: the upper limit is infinite."
@@ -258,7 +262,7 @@ def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
 
 @dataclass(frozen=True)
 class _Family:
-    """Distributions that are tilted by d from `share`, and the mean of d over the draws."""
+    """The exponential family of distributions proportional to `share` e^(theta d), and the mean of d over the draws."""
 
     share: Array
     d: Array
@@ -285,7 +289,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the first theta of this sign that the draws reject, 0 for a constant d."""
+        """Return the theta of this sign that is nearest to 0 and that the draws reject, or 0 if d is constant."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0

@@ -1,9 +1,9 @@
-r"""KL from draws of P to a distribution Q with a known density: the cross-entropy minus the entropy.
+r"""KL(P || Q) from draws of P and the known density of Q: the cross-entropy minus the entropy.
 
 .. math:: \mathrm{KL}(P \| Q) = -H(P) - E_P[\log q]
 
-The second term is a mean over the draws. The first one uses an estimate of :math:`\log p` at each draw, so both are one
-mean, and their common variation cancels.
+The second term is a mean over the draws. For the first term, :math:`\log p` is estimated at each draw. So the estimate
+is a single mean of differences, where common variation cancels.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from kullback.samples import Samples
 
 _T = TypeVar("_T")
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
 # The number of queries of a search, which limits its memory.
 _BLOCK = 20_000
@@ -53,20 +54,21 @@ _BLOCK = 20_000
 _CHOICES = 4
 # The smallest number of draws for a density from neighbors.
 _FEWEST = 16
-# The covariance of the k-th distances of draws with common neighbors, relative to their variance.
+# The covariance of log-distances to the k-th neighbors, summed over draws with common neighbors, relative to the
+# variance.
 _SHARED = 0.6
-# The number of neighbors where the density changes too much between more of them.
+# The number of neighbors if the density changes too much within larger balls.
 _FEWEST_NEIGHBORS = 3
-# The number of Q's draws that show whether it is on a surface with P's draws.
+# The number of draws of Q that show whether Q is on the same surface as P's draws.
 _DRAWS_OF_Q = 1000
 _DRAWS_OF_BOTH = ("kl_estimate(Samples(x), Samples(", Q, ".sample((n,)))), which compares draws with draws")
-# If the change of a reference from k to 4 k neighbors differs from P's change by this many standard deviations, the
-# reference is unlike P.
+# When k increases to 4 k, the estimate of a reference changes. If this change differs from the change for P by this
+# many standard deviations, the reference is unlike P.
 _REFUTED = 3.0
 
 
 def _checked(call: str, p: object, q: object) -> tuple[Draws, Distribution]:
-    """Return the draws of P, and Q; refuse others."""
+    """Return the checked draws of P, and Q; raise an error for other arguments."""
     load("scipy", call)
     draws, q = _check_sides(call, p, q)
     discrete = _is_discrete(call, draws, q)
@@ -92,33 +94,37 @@ def from_density(
 
     .. math:: \widehat{KL} = \frac1n \sum_i \big[\widehat{\log p}(x_i) - \log q(x_i)\big] - \hat b
 
-    For numbers, :math:`\widehat{\log p}` comes from the k nearest neighbors in coordinates of one scale. Its bias
-    :math:`\hat b` is measured on the same number of draws of Q and of a Gaussian. The better reference is the one that
-    changes like P from k to 4 k neighbors. Any remaining difference enters the error.
+    For numbers, :math:`\widehat{\log p}` comes from the k nearest neighbors in standardized coordinates. Its bias
+    :math:`\hat b` is measured on the same number of draws of two references, Q and a Gaussian. The better reference is
+    the one whose estimate changes most like P's from k to 4 k neighbors. The remaining difference of the changes enters
+    the error.
 
-    For categories, :math:`\widehat{\log p}` comes from their counts, and :math:`\hat b` accounts for categories without
-    draws. The limits are then Wilson's for proportions, and include such categories at their known probability. For
-    unbounded integers this goes as far as the next value; beyond, the tail of log q is extrapolated.
+    For categories, :math:`\widehat{\log p}` comes from their counts, and :math:`\hat b` is the contribution of
+    categories without draws. The limits are then like Wilson's for proportions, and take Q's probabilities of the
+    categories without draws into account. For unbounded integers, only the observed values and their neighbors are such
+    categories; beyond them, the tail of log q is extrapolated.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
-        p: n draws of P, with their weights and clusters, if any; integers if Q gives integers.
-        q: a torch distribution of one event, ``batch_shape`` (), of shape () or (d,).
+        p: n draws of P, with their weights and clusters, if any. They must be integers if Q is a distribution of
+            integers.
+        q: a torch distribution with ``batch_shape`` () and ``event_shape`` () or (d,).
         confidence: the probability that the interval contains the divergence.
-        generator: for the reference draws.
+        generator: for the draws of the references.
 
     Returns:
-        the estimate in nats. It is infinite, with a note, if Q has density 0 at a draw, or if P has an atom. It is also
-        infinite if P is in a plane or on a surface and Q is not. The density of a Q on the simplex, such as a
-        Dirichlet, belongs to all components except the last. The upper limit is infinite, with a note, if the tail of
-        log p / q may have no mean, and if the draws put it below 0.
+        the estimate in nats. The estimate is infinite, with a note, in three cases: Q has density 0 at a draw, P has an
+        atom, or P is in a plane or on a surface and Q is not. If Q is on the simplex, such as a Dirichlet, its density
+        is with respect to all components except the last. The upper limit is infinite, with a note, in two cases: the
+        mean of log(p / q) may be infinite because of its tail, or the limit from the draws alone is below 0.
 
     Raises:
-        ArgumentValueError: too few draws, infinite ones, or shapes that do not fit; draws that fill fewer dimensions
-            than they have components, so that P has no density.
-        NoRuleError: the draws are Q's and the density is P's. Such draws do not show Q where P has mass: draw from P
-            instead and compare the draws.
+        ArgumentValueError: too few draws, infinite draws, or shapes that do not fit; draws of d components that fill
+            fewer than d dimensions, so that P has no density.
+        NoRuleError: p is a distribution and q is draws. Draws of Q do not show Q everywhere where P has mass. Draw from
+            P, and pass both sides as draws.
         OptionalDependencyError: SciPy is not installed.
 
     Gradient:
@@ -157,7 +163,7 @@ def from_density(
 
 
 def _from_counts(p: Draws, q: Distribution, log_q: Array, confidence: float) -> Evidence:
-    """Return the evidence of the mean of log p - log q over draws of categories."""
+    """Return the estimate of KL from draws of categories; `log_q` contains Q's log-probability of each draw."""
     values, first, category, number = np.unique(
         p.x, axis=0, return_index=True, return_inverse=True, return_counts=True
     )
@@ -181,22 +187,22 @@ def _from_counts(p: Draws, q: Distribution, log_q: Array, confidence: float) -> 
     )
     if listed:
         return evidence
-    # If -log q has no heavy tail under P, log p / q has none.
+    # The tail of log(p / q) is at most as heavy as the tail of -log q, so the smaller of the two bounds is valid.
     terms = -category_surprise(counts, n)[0][category] - log_q
     return replace(evidence, beyond=_tail([spread_ties(-log_q), spread_ties(terms)], p))
 
 
 def _tail(candidates: list[Array], draws: Draws) -> Callable[[float], Shift]:
-    """Return the smallest of several bounds on what unobserved draws add to a mean, as a change of the upper limit."""
+    """Return the function for `Evidence.beyond`, from the smallest `tail_allowance` of the candidates."""
     number = draws.groups * draws.effective / len(draws)
     with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
         return partial(beyond_tail, min(tail_allowance(terms, draws.shares, number) for terms in candidates))
 
 
 def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[UnseenByP, bool]:
-    """Return Q's probabilities of values without draws of P, and whether Q is a list of categories.
+    """Return Q's log-probabilities of values without draws of P, and whether Q's values are a finite list.
 
-    For unbounded numbers, only the neighbors of the observed values, and the values between them, count as possible.
+    For unbounded integers x, only x - 1, x and x + 1 for observed values x count as possible.
     """
     rest = max(-math.expm1(min(float(np.logaddexp.reduce(log_q)), 0.0)), np.finfo(np.float64).tiny)
     values, listed = _values_of(q, observed)
@@ -212,7 +218,7 @@ def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[Unseen
 
 
 def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
-    """Return Q's possible values, and whether they are categories; None for vectors that cannot be listed."""
+    """Return Q's possible values, shape (number, d), or None for vectors, and whether these are a finite list."""
     d = observed.shape[1]
     if q.has_enumerate_support and not isinstance(q, Binomial):
         try:
@@ -230,7 +236,7 @@ def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
 def _from_neighbors(
     p: Draws, q: Distribution, log_q: Array, confidence: float, generator: torch.Generator | None
 ) -> Evidence:
-    """Return the evidence of the mean of log p - log q over continuous draws, minus its bias."""
+    """Return the estimate of KL from continuous draws by nearest neighbors; `log_q` is Q's log-density at each draw."""
     thinned: list[str] = []
     rng, draws = np.random.default_rng(seed_of(generator)), p
     if draws.x.shape[1] > 1:
@@ -243,14 +249,14 @@ def _from_neighbors(
     usual = _neighbor_numbers(draws.groups * draws.effective / len(draws))
     evidence, is_coarse = _by_neighbors(draws, log_q, q, usual, rng)
     if is_coarse and usual[0] > _FEWEST_NEIGHBORS:
-        # The density changes between these neighbors: fewer of them resolve it better.
+        # The density varies within the balls of this many neighbors, so smaller balls are used.
         few = _FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS
         evidence, _ = _by_neighbors(draws, log_q, q, few, rng)
     return evidence if evidence.value == math.inf else noted(evidence, thinned)
 
 
 def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draws, Array, list[str]]:
-    """Return as many draws as have neighbors within seconds, among them and among draws of the references."""
+    """Return at most as many draws as a neighbor search handles in seconds, with their `log_q` and a note."""
     number = (affordable_draws(draws.x.shape[1]) or 2 * len(draws)) // 2
     if len(draws) <= number:
         return draws, log_q, []
@@ -263,10 +269,10 @@ def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draw
 
 
 def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
-    r"""Return draws in coordinates that they can fill, and the log-volume of Q's density in them.
+    r"""Return draws in coordinates without constraints, and the log-determinant to add to Q's log-density.
 
-    On the simplex the density belongs to all components except the last. The coordinates are :math:`\log x_i / x_d`,
-    which have no boundary, or the first components themselves if a component is 0.
+    On the simplex, the density is with respect to all components except the last. The coordinates are
+    :math:`\log(x_i / x_d)`, which have no boundary, or the first d - 1 components if a component is 0.
     """
     if not isinstance(_support(q), type(constraints.simplex)):
         return x, 0.0
@@ -277,9 +283,9 @@ def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
 
 
 def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
-    """Return why KL is infinite if P's draws are in a plane or on a surface and Q's are not; raise if both are.
+    """Return why KL is infinite if P is in a plane or on a surface and Q is not; raise an error if both are.
 
-    A density of a Q on a surface may refer to any coordinates on it.
+    The error is raised because the density of Q on a surface may refer to any coordinates on the surface.
     """
     points = _coordinates(q, p.x)[0]
     with seeded(int(rng.integers(2**31))):
@@ -313,7 +319,7 @@ def _draws_of(q: Distribution, n: int) -> Array:
 def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
 ) -> tuple[Evidence, bool]:
-    """Return the evidence from these numbers of neighbors, and whether they may be too many to resolve the density."""
+    """Return the estimate from k and 4 k neighbors, and whether these may be too many to resolve the density."""
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
@@ -350,7 +356,7 @@ def _by_neighbors(
 
 
 def _neighbor_numbers(n: float) -> tuple[int, int]:
-    """Return the number of neighbors for the value, and a larger number that shows its bias."""
+    """Return the number of neighbors k for the value, and the number 4 k for an estimate of its bias."""
     k = int(min(max(round(n ** (1 / 3)), 3), 10))
     return k, 4 * k
 
@@ -408,7 +414,7 @@ def _densities_among(
 
 
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
-    """Refuse draws near a set of fewer dimensions, from the change of their mean log-density with k."""
+    """Raise an error if the draws fill fewer than d dimensions, by the change of their mean log-density with k."""
     d = x.shape[1]
     digamma = load("scipy.special", "from_density").digamma
     growth = float(digamma(numbers[1]) - digamma(numbers[0])) - change
@@ -448,7 +454,7 @@ def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
 
 @dataclass(frozen=True)
 class _Bias:
-    """The bias of references, its standard error, P's possible remaining bias, and an addition to it upwards."""
+    """The reference's bias, its standard error, P's possible remaining bias, and its excess for the upper limit."""
 
     value: float
     error: float
@@ -464,12 +470,12 @@ def _bias(
     d: int,
     rng: np.random.Generator,
 ) -> _Bias:
-    """Measure the bias on reference draws, and the possible remaining bias of P.
+    """Return the bias measured on draws of the references, and the possible remaining bias for P.
 
-    A bias falls with k as k^(2 / d) or slower. So the change of P's estimate from k to 4 k, in excess of the
-    reference's change, shows the remaining bias. The choice of the nearer reference is partly chance; to that extent,
-    the difference between references is an error. If P's estimate falls more than both references, P has more edges or
-    sharper peaks. The change then shows only that its bias may be as much larger.
+    For decreasing k, the bias decreases as k^(2 / d) or slower. So the difference between P's change from k to 4 k and
+    the reference's change shows the remaining bias. The choice of the nearer reference is partly by chance, so the
+    difference between the references may enter the error. If P's estimate decreases more than both references'
+    estimates, P has more edges or sharper peaks, and the upper limit allows for a larger bias.
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
@@ -524,7 +530,7 @@ def _own_bias(q: Distribution, n: int, numbers: tuple[int, int]) -> Array | None
 
 
 def _log_prob(call: str, q: Distribution, x: Array) -> Array:
-    """Return Q's log-density at each draw, -inf outside its support."""
+    """Return Q's log-density at each draw, shape (n,), which is -inf outside the support of Q."""
     at = torch.from_numpy(x if q.event_shape else x[:, 0])
     support = _support(q)
     inside: Tensor = (
@@ -546,7 +552,7 @@ def _log_prob(call: str, q: Distribution, x: Array) -> Array:
 
 
 def _support(q: Distribution) -> Constraint | None:
-    """Return Q's possible values, if it states them."""
+    """Return the support that Q declares, or None."""
     try:
         return q.support
     except NotImplementedError:
@@ -554,7 +560,7 @@ def _support(q: Distribution) -> Constraint | None:
 
 
 def _is_discrete(call: str, p: Samples | Draws, q: Distribution) -> bool:
-    """Return whether Q gives integers; refuse draws of the other sort."""
+    """Return whether Q is a distribution of integers; raise an error if p is categories and Q is continuous."""
     support = _support(q)
     integers = p.discrete if support is None else support.is_discrete
     if p.labels is not None or (p.discrete and not integers):

@@ -1,4 +1,4 @@
-"""Numbers rounded to a common step: the step, and random moves within it, which do not change KL."""
+"""Numbers rounded to a common step: the step, places within the rounding, and preferred values."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from kullback.estimators.draws import Array, Draws
 
 # The largest number of steps in the smallest gap between two values.
 _MOST_STEPS = 12
-# A value that is this many steps off the lattice, apart from rounding of floats, is not on it.
+# A value at a larger distance from the lattice, in steps and beyond the rounding error of floats, is not on the
+# lattice.
 _OFF = 1e-3
-# With a larger rounding error of the floats, in steps, no lattice is found.
+# If the rounding error of the floats is a larger part of the step, no lattice can be detected.
 _UNCLEAR = 0.05
-# If less than this share of the draws repeats a value, the ties may be chance.
+# If a smaller proportion of the draws repeats a value, the ties may be chance.
 _FEW_TIES = 0.01
-# The smallest number of different values, relative to equally likely ones.
+# A lattice is filled if the number of distinct values is at least this times the number expected for equally likely
+# points.
 _OCCUPIED = 0.5
-# With fewer values, each has enough draws, and bins between them are finer than bins of moved draws.
+# With fewer distinct values, each value has enough draws to be a bin, so the draws are not moved within the step.
 FEWEST_VALUES = 16
-# With more draws of each value, values are categories.
+# If the mean number of draws of a value is larger, the values are treated as categories.
 DRAWS_FOR_VALUE = 5
+# Counts of neighboring values vary more than those of a smooth density by this many standard errors where some values
+# are preferred. Second differences of neighbors have correlations whose squares sum to 17 / 18.
+_PREFERRED, _CORRELATED = 5.0, 1 + 17 / 18
 
 
 def common_step(p: Draws, q: Draws) -> float | None:
-    """Return the step of a lattice that contains all numbers of both sides and that both fill; None if there is none.
+    """Return the step of a lattice that contains all numbers of both sides and is filled by both, or None.
 
-    Consider the points of the lattice between the 5 % and 95 % quantiles of a side. The side fills the lattice if at
-    least half as many of them occur as with equally likely points. Prices do not fill it, because most end in 9.
+    A side fills the lattice if it has at least half as many distinct values as equally likely points would give. Only
+    the points between the 5 % and 95 % quantiles count. Prices do not fill a lattice, because most of them end in 9.
     """
     x, y = p.distinct[0], q.distinct[0]
     if len(x) > (1 - _FEW_TIES) * len(p.x) or len(y) > (1 - _FEW_TIES) * len(q.x):
@@ -52,7 +57,8 @@ def common_step(p: Draws, q: Draws) -> float | None:
         error = 4 * epsilon / step
         if error > _UNCLEAR:
             return None
-        # The rounding error of one gap adds up over many steps, so the step is fitted to the whole range.
+        # The rounding error of a step from a single gap adds up over many steps, so the step is fitted to the whole
+        # range.
         number = np.round((values - values[0]) / step)
         step = float(number @ (values - values[0]) / (number @ number))
         off = np.abs((values - values[0]) / step - np.round((values - values[0]) / step))
@@ -68,19 +74,51 @@ def _fills(x: Array, step: float) -> bool:
     return len(np.unique(inside)) >= _OCCUPIED * points * -math.expm1(-len(inside) / points)
 
 
+def prefers_values(p: Draws, q: Draws, step: float) -> bool:
+    """Return whether a side, or both together, prefer some of the values of a lattice, such as multiples of 5."""
+    x, y = p.x[:, 0], q.x[:, 0]
+    return any(_is_rough(values, step) for values in (x, y, np.concatenate([x, y])))
+
+
+def _is_rough(x: Array, step: float) -> bool:
+    """Return whether the second differences of the counts of neighboring values are too large for a smooth density.
+
+    For Poisson counts a, b, c of equal mean, a - 2 b + c has the mean square of a + 4 b + c.
+    """
+    low, high = np.quantile(x, [0.05, 0.95])
+    counts = np.bincount(np.round((x[(x >= low) & (x <= high)] - low) / step).astype(np.int64)).astype(float)
+    if len(counts) < FEWEST_VALUES / 2:
+        return False
+    square = np.square(np.diff(counts, 2))
+    expected = counts[:-2] + 4 * counts[1:-1] + counts[2:]
+    variance = _CORRELATED * float((2 * expected**2 + 3 * expected).sum())
+    return float((square - expected).sum()) > _PREFERRED * math.sqrt(variance)
+
+
 def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
-    """Return numbers of few values, such as prices, as categories with a note; None if bins suit them better."""
+    """Return numbers of few values, such as prices, as categories with a note; None if bins suit them better.
+
+    Bins suit values on a lattice, unless some values are preferred: bins of several values would hide a preference.
+    """
     values, codes = np.unique(np.concatenate([p.x[:, 0], q.x[:, 0]]), return_inverse=True)
-    if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE or common_step(p, q) is not None:
+    if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE:
         return None
+    step = common_step(p, q)
+    if step is not None and not prefers_values(p, q, step):
+        return None
+    which = "unevenly spaced values" if step is None else "values, some of which are preferred"
     note = (
-        f"{len(codes):,} draws have only {len(values):,} unevenly spaced values. Each value counts as a category, so "
+        f"{len(codes):,} draws have only {len(values):,} {which}. Each value counts as a category, so "
         "distances between values do not matter."
     )
     first, second = np.split(codes.astype(np.int64)[:, None], [len(p.x)])
     return p.at(first), q.at(second), note
 
 
-def jittered(draws: Draws, step: float, rng: np.random.Generator) -> Draws:
-    """Return draws moved uniformly at random by up to half a step."""
-    return draws.at(draws.x + step * (rng.random(draws.x.shape) - 0.5))
+def spread(draws: Draws, step: float) -> Draws:
+    """Return draws that are spread evenly over the step of their value, in their order."""
+    _, places, counts = draws.distinct
+    order = np.argsort(places, kind="stable")
+    number = np.empty(len(places))
+    number[order] = np.arange(len(places)) - (np.cumsum(counts) - counts)[places[order]]
+    return draws.at(draws.x + step * ((number + 0.5) / counts[places] - 0.5)[:, None])

@@ -1,4 +1,4 @@
-"""Shuffles of the origins of draws, in whole clusters if there are any."""
+"""Permutation tests: random exchanges of draws, or of their clusters, between P and Q, and p-values from them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from kullback.common.progress import progress_bar
 from kullback.errors import invalid_value
 from kullback.estimators.draws import Array, Draws, Integers
 
-# The size of the statistics of a block of shuffles, which limits the memory.
+# The size in bytes of the values for one block of shuffles, which limits the memory.
 BLOCK_BYTES = 32 * 1024 * 1024
-# Values closer than this count as equal, because the sums of a shuffle may round differently.
+# Statistics with a smaller difference, relative to the largest, count as equal, because sums over shuffles may be
+# rounded differently.
 ROUNDING = 1e-9
 
 
 class Labeling(NamedTuple):
-    """The unit of each pooled draw, and the units from P."""
+    """The unit of each pooled draw, a cluster or the draw itself, and whether each unit comes from P."""
 
-    unit_of: Integers | None  # None: each draw is a unit of its own
+    unit_of: Integers | None  # None if each draw is a unit
     from_p: np.ndarray[Any, np.dtype[np.bool_]]
-    in_pairs: bool = False  # whether only units of P and Q with the same number are exchanged
+    in_pairs: bool = False  # whether unit i of P can be exchanged only with unit i of Q
 
     @classmethod
     def of(cls, p: Draws, q: Draws, *, in_pairs: bool = False) -> Labeling:
-        """Derive the units from two data sets: their clusters if either has some, otherwise the draws."""
+        """Return the labeling of the observed draws; units are clusters if P or Q has clusters, otherwise draws."""
         n, m = len(p), len(q)
         if p.cluster is None and q.cluster is None:
             return cls(None, np.arange(n + m) < n)
@@ -45,11 +46,11 @@ class Labeling(NamedTuple):
         return cls(np.concatenate([x, first + y]), np.arange(first + second) < first, in_pairs)
 
     def of_draws(self, units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Spread labels of units, along the last dimension, over their draws."""
+        """Return the label of each draw from labels of the units along the last dimension."""
         return units if self.unit_of is None else units[..., self.unit_of]
 
     def shuffles(self, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-        """Return the draws that count as P's in some shuffles, shape (rows, draws)."""
+        """Return, for each of `rows` random shuffles, which draws count as draws of P, shape (rows, draws)."""
         if self.in_pairs:
             kept = rng.random((rows, len(self.from_p) // 2)) < 0.5
             return self.of_draws(np.concatenate([kept, ~kept], 1))
@@ -58,7 +59,7 @@ class Labeling(NamedTuple):
 
 
 class PermutationStatistics(ABC):
-    """Statistics that are computed for many labelings of the draws at a time."""
+    """Statistics that are computed for many labelings of the draws at once."""
 
     @property
     @abstractmethod
@@ -68,30 +69,30 @@ class PermutationStatistics(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """The number of values that one shuffle needs."""
+        """The number of float64 values that one shuffle needs in memory."""
 
     @abstractmethod
     def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
-        """Return the statistics, shape (rows, statistics), from labels of the draws, shape (rows, draws)."""
+        """Return the statistics, shape (rows, statistics), if the draws in `from_p`, shape (rows, draws), are P's."""
 
     def observed(self, labeling: Labeling) -> Array:
         """Return the statistics of the observed draws, shape (statistics,)."""
         return self.of_labels(labeling.of_draws(labeling.from_p)[None])[0]
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
-        """Return the statistics of some shuffles, shape (rows, statistics)."""
+        """Return the statistics of `rows` random shuffles, shape (rows, statistics)."""
         return self.of_labels(labeling.shuffles(rows, rng))
 
 
 @dataclass(frozen=True)
 class BinCounts(PermutationStatistics):
-    """Statistics of the number of P's draws in each bin; without clusters, shuffles draw the counts directly.
+    """Statistics of P's counts in bins; without clusters, shuffled counts are drawn from a hypergeometric distribution.
 
     Attributes:
         totals: the number of draws in each bin.
-        of_counts: the statistics by name, each from P's counts of shape (rows, bins) to shape (rows,).
+        of_counts: the statistics by name: functions of P's counts, shape (rows, bins), that return shape (rows,).
         codes: the bin of each pooled draw; None if only P's counts are known.
-        counts: P's counts of independent draws, in place of codes.
+        counts: P's counts of independent draws; given instead of `codes`.
     """
 
     totals: Integers
@@ -127,10 +128,11 @@ class BinCounts(PermutationStatistics):
 
 @dataclass(frozen=True)
 class QuadraticForms(PermutationStatistics):
-    """Statistics of sums of similarities within P, within Q and between the two.
+    """Statistics from sums of similarities within P, within Q and between P and Q.
 
-    A similarity is a symmetric matrix, dense or sparse, or the sum of products of features. For `scores`, the statistic
-    is the largest difference of means, not the sum of squares. Features and scores have mean 0 over all draws.
+    A similarity is either a symmetric matrix, dense or sparse, or the inner product of features. For `scores`, the
+    statistic is the largest absolute difference of means instead of the sum of their squares. Features and scores have
+    mean 0 over all draws.
     """
 
     matrices: dict[str, Any]
@@ -156,7 +158,8 @@ class QuadraticForms(PermutationStatistics):
             all_p = np.einsum("ij,i->j", labels, np.asarray(matrix.sum(1)).ravel(), dtype=float)
             within_q = float(matrix.sum(dtype=float)) - 2 * all_p + within_p
             if name == "nearest_neighbors":
-                # Edges of either side, weighted for unequal sizes (Chen, Chen and Su, 2018).
+                # The numbers of edges within P and within Q, weighted for unequal sample sizes (Chen, Chen and Su,
+                # 2018).
                 values.append((m * within_p + n * within_q) / len(labels))
             else:
                 values.append(within_p / n**2 + within_q / m**2 - 2 * (all_p - within_p) / (n * m))
@@ -172,7 +175,7 @@ class QuadraticForms(PermutationStatistics):
 def permuted(
     statistics: PermutationStatistics, labeling: Labeling, permutations: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Return the statistics of the observed draws, and of each shuffle."""
+    """Return the statistics of the observed draws, and of the shuffles, shape (permutations, statistics)."""
     blocks: list[Array] = []
     block = max(1, BLOCK_BYTES // (8 * statistics.width))
     with progress_bar("permutations") as update:
@@ -185,16 +188,16 @@ def permuted(
 
 
 def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = None) -> tuple[float, int]:
-    """Return the p-value of all statistics together, and the index of the most extreme one.
+    """Return the p-value of all statistics together, and the index of the most extreme statistic.
 
-    Every labeling, the observed one included, has for each statistic a normal score among all labelings. The weighted
-    mean of the inverse tail probabilities is compared between labelings, so the level is exact for any distributions of
-    the statistics.
+    Each statistic is converted to a normal score among all labelings, including the observed labeling. The weighted sum
+    of the inverse tail probabilities of these scores is the test statistic. Its rank among all labelings gives the
+    p-value, so the level is exact for any distribution of the statistics.
 
     Arguments:
         observed: the statistics of the observed draws, shape (statistics,).
         shuffled: the statistics of the shuffles, shape (shuffles, statistics).
-        weights: the weight of each statistic's evidence; equal by default.
+        weights: the weight of each statistic; all weights are equal by default.
     """
     values = np.concatenate([observed[None], shuffled])
     values = _rounded(values / np.maximum(np.abs(values).max(0), np.finfo(float).tiny))
@@ -211,7 +214,7 @@ def _rounded(x: Array) -> Array:
 
 
 def _normal_scores(values: Array, sample: Array) -> Array:
-    """Return the deviations of values from the mean of a sample, in standard deviations, made normal by its skewness.
+    """Return standardized values, by the mean and the standard deviation of `sample`, with its skewness removed.
 
     The distribution of chi-square (Wilson and Hilferty, 1931)
     """

@@ -1,4 +1,4 @@
-"""The registry of estimators: it makes a public function and a method of `kl_estimate` from a function of the draws."""
+"""The registry of estimators: `register_estimator` makes a function of draws a method of `kl_estimate`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kullback.results.estimate import Estimate
 Options = ParamSpec("Options")
 Estimator = Callable[..., Estimate]
 
-# The public functions by the names of their methods, for categories and for numbers; and the names of all methods.
+# The public functions by method name, for categories and for numbers, and the names of all methods.
 CATEGORICAL: dict[str, Estimator] = {}
 CONTINUOUS: dict[str, Estimator] = {}
 METHODS = ["auto"]
 
 
 class _Parts(NamedTuple):
-    """The parts of a public function: it checks the draws, gets the evidence, and has the name of a method."""
+    """The parts of a public function: the function that returns `Evidence`, the checks of the draws, and the method."""
 
     evidence: Callable[..., Evidence]
     checks: Callable[[str, Any, Any], tuple[Any, Any]]
@@ -42,14 +42,14 @@ def register_estimator(
 ) -> Callable[
     [Callable[Concatenate[Any, Any, Options], Evidence]], Callable[Concatenate[Any, Any, Options], Estimate]
 ]:
-    r"""Register an estimator under a name, for ``method=`` of `kl_estimate` and its like.
+    r"""Register an estimator under a name that `kl_estimate` and similar functions accept as ``method=``.
 
     The decorated function takes the checked draws of P and of Q, `confidence` and `generator`, and returns `Evidence`.
     It becomes a function of two `Samples` that returns an `Estimate`.
 
     Arguments:
         name: the name of the method.
-        categories: whether the draws are categories, and not numbers or vectors.
+        categories: whether the estimator is for draws of categories; otherwise it is for numbers and vectors.
 
     Raises:
         RegistrationError: another method has this name.
@@ -77,7 +77,7 @@ def register_estimator(
 
 
 def enlist(estimator: Any, *, categories: bool = False) -> Any:
-    """Add a public function to the methods, and return it."""
+    """Add a public estimator to the methods, and return the estimator."""
     name = estimator.parts.method
     if name in METHODS:
         raise RegistrationError(
@@ -99,7 +99,7 @@ def from_draws(
     checks: Callable[[str, Any, Any], tuple[Any, Any]] = checked,
     method: str = "",
 ) -> Callable[Concatenate[Any, Any, Options], Estimate]:
-    """Return the public function of an estimator: it checks the draws, and makes the interval."""
+    """Return the public function of an estimator, which checks the draws and computes the interval."""
     method = method or function.__name__
 
     @functools.wraps(function)
@@ -131,7 +131,7 @@ def evidence_by(
     generator: torch.Generator | None = None,
     **named: Any,
 ) -> Evidence:
-    """Return the evidence of an estimator, with its interval. Draws that were checked before are not checked again."""
+    """Return the evidence of an estimator, with its interval; `Draws` are not checked again."""
     function, checks, method = estimator.parts
     p, q = checks(method, p, q)
     evidence: Evidence = function(p, q, *options, confidence=confidence, generator=generator, **named)
@@ -142,6 +142,6 @@ def evidence_by(
 
 
 def device_of(side: Any) -> torch.device:
-    """Return the device of draws or counts; the CPU where it has no float64."""
+    """Return the device of draws or counts, or the CPU if that device has no float64."""
     device = side.device if isinstance(side, Draws) else side.tensor.device
     return torch.device("cpu") if device.type == "mps" else device

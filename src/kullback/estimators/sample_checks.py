@@ -1,4 +1,4 @@
-"""The checks of draws, once for all estimators, and seeds."""
+"""The checks of draws that all estimators share, and seeds for other libraries."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import torch
 
 from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments
 from kullback.errors import P, Q, invalid_type, invalid_value
-from kullback.estimators.draws import Draws, in_usual_units
+from kullback.estimators.draws import Draws, in_usual_units, without_noise
 from kullback.samples import Samples
 
-# Whole numbers that differ, with a larger mean than this, are taken for counts and not for weights: weights are often
-# scaled to a mean of 1.
+# Unequal integer weights with a larger mean than this are probably counts, because weights are often scaled to mean 1.
 _LARGEST_MEAN_WEIGHT = 2
 
-# The arguments that all estimators have, with the names of the calls.
+# The checks of `confidence` and `generator`, which all these functions have.
 INTERVAL = Arguments(
     "nearest_neighbors",
     "from_density",
@@ -52,10 +51,11 @@ class EstimateWarning(UserWarning):
 
 
 def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Draws, Draws]:
-    """Return the draws of both sides in usual units, which estimators pass on without another check.
+    """Return the draws of both sides in usual units, after all checks.
 
-    Refuse draws from different spaces: other dimensions, categories and numbers, labels on one side only. Refuse
-    weights that look like counts. If `finite`, refuse infinite draws too, and change the units.
+    An error is raised for draws of unequal dimension, for categories and numbers together, and for labels on one side
+    only. An error is also raised for weights that look like counts. If `finite`, infinite draws raise an error too,
+    draws that differ by rounding errors only are made equal, and huge or tiny values are rescaled.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q
@@ -71,11 +71,11 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
     p, q = cast("Samples", p), cast("Samples", q)
     _check_space(call, p, q)
     first, second = checked_side(call, "p", p, finite=finite), checked_side(call, "q", q, finite=finite)
-    return in_usual_units(first, second) if finite else (first, second)
+    return in_usual_units(*without_noise(first, second)) if finite else (first, second)
 
 
 def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool = True) -> Draws:
-    """Return the draws of one side; refuse weights that look like counts, and, if `finite`, infinite draws."""
+    """Return the draws of one side after the checks of its weights and, if `finite`, of infinite values."""
     if isinstance(samples, Draws):
         return samples
     _check_weights(call, name, samples)
@@ -126,7 +126,7 @@ def _check_space(call: str, p: Samples, q: Samples) -> None:
 
 
 def _check_weights(call: str, name: str, samples: Samples) -> None:
-    """Refuse weights that look like counts: as weights, they would make one draw of each value."""
+    """Raise an error for weights that look like counts, because each value would count as a single weighted draw."""
     if samples.weights is None or samples.cluster is not None:
         return
     positive = samples.weights > 0
@@ -148,9 +148,9 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
 
 
 def seed_of(generator: torch.Generator | None) -> int:
-    """Draw a seed for libraries with their own generators: the same generator gives the same seed.
+    """Return a seed for libraries with their own random generators; it depends on the generator's state.
 
-    Without one, the seed is the next number of torch's own generator, whose state does not change.
+    Without a generator, the seed depends on the state of torch's global generator, which does not change.
     """
     if generator is None:
         generator = torch.Generator()
@@ -161,7 +161,7 @@ def seed_of(generator: torch.Generator | None) -> int:
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
     """Seed torch and NumPy for code without a generator argument, and restore their global states afterwards."""
-    state = np.random.get_state()  # noqa: NPY002  # the legacy state is the one that others may use
+    state = np.random.get_state()  # noqa: NPY002  # other code may use the legacy state
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002

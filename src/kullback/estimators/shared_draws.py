@@ -1,7 +1,7 @@
-"""Numbers that are in both data sets, as when P's data are a part of Q's, and how the two sides share them.
+"""Detection of draws that are in both samples, for example if P's data are a subset of Q's, and their division.
 
-If P's draws are also among Q's, the two sides are not independent. They look alike: estimates are too low and intervals
-are too narrow. With each shared draw on one side only, of twice the weight, the sides are independent again.
+If P's draws are also among Q's draws, the two samples are not independent. Then estimates are too low and intervals are
+too narrow. If each shared draw is kept on one side only, with twice the weight, the samples are independent again.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 # `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on chance ties.
 
-# A smaller share of the draws of either side has little effect.
+# A smaller proportion of shared draws has little effect on the estimate.
 _FEWEST_SHARED = 0.01
-# The negative logarithm of the largest probability that ties of independent draws look like shared draws.
+# -log of the largest probability of a false alarm, where ties of independent draws look like shared draws.
 _SURE = -math.log(1e-3)
-# With a larger share of other ties, some of the shared values are ties by chance.
+# With a larger proportion of other ties, some of the shared values may be ties by chance.
 _FEW_TIES = 0.01
 
 
 class Shared(NamedTuple):
-    """Draws in both data sets.
+    """The draws of two samples that have draws in common.
 
     Attributes:
-        p, q: the draws of either side.
-        in_p, in_q: which of them occur once on either side.
-        number: the number of P's draws that are also in Q.
-        are_alone: whether other values do not repeat, so that only shared draws are equal.
+        p, q: the draws of P and of Q.
+        in_p, in_q: for each draw, whether its value occurs exactly once in P and exactly once in Q.
+        number: the number of P's draws that are also draws of Q.
+        are_alone: whether almost no other values repeat, so that nearly all ties are shared draws.
     """
 
     p: Draws
@@ -52,9 +52,9 @@ class Shared(NamedTuple):
         )
 
     def divided(self, rng: np.random.Generator) -> list[tuple[Draws, Draws]]:
-        """Return two pairs of sides: each shared draw is on one side of the first pair, and on the other of the second.
+        """Return two pairs of samples: a shared draw is on one side in the first pair, on the other in the second.
 
-        Where a draw remains, it has twice the weight.
+        On the side on which a shared draw remains, it has twice the weight.
         """
         x, y = self.p.x[:, 0], self.q.x[:, 0]
         values = x[self.in_p]
@@ -70,7 +70,7 @@ class Shared(NamedTuple):
 
 
 def _weighted(side: Draws, shared: Flags, chosen: Flags) -> Draws:
-    """Return a side with the chosen ones of its shared draws, at twice the weight."""
+    """Return the draws that are not shared, and the chosen shared draws with twice the weight."""
     weights = np.ones(len(side)) if side.weights is None else side.weights
     part = replace(side, weights=np.where(shared, 2 * weights, weights)).taken(
         np.flatnonzero(~shared | chosen)
@@ -80,9 +80,9 @@ def _weighted(side: Draws, shared: Flags, chosen: Flags) -> Draws:
 
 
 def shared_draws(p: Draws, q: Draws) -> Shared | None:
-    """Return the draws of two data sets of numbers if significantly many of them are in both; None otherwise.
+    """Return the `Shared` draws if significantly many numbers are in both samples; otherwise None.
 
-    Equal data sets are no part and whole, and are not reported.
+    For two samples with the same values the result is None.
     """
     if p.discrete or q.discrete or p.tensor.shape[1] != 1 or q.tensor.shape[1] != 1:
         return None
@@ -100,10 +100,10 @@ def shared_draws(p: Draws, q: Draws) -> Shared | None:
 
 
 def _in_both(of_p: Integers, of_q: Integers) -> bool:
-    """Return whether more values are on both sides than in independent draws, from the counts of each value.
+    """Return whether more values are on both sides than in independent draws, from P's and Q's count of each value.
 
-    A value that occurs twice in independent draws is once on each side with a probability of at most 1/2, whatever P
-    and Q are: rounded numbers and integers have as many such ties within the sides.
+    If a value occurs twice in independent draws, then for any P and Q it is once on each side with a probability of at
+    most 1/2. So independent draws have on average at least as many such ties within the sides as between the sides.
     """
     across = int(((of_p == 1) & (of_q == 1)).sum())
     if across <= _FEWEST_SHARED * min(int(of_p.sum()), int(of_q.sum())):
@@ -116,15 +116,15 @@ def _in_both(of_p: Integers, of_q: Integers) -> bool:
 
 
 def _none_is_absent(of_part: Integers, of_whole: Integers) -> bool:
-    """Return whether too few values of one side are absent on the other, which has all values of a part.
+    """Return whether so few values of the first sample are absent in the second that the first is a subset.
 
-    Of the values that occur once on one side, let n_k occur k times on the other side. In independent draws, k is a
-    mixture of Poisson numbers, so that the means have n_1^2 <= 2 n_0 n_2, by the inequality of Cauchy and Schwarz.
+    Of the values that occur once on one side, let n_k occur k times on the other side. In independent draws, k has a
+    mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by the Cauchy-Schwarz inequality.
     """
     absent, once, twice = (int(((of_part == 1) & (of_whole == k)).sum()) for k in range(3))
     least_once, most_twice = max(once - 3 * math.sqrt(once), 0.0), twice + 3 * math.sqrt(max(twice, 1))
     expected = least_once**2 / (2 * most_twice)
     if absent >= expected:
         return False
-    # Chernoff's bound of a Poisson probability.
+    # Chernoff's bound for a Poisson probability.
     return expected - absent + (absent * math.log(absent / expected) if absent else 0.0) > _SURE

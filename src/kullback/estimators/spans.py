@@ -1,4 +1,4 @@
-"""Vectors in a plane or on a surface: components that others determine, as in proportions and unit vectors."""
+"""Draws of vectors with components that the others determine, such as proportions, which sum to 1, and unit vectors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 from kullback.estimators.surfaces import surface_of
 
-# The relative error of components that others determine, such as totals stored in float32, whose rounding is 6e-8 for
-# each term. `benchmarks/coverage.py` has such totals.
+# The relative error that a component may have to count as a linear combination of others. Sums stored in float32 have a
+# rounding error of 6e-8 for each term. `benchmarks/coverage.py` has such sums.
 _FLAT = 1e-6
 
 
 @dataclass(frozen=True)
 class Span:
-    """The draws in components that do not follow from others.
+    """The draws without components that follow linearly from others.
 
     Attributes:
-        p: P's draws.
-        q: Q's draws.
-        notes: the components that were left out, if any.
-        infinite: the reason for an infinite KL: one side is in a plane or on a surface, and no draw of the other side
-            is.
+        p: P's draws with the remaining components.
+        q: Q's draws with the remaining components.
+        notes: notes on the components that were left out, if any.
+        infinite: the note on an infinite KL, if all draws of one side and no draw of the other side are in a plane or
+            on a surface; otherwise empty.
     """
 
     p: Draws
@@ -36,9 +36,9 @@ class Span:
 
 
 def common_span(p: Draws, q: Draws) -> Span:
-    """Leave out components that follow linearly from others in both P and Q, which does not change KL.
+    """Return the draws without components that follow linearly from others in both P and Q; KL does not change.
 
-    Draws on a curved surface keep their components. Fewer draws than components plus two do not determine a plane and
+    Draws on a curved surface keep all components. Fewer than d + 2 draws of d components do not determine a plane and
     are returned unchanged.
     """
     p, q = in_usual_units(p, q)
@@ -85,7 +85,7 @@ def common_span(p: Draws, q: Draws) -> Span:
 
 
 def _on_other_surfaces(p: Draws, q: Draws, x: Array, y: Array) -> str:
-    """Return why KL is infinite if one side is on a curved surface and no draw of the other side is."""
+    """Return a note if KL is infinite because one side is on a curved surface and no draw of the other side is."""
     for name, own, others in ((SIDE_P, x, y), (SIDE_Q, y, x)):
         surface = surface_of(own, p.tensor.dtype, q.tensor.dtype)
         if surface is not None and surface.misses(others):
@@ -94,9 +94,9 @@ def _on_other_surfaces(p: Draws, q: Draws, x: Array, y: Array) -> str:
 
 
 def as_log_ratios(p: Draws, q: Draws) -> tuple[Draws, Draws, tuple[str, ...]]:
-    """Return rows of positive probabilities as log-ratios to their last component, with a note; other draws unchanged.
+    """Return log(x_i / x_d), i < d, for rows x of positive probabilities, and a note; return other draws unchanged.
 
-    KL is the same. These numbers have no boundaries, near which a density changes between neighbors.
+    The map does not change KL. Its values have no boundary, near which a density would vary strongly between neighbors.
     """
     ratios: list[Draws] = []
     for side in (p, q):
@@ -110,17 +110,17 @@ def as_log_ratios(p: Draws, q: Draws) -> tuple[Draws, Draws, tuple[str, ...]]:
 
 
 def rank_of(centered: Array) -> int:
-    """Return the number of dimensions that draws fill."""
+    """Return the rank of centered draws, shape (n, d): d minus the number of directions without variance."""
     return centered.shape[1] - _null_space(centered).shape[1]
 
 
 def _null_space(centered: Array) -> Array:
-    """Return the directions without variance, as columns."""
+    """Return the directions without variance of the draws, as columns, shape (d, number of directions)."""
     variances, directions = np.linalg.eigh(centered.T @ centered)
     return directions[:, variances <= _FLAT**2 * max(float(variances[-1]), 1e-300)]
 
 
 def _independent(points: Array, rank: int) -> Integers:
-    """Return components, in their order, that determine the others."""
+    """Return the sorted indices of `rank` components that determine the others."""
     pivots = load("scipy.linalg", "vectors with dependent components").qr(points, mode="r", pivoting=True)[1]
     return np.sort(pivots[:rank])

@@ -1,4 +1,4 @@
-"""Vectors on a curved surface, as normalized embeddings are: which surface it is, and coordinates on it."""
+"""Detection of the curved surface that vectors such as normalized embeddings are on, and coordinates on spheres."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from kullback.estimators.draws import Array
 
 # `tests/estimators/test_surfaces.py` checks the constants of this file, and `benchmarks/coverage.py` has unit vectors.
 
-# A sum whose terms cancel to this relative size is 0 up to rounding.
+# A sum is 0 up to rounding if its absolute value is at most this times the sum of its absolute terms.
 _ROUNDING = 1e-6
-# In more dimensions, quadrics have too many coefficients, and only spheres about 0 are considered.
+# In more dimensions, quadrics have too many coefficients, so only spheres with center 0 are detected.
 _MOST_DIMENSIONS = 12
 # The smallest number of distinct draws for each coefficient.
 _DRAWS_FOR_COEFFICIENT = 2
-# With a larger share of equal values, a component has an atom, and products of components may be 0.
+# A component with a larger proportion of equal values has an atom, so that points may satisfy a quadratic equation
+# without being on a smooth surface.
 _MOST_EQUAL = 0.05
-# Draws nearer to a surface may be off it by rounding, for example to float16.
+# Draws at a smaller relative distance from a surface may be on it except for rounding, for example to float16.
 _CLOSE = 0.01
 # The largest ratio of two semi-axes of an ellipsoid.
 _LONGEST_AXIS = 1e3
@@ -32,10 +33,12 @@ class Surface:
     """A quadric that contains all draws of one side.
 
     Attributes:
-        name: its name in notes.
-        distance: the relative residuals of points, shape (n, d), from its equation: shape (n,).
-        tolerance: the largest distance that rounding explains.
-        to_sphere: maps its points to the unit sphere; None if it is neither a sphere nor an ellipsoid.
+        name: the name of the surface in notes.
+        distance: a function from points, shape (n, d), to their relative residuals in the equation of the surface,
+            shape (n,).
+        tolerance: the largest residual that rounding explains.
+        to_sphere: the map from the surface to the unit sphere; None if the surface is neither a sphere nor an
+            ellipsoid.
     """
 
     name: str
@@ -44,21 +47,21 @@ class Surface:
     to_sphere: Callable[[Array], Array] | None
 
     def contains(self, points: Array) -> bool:
-        """Return whether all these points are on it."""
+        """Return whether all points are on the surface."""
         return bool((self.distance(points) <= self.tolerance).all())
 
     def misses(self, points: Array) -> bool:
-        """Return whether none of these points is on it, and most are off by more than any rounding."""
+        """Return whether no point is on the surface and the median residual is larger than rounding explains."""
         distance = self.distance(points)
         return bool((distance > self.tolerance).all()) and float(np.median(distance)) > _CLOSE
 
 
 def surface_of(points: Array, *dtypes: torch.dtype) -> Surface | None:
-    """Return the quadric that contains points of shape (n, d); None if there is none.
+    """Return the quadric that contains all points, shape (n, d), or None.
 
     Arguments:
         points: the draws of one side.
-        dtypes: the original dtypes of these points and of others: unit vectors in float16 have inexact norms.
+        dtypes: the original dtypes of P's and Q's draws: unit vectors in float16 have inexact norms.
     """
     d = points.shape[1]
     if d < 2 or not np.isfinite(points).all():
@@ -86,7 +89,7 @@ def _norms(points: Array) -> Array:
 
 
 def _quadric(points: Array) -> Surface | None:
-    r"""Fit :math:`x^T A x + b^T x + c = 0` to points by the smallest eigenvector of their monomials' products."""
+    r"""Return the surface :math:`x^T A x + b^T x + c = 0` that contains the points, or None."""
     d = points.shape[1]
     coefficients = (d + 1) * (d + 2) // 2
     if len(np.unique(points[: 20 * coefficients], axis=0)) < _DRAWS_FOR_COEFFICIENT * coefficients:
@@ -126,7 +129,7 @@ def _has_atom(column: Array) -> bool:
 
 
 def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
-    """Return the center of an ellipsoid, and the matrix that maps it to the unit sphere; None for other quadrics."""
+    """Return the center of an ellipsoid, and the matrix that maps the centered ellipsoid to a unit sphere, or None."""
     rows, columns = np.triu_indices(d)
     upper: Array = np.zeros((d, d))
     upper[rows, columns] = equation[: len(rows)]
@@ -145,11 +148,12 @@ def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
 
 
 def sphere_chart(p: Array, q: Array) -> tuple[Array, Array]:
-    r"""Map points of the unit sphere in d dimensions to d - 1 coordinates, normal if they are uniform on the sphere.
+    r"""Map points of the unit sphere in d dimensions to d - 1 coordinates, which are normal for uniform points.
 
-    Let m be the mean direction of both sides. A point at the angle :math:`\theta` from m keeps its direction across m.
-    Its radius r solves :math:`P(\chi_{d - 1} \le r) = s`, with s the share of the sphere within :math:`\theta` of m. KL
-    does not depend on coordinates. The pole opposite to m is at infinity.
+    Let m be the mean direction of both sides. A point at the angle :math:`\theta` from m is mapped to radius r in the
+    direction of its projection orthogonal to m. The radius solves :math:`P(\chi_{d - 1} \le r) = s`, where s is the
+    proportion of the sphere within the angle :math:`\theta` of m. The pole opposite to m is mapped to infinity. KL does
+    not depend on the coordinates.
     """
     special = load("scipy.special", "nearest_neighbors")
     d = p.shape[1]

@@ -10,12 +10,13 @@ import numpy as np
 from kullback.estimators.draws import Array
 from kullback.estimators.evidence import SMALL_P, SMALL_Q, Shift
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
-# A tail is fitted to this share of draws, and to at least this number.
+# A tail is fitted to this proportion of the draws, but to at least `FEWEST_IN_TAIL` draws.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
 
-# A tail with at least this shape has no variance; with a shape below 1 it has a mean.
+# A generalized Pareto distribution has a finite variance for shapes below 1/2, and a finite mean for shapes below 1.
 _NO_VARIANCE = 0.5
 
 
@@ -27,7 +28,7 @@ class ParetoTail:
     scale: float
 
     def log_survival(self, beyond: Array) -> Array:
-        """Return the log-probability of a larger excess, -inf beyond the end of the support."""
+        """Return the log-probability of an excess above each value of `beyond`; -inf above the support."""
         if self.shape == 0:
             return -beyond / self.scale
         with np.errstate(divide="ignore"):
@@ -35,7 +36,7 @@ class ParetoTail:
 
 
 def fit_tail(beyond: Array, spread: float) -> ParetoTail:
-    """Fit a tail of nonnegative shape to excesses by maximum likelihood; without any, its scale is `spread`.
+    """Return the tail of nonnegative shape with the largest likelihood; without excesses, its scale is `spread`.
 
     Parameter and Quantile Estimation for the Generalized Pareto Distribution (Hosking and Wallis, 1987)
     """
@@ -52,7 +53,7 @@ def fit_tail(beyond: Array, spread: float) -> ParetoTail:
 
 
 def fit_tail_by_moments(beyond: Array) -> ParetoTail:
-    """Fit a tail of any shape to ordered excesses by probability-weighted moments (Hosking and Wallis, 1987)."""
+    """Return a tail of any shape for sorted excesses, by probability-weighted moments (Hosking and Wallis, 1987)."""
     n = len(beyond)
     first = float(beyond.mean())
     second = float((beyond * (n - np.arange(1, n + 1) + 0.35) / n).mean())
@@ -62,17 +63,17 @@ def fit_tail_by_moments(beyond: Array) -> ParetoTail:
 
 
 def heaviness(values: Array) -> float:
-    """Return the k of P(|f - median| > t) ~ t^(-1 / k); a mean has a standard error for k below 1 / 2."""
+    """Return the k of P(|f - median| > t) ~ t^(-1/k) for values f; their variance is finite for k < 1/2."""
     size = np.sort(np.abs(values - np.median(values)))
     count = min(max(int(TAIL * len(size)), FEWEST_IN_TAIL), len(size) - 1)
     return fit_tail_by_moments(size[-count:] - size[-count - 1]).shape
 
 
 def tail_allowance(terms: Array, shares: Array, number: float) -> float:
-    """Return how much the mean of terms could exceed their sample mean because of an unobserved tail.
+    """Return how much the true mean of terms could exceed their sample mean because of an unobserved tail.
 
-    A generalized Pareto distribution is fitted to the largest terms. Its mean is taken with a shape that is larger by
-    one standard error, and is infinite for a shape of 1 or more.
+    A generalized Pareto distribution is fitted to the largest terms. Its mean is computed with a shape one standard
+    error above the fitted shape; the mean is infinite if this shape is at least 1.
     """
     count = int(max(TAIL * number, min(FEWEST_IN_TAIL, number / 4)) * len(terms) / number)
     if count < 4:
@@ -91,7 +92,7 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
 
 
 def beyond_tail(allowance: float, width: float) -> Shift:
-    """Return the change of an upper limit by a `tail_allowance`, with a note if it is more than a width."""
+    """Return the increase of an upper limit by a `tail_allowance`, with a note if it exceeds `width`."""
     limit = "is infinite" if math.isinf(allowance) else "extrapolates a Pareto tail"
     note = (
         f"log {SMALL_P} / {SMALL_Q} has a heavy tail, and its mean may depend on unobserved draws: the upper limit "

@@ -1,4 +1,4 @@
-"""A permutation test of whether two data sets could come from one distribution: `two_sample_test`."""
+"""`two_sample_test`: a permutation test of the hypothesis that two samples come from the same distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import codes_of, count_categories, drawn_one_by_one
-from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
+from kullback.estimators.draws import Array, Draws, Integers, in_usual_units, without_noise
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
@@ -35,25 +35,28 @@ from kullback.samples import Samples
 Float32s: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 CALL = "two_sample_test"
-# The number of neighbors of each draw in the graph: more show wider differences, but need more memory.
+# The smallest and largest number of neighbors of each draw in the graph: more neighbors detect differences on larger
+# scales, but need more memory.
 FEWEST_NEIGHBORS, MOST_NEIGHBORS = 5, 30
-# The number of draws, chosen at random, with neighbors: in many dimensions these take most of the time.
+# The number of draws, chosen at random, whose neighbors are searched: in many dimensions the search takes most of the
+# time.
 MOST_IN_GRAPH = 5000
-# More ranks do not raise the power, but cost time in every shuffle.
+# More distinct ranks do not increase the power, but cost time in every shuffle.
 MOST_RANKS = 1000
-# The numbers of bins of equal probability, and the mean number of draws in a bin of the finest.
+# The numbers of bins of equal probability, and the mean number of draws in a bin of the finest partition.
 RANK_BINS, DRAWS_IN_A_BIN = (8, 32, 128), 10
-# The values of six statistics then fill half a gigabyte.
+# With this number of permutations, the values of six statistics fill half a gigabyte.
 MOST_PERMUTATIONS = 10_000_000
-# NumPy's `multivariate_hypergeometric` accepts no more draws.
+# NumPy's `multivariate_hypergeometric` accepts fewer than this number of draws.
 MOST_COUNTED = 1_000_000_000
-# With more draws, random features replace the distances.
+# With more draws, random features replace the matrix of distances.
 MOST_DISTANCES = 2500
 FEATURE_NUMBERS, FEWEST_FEATURES, MOST_FEATURES, MOST_PRODUCTS = 3_000_000, 64, 512, 10_000_000
-# The weight of each statistic's evidence; shifts get most, because they are the most frequent differences. Each is
-# needed in a case of benchmarks/bench_two_sample.py. Without it, the power falls there as follows: energy of numbers
-# 58 to 43 %, energy_of_ranks 78 to 70 %, spread_of_ranks 93 to 55 %, chi_squared 96 to 4 %; shift 80 to 60 %, spread 82
-# to 25 %, products 96 to 25 %, nearest_neighbors 94 to 88 %, energy or kernel of vectors 79 to 75 %.
+# The weight of each statistic; statistics for shifts have the largest weights, because shifts are the most frequent
+# differences. Each statistic is needed in a case of benchmarks/bench_two_sample.py. Without the statistic, the power in
+# this case decreases as follows: energy of numbers 58 to 43 %, energy_of_ranks 78 to 70 %, spread_of_ranks 93 to 55 %,
+# chi_squared 96 to 4 %; shift 80 to 60 %, spread 82 to 25 %, products 96 to 25 %, nearest_neighbors 94 to 88 %, energy
+# or kernel of vectors 79 to 75 %.
 WEIGHTS = {
     "likelihood_ratio": 1.0,
     "energy_of_ranks": 3.0,
@@ -80,48 +83,50 @@ def two_sample_test(
     permutations: int = 999,
     generator: torch.Generator | None = None,
 ) -> TwoSampleTest:
-    r"""Test whether two data sets can come from one distribution, by shuffling the origins of the draws.
+    r"""Test whether two samples can come from the same distribution, by random exchanges of draws between P and Q.
 
     .. math:: \text{p-value} = \frac{\#\{b : h_b \ge h_0\}}{1 + B}, \quad
         h_b = \sum_j \frac{w_j}{1 - \Phi(z_{jb})}, \quad b = 0, \dots, B
 
-    Labeling 0 is the observed one, and the others are B shuffles. :math:`z_{jb}` is the normal score of statistic
-    :math:`T_{jb}` among all labelings (by mean, standard deviation and skewness). The level is exact at any size, and
-    with equal values: if both have one distribution, all labelings are equally likely.
+    A labeling states which draws belong to P. Labeling 0 is the observed labeling, and labelings 1 to B are random
+    shuffles. :math:`z_{jb}` is the normal score of statistic :math:`T_{jb}` among all labelings, by mean, standard
+    deviation and skewness. The weights :math:`w_j` are given below. The level is exact for any sample size, also with
+    ties: if P = Q, all labelings are equally likely.
 
-    For categories T is the likelihood ratio of the counts. For numbers there are four statistics, with weights 3, 3,
-    1.5 and 1:
+    For categories the only statistic is the likelihood ratio of the counts. For numbers there are four statistics, with
+    weights 3, 3, 1.5 and 1:
 
-    * the energy distance, and the energy distance of the pooled ranks, which show shifts;
-    * the difference of the mean squared normal scores, which shows spreads;
+    * the energy distance, and the energy distance of the pooled ranks, which detect shifts;
+    * the difference of the mean squared normal scores, which detects differences of scale;
     * the largest :math:`\chi^2` of 8, 32 and 128 bins and of bins with about ten draws each.
 
-    For vectors there are six, with weights 3, 3, 2, 1, 1 and 0.5:
+    For vectors there are six statistics, with weights 3, 3, 2, 1, 1 and 0.5:
 
-    * the energy distance, and the distance by a Gaussian kernel;
-    * the largest difference of a component's mean normal scores, which shows shifts of a few components;
-    * the difference of the mean logarithms of the distance from the common center, which shows spreads;
-    * the differences of the mean products of two components' normal scores, which show correlations;
-    * the number of nearest neighbors from the same data set, weighted for unequal sizes.
+    * the energy distance, and the maximum mean discrepancy with a Gaussian kernel;
+    * the largest difference of a component's mean normal scores, which detects shifts of a few components;
+    * the difference of the mean logarithms of the distance from the common center, which detects differences of scale;
+    * the differences of the mean products of two components' normal scores, which detect correlations;
+    * the number of nearest neighbors from the same sample, weighted for unequal sample sizes.
 
-    Time and memory are bounded. Above 1000 numbers, ranks and values are taken in 1000 groups. Above 2500 vectors,
-    random features replace their distances. Neighbors are found among 5000 vectors chosen at random. Above 10,000,000
-    products of components, these are left out.
+    Time and memory are bounded. More than 1000 distinct numbers are merged into 1000 groups. For more than 2500
+    vectors, random features replace their distances. Neighbors are searched among at most 5000 vectors, chosen at
+    random. The products of components are left out if there are more than 10,000,000 of them.
 
     Arguments:
-        p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws with serial dependence
-            are shuffled in blocks of one length on both sides, and equal continuous draws stay together. Or the
-            `Counts` of P's categories.
+        p: draws of P, shape (n, d), or the `Counts` of P's categories. The draws of a cluster are exchanged together.
+            Without clusters, serially dependent draws are exchanged in blocks of equal length on both sides, and equal
+            continuous draws stay together.
         q: draws of Q, shape (m, d), or their `Counts`.
         permutations: the number of shuffles B; the smallest p-value is 1 / (B + 1).
-        generator: for the shuffles; by default they follow from the state of torch's own generator, which does not
+        generator: for the shuffles; by default they depend on the state of torch's global generator, which does not
             change.
 
     Returns:
-        a `TwoSampleTest` with the p-value and the estimated divergence as effect.
+        a `TwoSampleTest` with the p-value, and the estimated KL divergence as effect size.
 
     Raises:
-        ArgumentValueError: the draws are from different spaces, have weights, or are too few to shuffle.
+        ArgumentValueError: the draws of p and q have unequal dimension or type, have weights, or are too few to
+            shuffle.
 
     Example:
         >>> import torch, kullback
@@ -150,7 +155,7 @@ def two_sample_test(
     else:
         first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
         _check_weightless(first, second)
-        first, second = in_usual_units(first, second)
+        first, second = in_usual_units(*without_noise(first, second))
         rng = np.random.default_rng(seed_of(generator))
         groups = grouped_alike(first, second)
         probability, statistic, method = permutation_test(
@@ -165,7 +170,7 @@ def two_sample_test(
 def permutation_test(
     p: Draws, q: Draws, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
 ) -> tuple[float, float, str]:
-    """Return the p-value, and the value and name of the statistic with the clearest difference."""
+    """Return the p-value, and the value and name of the statistic with the largest normal score."""
     return _tested(_statistics(p, q, rng), Labeling.of(p, q, in_pairs=in_pairs), permutations, rng)
 
 
@@ -178,7 +183,7 @@ def _tested(
 
 
 def _of_counts(p: Counts, q: Counts) -> BinCounts:
-    """Return the likelihood ratio of counts, or raise where there are several rows or too many draws."""
+    """Return the likelihood-ratio statistic of counts; raise an error for several rows or too many draws."""
     table = count_categories(CALL, p, q)
     if table.a.ndim > 1 or float(table.a.sum() + table.b.sum()) >= MOST_COUNTED:
         raise invalid_value(
@@ -207,7 +212,7 @@ def _check_weightless(p: Draws, q: Draws) -> None:
 def _effect(
     p: Draws | Counts, q: Draws | Counts, generator: torch.Generator | None
 ) -> tuple[Estimate | None, tuple[str, ...]]:
-    """Estimate the difference; None with a note if no estimator accepts the draws."""
+    """Return the estimated KL divergence and its notes, or None and a note if no estimator accepts the draws."""
     try:
         method = "coverage_adjusted" if isinstance(p, Counts) else "auto"
         effect = estimate_from_samples(CALL, p, q, KL(), method, generator=generator)
@@ -218,7 +223,7 @@ def _effect(
 
 def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStatistics:
     if p.discrete:
-        # Blocks of draws may lack some of the categories.
+        # Some of the categories may have no draws here, because blocks of rows may leave out draws.
         codes = np.unique(torch.cat(codes_of(p, q)[:2]).cpu().numpy(), return_inverse=True)[1]
         return _likelihood_ratio(np.bincount(codes), codes=codes)
     x, y = p.x, q.x
@@ -228,7 +233,7 @@ def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStat
 
 
 def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
-    """Return the mutual information of category and origin, in nats, times the number of draws."""
+    """Return the statistic: the mutual information of category and side, in nats, times the number of draws."""
     of_all = _x_log_x(np.array([float(totals.sum())]))[0] - _x_log_x(totals.astype(float)).sum()
 
     def mutual_information(counts: Array) -> Array:
@@ -244,7 +249,7 @@ def _x_log_x(x: Array) -> Array:
 
 
 def _of_ranks(pooled: Array) -> BinCounts:
-    """Return statistics of the pooled values and ranks, at most `MOST_RANKS` of them; equal values have one rank."""
+    """Return statistics of the pooled values and ranks, in at most `MOST_RANKS` groups of neighboring values."""
     number = len(pooled)
     distinct, codes, totals = np.unique(pooled, return_inverse=True, return_counts=True)
     if len(distinct) > MOST_RANKS:
@@ -253,7 +258,7 @@ def _of_ranks(pooled: Array) -> BinCounts:
         coarse = np.unique(coarse, return_inverse=True)[1]
         codes, totals = coarse[codes], np.bincount(coarse, weights=totals).astype(int)
     below = np.cumsum(totals)
-    halves = distinct / 2  # whose range is finite
+    halves = distinct / 2  # the range of the halves does not overflow
     steps = np.diff(halves, append=halves[-1]) / max(halves[-1] - halves[0], np.finfo(float).tiny)
     middle = (below - totals / 2) / number
     square = np.square(load("scipy.special", CALL).ndtri(middle))
@@ -269,12 +274,12 @@ def _of_ranks(pooled: Array) -> BinCounts:
         return of_counts
 
     def spread(counts: Array) -> Array:
-        """The difference of the mean squared normal scores (Klotz, 1962)."""
+        """Return the difference of the mean squared normal scores, shape (rows,) (Klotz, 1962)."""
         n = counts.sum(1)
         return np.abs(counts @ square / n - (totals - counts) @ square / (number - n))
 
     def chi_squared(counts: Array) -> Array:
-        """The largest of the chi-squared sums, each made about standard normal (Wilson and Hilferty, 1931)."""
+        """Return the largest chi-squared sum, after a map to about standard normal (Wilson and Hilferty, 1931)."""
         n = counts.sum(1, keepdims=True)
         differences = counts @ groups / n - (totals - counts) @ groups / (number - n)
         terms = np.square(differences) / expected * (n * (number - n) / number)
@@ -292,9 +297,9 @@ def _of_ranks(pooled: Array) -> BinCounts:
 
 
 def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Array]:
-    """Return the members of the bins by columns, the first column of each number of bins, and the shares of the bins.
+    """Return an indicator column for each bin, the first column of each partition, and the proportions of the bins.
 
-    Equal values are in one bin. If numbers repeat often, the finest bins are single values.
+    Equal values are in the same bin. If numbers repeat often, each of the finest bins contains a single value.
     """
     draws = int(totals.sum())
     most = max(draws // DRAWS_IN_A_BIN, RANK_BINS[0])
@@ -309,9 +314,9 @@ def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Ar
 
 
 def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
-    """Return statistics of the distances between draws, with all components in one scale.
+    """Return statistics of vectors after all components are divided by their interquartile range.
 
-    The order of equal distances does not depend on the origin of the draws.
+    The draws are permuted first, so that the order of equal distances does not depend on the side of the draws.
     """
     n = len(points)
     scaled = points / _scale(points)
@@ -332,7 +337,8 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
         kernel = np.exp(-np.square(all_distances) / 2)
         matrices = {"energy": -all_distances, "kernel": kernel, "nearest_neighbors": graph}
         return QuadraticForms(matrices, moments, {"shift": scores})
-    # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a wide one is like energy.
+    # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a kernel of large width has
+    # nearly the power of the energy distance.
     count = int(min(max(FEATURE_NUMBERS / n, FEWEST_FEATURES), MOST_FEATURES))
     features: dict[str, Float32s] = {}
     for name, width in (("energy", 3.0), ("kernel", 1.0)):
@@ -343,7 +349,7 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
 
 
 def _normal_scores(points: Array) -> Float32s:
-    """Return the normal scores of each component's ranks, of standard deviation 1 where they are not all equal."""
+    """Return the normal scores of each component's ranks, with standard deviation 1 unless all ranks are equal."""
     ranks = load("scipy.stats", CALL).rankdata(points, axis=0)
     scores = load("scipy.special", CALL).ndtri(ranks / (len(points) + 1))
     spread = scores.std(0)
@@ -351,7 +357,7 @@ def _normal_scores(points: Array) -> Float32s:
 
 
 def _moments(points: Array, scores: Float32s) -> dict[str, Float32s]:
-    """Return the logarithms of distances from the center, and the products of two components' normal scores."""
+    """Return the log-distances of the points from the center, and the products of two components' normal scores."""
     n, d = points.shape
     square = np.square(points - np.median(points, axis=0)).sum(1, keepdims=True)
     moments = {"spread": _centered(np.log(np.maximum(square, np.finfo(np.float32).tiny)))}
@@ -366,7 +372,7 @@ def _centered(features: Array | Float32s) -> Float32s:
 
 
 def _scale(points: Array) -> Array:
-    """Return the interquartile range of each component, robust against outliers; the deviation or 1 if it is 0."""
+    """Return the interquartile range of each component; if it is 0, the standard deviation, or 1 if both are 0."""
     width = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
     spread = points.std(0)
     return np.where(width > 0, width, np.where(spread > 0, spread, 1.0))

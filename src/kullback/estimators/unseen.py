@@ -1,4 +1,4 @@
-"""The part of P outside Q's draws: its possible contribution to KL, and whether the upper limit is finite."""
+"""The mass of P outside the range and in gaps of Q's draws, and the contribution to KL that it may have."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from kullback.estimators.draws import Array
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Shift
 from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail_by_moments
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
-# This multiple of the extrapolated contribution of Q's tails must fit into half of the interval.
+# The extrapolated contribution of Q's tails times this factor must be at most half the interval's width; otherwise the
+# upper limit is infinite.
 _DOUBT = 2.0
-# Above this shape, Q's tail follows a power law, and P's tail may follow the same one.
+# Above this shape, Q's tail follows a power law, and P's tail may follow the same power law.
 _POWER = 0.15
-# Extrapolation adds at most this number of nats for a draw.
+# The extrapolated log-ratio of a draw is at most this number of nats.
 _MOST_NATS = 20.0
-# The smallest number of P's draws outside Q's range that gets a note.
+# A note appears if at least this many draws of P are outside the range of Q's draws.
 _SEVERAL = 3
-# The probability of a false `abrupt` at P = Q.
+# The probability that `abrupt` is True although P = Q.
 _FALSE_ALARMS = 0.05
-# The number of gaps around one whose mean is compared with it.
+# P's mass in a gap between neighboring draws of Q is compared with its mass in this many gaps around it.
 _NEIGHBORING_GAPS = 20
-# Draws of P beyond Q's outermost ones add nothing if as many are there by chance with at least this probability.
+# Draws of P beyond Q's range add nothing to KL if at least as many occur by chance with this probability or more.
 _BY_CHANCE = 0.3
-# Beyond a quantile of Q, P's probability falls at least as fast as this power of Q's, unless P ends abruptly.
+# For a smooth log(p / q), P's probability beyond t decreases at least as fast as this power of Q's probability beyond
+# t.
 _SLOWEST = 0.2
-# A tail with at most this shape ends abruptly.
+# A fitted tail with a shape at or below this value ends abruptly.
 _ABRUPT_END = -0.35
-# A draw this many times farther out than the next one is left out of the tail.
+# The largest excess is left out of the fit of a tail if it is more than this many times the second largest.
 _FAR = 100.0
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """The part of P on the line where Q has no draw.
+    """P's draws of numbers outside the range and in gaps of Q's draws.
 
     Attributes:
-        share: P's share outside the range of Q's draws.
-        draws: the effective number of these draws.
-        nats: the contribution to KL there, by extrapolation of Q's fitted tails.
-        abrupt: whether significantly more of P is there, or between two neighboring draws of Q, than a smooth log p / q
-            allows.
+        share: the proportion of P's draws outside the range of Q's draws.
+        draws: the effective number of P's draws outside the range.
+        nats: the contribution to KL outside the range, by extrapolation of Q's fitted tails.
+        abrupt: whether significantly more draws of P are outside the range, or between two neighboring draws of Q, than
+            a smooth log(p / q) allows.
     """
 
     share: float
@@ -63,15 +66,15 @@ def unseen_by_q(
     alarms: float = _FALSE_ALARMS,
     upper_only: bool = False,
 ) -> Unseen:
-    """Look for P's draws where Q has none.
+    """Return P's draws outside the range and in gaps of Q's draws, with their possible contribution to KL.
 
     Arguments:
-        x: P's draws, ordered.
+        x: P's draws, sorted.
         shares: their weights, with sum 1.
-        y: Q's draws, ordered.
+        y: Q's draws, sorted.
         number: P's effective number of draws.
-        alarms: the probability of `abrupt` at P = Q.
-        upper_only: whether to look only beyond Q's largest draw.
+        alarms: the probability that `abrupt` is True although P = Q.
+        upper_only: whether only draws beyond Q's largest draw count.
     """
     if len(y) < 2 or y[0] == y[-1]:
         return Unseen(0.0, 0.0, 0.0, abrupt=False)
@@ -88,12 +91,14 @@ def unseen_by_q(
         smooth = inside / (len(last) ** _SLOWEST - 1)
         chance = _log_probability(np.array([weight * number]), np.array([inside]), len(last) - 1)
         if float(chance[0]) > math.log(_BY_CHANCE * alarms / _FALSE_ALARMS):
-            continue  # chance explains a draw, or one of many scores, there
-        # One or two draws there may be chance, even far beyond the end of Q's fitted tail.
+            continue  # so few draws may be beyond Q's range by chance
+        # One or two draws may be there by chance, even far beyond the end of Q's fitted tail, so their log-ratio is
+        # limited.
         most = min(_MOST_NATS, 2 * weight * number)
         observed = float(weights[outside] @ np.minimum(_extrapolated(at[outside], of_q), most))
         expected = _expected(at, of_q, number) if weight * number >= 1 else 0.0
-        # P's own density falls too: by one nat on average over its draws beyond any point of a tail.
+        # log p decreases too: over P's draws beyond a point of its tail, by one nat on average. So `weight` is
+        # subtracted.
         nats += max(observed - weight, expected - weight, 0.0)
         ends = _tail(of_q)[0].shape < _ABRUPT_END and float(chance[0]) < math.log(alarms)
         abrupt |= ends or (weight * number > smooth and float(chance[0]) < math.log(alarms / 4))
@@ -101,7 +106,7 @@ def unseen_by_q(
 
 
 def _expected(x: Array, y: Array, number: float) -> float:
-    """Return the mean of `_extrapolated` over P's own fitted tail where that is heavier than Q's; 0 elsewhere."""
+    """Return the mean of `_extrapolated` over P's fitted tail if this tail is heavier than Q's; otherwise 0."""
     (of_p, count), (of_q, count_of_q) = _tail(x), _tail(y)
     chance = (1 + abs(of_p.shape)) / math.sqrt(min(count, TAIL * number))
     chance += (1 + abs(of_q.shape)) / math.sqrt(count_of_q)
@@ -116,7 +121,7 @@ def _expected(x: Array, y: Array, number: float) -> float:
 
 
 def _tail(y: Array) -> tuple[ParetoTail, int]:
-    """Fit a tail to the largest of ordered draws, and return their number; one extreme outlier is left out."""
+    """Return a tail fitted to the largest of sorted draws, without one extreme outlier, and their number."""
     count = max(int(TAIL * len(y)), min(FEWEST_IN_TAIL, len(y) - 1))
     beyond = y[-count:] - y[-count - 1]
     if len(beyond) > 2 and beyond[-1] > _FAR * beyond[-2]:
@@ -125,19 +130,20 @@ def _tail(y: Array) -> tuple[ParetoTail, int]:
 
 
 def _extrapolated(x: Array, y: Array) -> Array:
-    """Return how much less likely Q is beyond x than beyond its last draw, by its fitted tail, in nats."""
+    """Return log(Q(above the last draw) / Q(above x)) by Q's fitted tail, from 0 to `_MOST_NATS`, for each x."""
     tail, count = _tail(y)
-    # The tail is exponential unless the draws show otherwise.
+    # The shape is 0, an exponential tail, if it differs from 0 by less than half its standard error; else it is moved
+    # towards 0.
     chance = (1 + abs(tail.shape)) / math.sqrt(4 * count)
     tail = ParetoTail(min(max(0.0, tail.shape - chance), tail.shape + chance), tail.scale)
     last = tail.log_survival(y[-1:] - y[-count - 1])
-    # The fitted tail may end before the last draw does.
+    # The fitted tail may end before the last draw; the lower bound keeps the log-probability finite.
     beyond = np.maximum(last, -2 * math.log(count + 1)) - tail.log_survival(x - y[-count - 1])
     return np.clip(beyond, 0.0, _MOST_NATS)
 
 
 def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -> bool:
-    """Return whether significantly more of P is between two neighboring draws of Q than in the gaps around them."""
+    """Return whether significantly more draws of P are in a gap between two draws of Q than in the gaps around it."""
     y = np.unique(y)
     if len(y) < 3 * _NEIGHBORING_GAPS:
         return False
@@ -152,10 +158,10 @@ def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -
 
 
 def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
-    """Return the log-probability of at least this many draws in a gap, given the draws in other gaps of equal density.
+    """Return the log-probability of at least `inside` draws in a gap, given `around` draws in `gaps` other gaps.
 
-    The number of P's draws between two neighboring draws of Q is geometric, and all ways to spread the sum are equally
-    likely.
+    If p / q is constant, the number of P's draws between two neighboring draws of Q is geometric. Given their sum, all
+    divisions among the gaps are equally likely.
     """
     total = inside + around
     chance = np.zeros(len(inside))
@@ -167,10 +173,11 @@ def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
 def unseen_in_scores(
     scores: Iterable[tuple[Array, Array]], shares: Array, number: float, *, log_ratios: bool = False
 ) -> Unseen:
-    """Look for P's draws where Q has none along several scores of vectors; the first score only counts upwards.
+    """Return the result of `unseen_by_q` for several scores of vectors; for the first score only above Q's largest.
 
-    Each is a pair of P's and of Q's scores, in the order of their draws. If the first scores are `log_ratios`, their
-    excess over Q's largest replaces the extrapolation of Q's tail.
+    Each element of `scores` contains the scores of P's draws and of Q's draws. If the first scores are `log_ratios`,
+    their excess over Q's largest score replaces the extrapolation of Q's tail. The result is for the score with the
+    largest contribution; `abrupt` is True if it is True for any score.
     """
     pairs = list(scores)
     results: list[Unseen] = []
@@ -186,7 +193,7 @@ def unseen_in_scores(
 
 
 def upper_end(unseen: Unseen, half_width: float) -> Shift:
-    """Return whether an interval with this half width can have a finite upper limit, and its change."""
+    """Return the increase, perhaps infinite, of the upper limit of an interval with this half-width, and a note."""
     if unseen.abrupt:
         return Shift(
             math.inf,

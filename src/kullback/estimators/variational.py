@@ -1,11 +1,11 @@
-r"""Lower bounds on KL from a critic: a function T of a point, such as a network that is trained to maximize them.
+r"""Lower bounds on KL from a critic T: a function of a point, such as a network trained to maximize the bound.
 
 .. math::
     \mathrm{KL}(P \| Q) = \max_T \; E_P[T] - \log E_Q[e^T] = \max_T \; E_P[T] - E_Q[e^T] + 1
 
-The first is Donsker and Varadhan's bound, the second the one of Nguyen, Wainwright and Jordan. T = log p / q attains
-both; for the first, any constant may be added. Training maximizes `variational_bound`; `variational_estimate` evaluates
-a trained critic on new draws.
+The first bound is Donsker and Varadhan's, the second is Nguyen, Wainwright and Jordan's. T = log(p / q) attains both
+maxima; for the first, T + constant does too. Training maximizes `variational_bound`; `variational_estimate` evaluates a
+trained critic on new draws.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from kullback.samples import Samples
 Critic = Callable[[Tensor], Tensor]
 Bound = Literal["donsker_varadhan", "nwj"]
 
-# `tests/estimators/test_variational.py` checks the constants of this file: the lower limit has to be below KL in 95 %.
+# `tests/estimators/test_variational.py` checks the constants of this file: the lower limit must be below KL in 95 % of
+# the samples.
 
-# With a smaller effective number of draws of Q, there is no lower limit.
+# If the effective number of Q's draws is smaller, there is no lower limit.
 _FEWEST_EFFECTIVE = 30.0
-# For the lower limit, the critic's exponential is clipped at this power of the number of draws times its mean.
+# For the lower limit, e^T is clipped at its mean times this power of the number of Q's draws.
 _CLIP = 0.5
 
 
@@ -51,27 +52,28 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
         \text{donsker\_varadhan:}\quad \frac1n \sum_i T(x_i) - \log \frac1m \sum_j e^{T(y_j)}, \qquad
         \text{nwj:}\quad \frac1n \sum_i T(x_i) - \frac1m \sum_j e^{T(y_j)} + 1
 
-    For a critic that does not depend on the draws, the mean of nwj is at most KL. donsker_varadhan is at least nwj, and
-    at most KL for large m; for finite m, the logarithm of a mean raises it by about :math:`\mathrm{Var}_Q(e^T) / (2 m
-    E_Q[e^T]^2)`. For a critic trained on these draws neither is a bound: use `variational_estimate` with other draws.
-    The means use the weights of the `Samples`, if any.
+    For a critic that does not depend on the draws, the expectation of nwj is at most KL. donsker_varadhan is at least
+    nwj, and for large m at most KL. For finite m, the logarithm of a mean increases it by about
+    :math:`\mathrm{Var}_Q(e^T) / (2 m E_Q[e^T]^2)`. If the critic was trained on the same draws, neither is a bound: use
+    `variational_estimate` with other draws. The means use the weights of the `Samples`, if any.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
         p: draws of P, shape (n, d).
         q: draws of Q, shape (m, d).
-        critic: T, from a tensor of shape (n, d) to one of shape (n,) or (n, 1), such as a ``torch.nn.Module``.
+        critic: the function T from a tensor of shape (n, d) to a tensor of shape (n,) or (n, 1), such as a
+            ``torch.nn.Module``.
         bound: ``"donsker_varadhan"`` or ``"nwj"``.
 
     Returns:
-        the bound in nats, a scalar in the critic's dtype; float32 at least.
+        the bound in nats, a scalar in the critic's dtype, or in float32 for dtypes of 16 bits.
 
     Raises:
         ArgumentValueError: an unknown bound, sides of unequal dimension, or a critic whose result does not fit.
 
-    Gradient:
-        flows to the critic's parameters, and to the draws. The gradient of nwj is unbiased under minibatches. The
+    Gradient: flows to the critic's parameters and to the draws. The gradient of nwj is unbiased under minibatches. The
         gradient of donsker_varadhan is biased: the softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}` divide by a
         mean over the batch, so small batches pull the critic away from the optimum. Use large batches, or nwj. Both
         gradients are finite if the bound is.
@@ -114,17 +116,20 @@ def variational_estimate(
 
     .. math:: s^2 = \frac{\mathrm{Var}_P(T)}{n} + \frac{\mathrm{Var}_Q(e^{T})}{m \, (E_Q[e^T])^2}
 
-    for donsker_varadhan; for nwj without the square of the denominator. The interval is one-sided, because the draws do
-    not show how far KL is above the critic's bound. Its lower limit uses Donsker and Varadhan's bound for a clipped
-    critic, at most :math:`\tfrac12 \log m` above the log-mean of its exponential. The clipped function is a critic too,
-    and no few draws dominate the mean of its exponential.
+    Here :math:`s^2` is the variance of the estimate for donsker_varadhan; for nwj, the second term is
+    :math:`\mathrm{Var}_Q(e^T) / m`. The interval is one-sided, because the draws do not show how far KL is above the
+    critic's bound. The lower limit is computed from Donsker and Varadhan's bound for the clipped critic
+    :math:`\min(T, \log E_Q[e^T] + \tfrac12 \log m)`. The clipped function is a critic too, and a few draws cannot
+    dominate the mean of its exponential.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
         p: new draws of P, shape (n, d), with their weights and clusters, if any.
         q: new draws of Q, shape (m, d).
-        critic: T, as for `variational_bound`. It is called without gradients; put modules into ``eval()`` first.
+        critic: the function T, as for `variational_bound`. T is called without gradients; call ``eval()`` of a module
+            first.
         bound: ``"donsker_varadhan"`` or ``"nwj"``.
         confidence: the probability that the lower limit is below KL.
         generator: not used, because the estimate is not random.
@@ -134,10 +139,9 @@ def variational_estimate(
         effective draws of Q.
 
     Raises:
-        ArgumentValueError: as `variational_bound`, and fewer than two draws of a side.
+        ArgumentValueError: as `variational_bound`, and if P or Q has fewer than two draws.
 
-    Gradient:
-        none: use `variational_bound` to train.
+    Gradient: none: use `variational_bound` for training.
 
     Example:
         >>> import torch
@@ -203,11 +207,12 @@ def variational_estimate(
 
 
 def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float) -> Tensor | None:
-    """Return a lower confidence limit of KL: the limit of the bound of a critic that is clipped where Q has few draws.
+    """Return a lower confidence limit of KL, from the bound for a clipped critic, or None for too few draws of Q.
 
-    Every function is a critic, the clipped one too, and the draws show the variance of its exponential. Each of the two
-    means gets half of the error probability and a normal limit corrected for skewness (Johnson, Modified t Tests and
-    Confidence Intervals for Asymmetrical Populations, 1978).
+    The bound is valid for every function, so also for the clipped critic, and the variance of its exponential can be
+    estimated from the draws. Each of the two means gets half of the error probability. The limit for Q's mean is normal
+    with a correction for skewness (Johnson, Modified t Tests and Confidence Intervals for Asymmetrical Populations,
+    1978).
     """
     shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
     number = effective_number(shares_q, len(q)) * q.groups / len(q)
@@ -215,7 +220,7 @@ def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float
         return None
     top = torch.logsumexp(at_q + shares_q.log(), 0) + _CLIP * math.log(number)
     clipped_p, clipped_q = at_p.clamp(max=float(top)), (at_q - top).clamp(max=0).exp()
-    quantile = standard_normal_quantile(confidence)  # two-sided: one of each side's tails
+    quantile = standard_normal_quantile(confidence)  # two-sided: each mean gets half of the error probability
     mean_p, error_p, _ = _moments(p, shares_p, clipped_p)
     mean_q, error_q, skewness = _moments(q, shares_q, clipped_q)
     upper_q = mean_q + error_q * (quantile + skewness * (1 + 2 * quantile**2) / 6)
@@ -224,7 +229,7 @@ def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float
 
 
 def _moments(side: Draws, shares: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a mean, its standard error, and the skewness of its distribution."""
+    """Return the weighted mean of the values, its standard error, and the skewness of its distribution."""
     mean = _mean(shares, values)
     terms = torch.where(shares > 0, shares * (values - mean), 0)
     if side.cluster is not None:
@@ -295,5 +300,5 @@ def _values(call: str, critic: Critic, draws: Tensor) -> Tensor:
 
 
 def _mean(shares: Tensor, values: Tensor) -> Tensor:
-    """Return the mean of values; values without a share may be infinite."""
+    """Return the weighted mean of the values; values of weight 0 may be infinite."""
     return (shares * torch.where(shares > 0, values, 0)).sum()

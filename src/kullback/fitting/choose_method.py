@@ -56,8 +56,8 @@ from kullback.representations import Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-# Another start is left out if its value is above the lowest value so far by more than this times 1 + the lowest value.
-# Each start costs a whole minimization. `tests/fitting/test_quasi_newton.py` has mixtures whose minima this must find.
+# Another start is not used if its value exceeds the lowest value so far by more than this times (1 + the lowest value),
+# because each start costs a minimization. `tests/fitting/test_quasi_newton.py` has mixtures whose minima must be found.
 _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
@@ -76,45 +76,48 @@ def fit(
     generator: torch.Generator | None = None,
     show_progress: bool = True,
 ) -> Fit:
-    r"""Fit a distribution: change its parameters until its divergence from a target is smallest.
+    r"""Fit a distribution to a target: find the parameters with the smallest divergence.
 
     .. math:: \min_\theta KL(P \| Q_\theta) \quad \text{or} \quad \min_\theta KL(Q_\theta \| P)
 
-    `KL()`, from the target to the fit, covers all of the target; `ReverseKL()` finds one of its modes. Computed in
-    float64. If the divergence has several minima, the result is the lowest one from all starts.
+    A fit with `KL()`, from the target to the fit, covers all of the target; a fit with `ReverseKL()` finds one of its
+    modes. Computations are in float64. If the divergence has several minima, the result is the lowest that the starts
+    reach.
 
     Arguments:
         q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
-            distribution (with free tensors where its transforms require a gradient), `Logits`, `LogProbs` or `Probs`.
-            Or a class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose forward
-            takes no arguments and returns the distribution: its parameters are changed in place.
-        to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
-            `Counts`; or a function from points to the logarithm of a density, up to a constant factor.
-        kind: the divergence, or its name. By default `KL()`. A log-density allows only `ReverseKL()`, its default.
+            distribution (tensors of its transforms are free if they require a gradient), `Logits`, `LogProbs` or
+            `Probs`. Or a class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose
+            forward takes no arguments and returns the distribution: its parameters are changed in place.
+        to: the target: a distribution of torch or a frozen distribution of SciPy; `Samples`; `Probs`, `Logits`,
+            `LogProbs` or `Counts`; or a function from points to the logarithm of a density, up to a constant.
+        kind: the divergence, or its name. By default `KL()`. For a log-density, only `ReverseKL()`, which is then the
+            default.
         fixed: the names of fixed parameters of q, such as ``("loc",)``, or in full
             ``("component_distribution.scale",)``.
-        method: ``"auto"`` takes the most exact available one of ``"moment_matching"``, ``"maximum_likelihood"``,
+        method: ``"auto"`` takes the most exact available method of ``"moment_matching"``, ``"maximum_likelihood"``,
             ``"em"`` and ``"quasi_newton"``; ``"stochastic"`` uses random draws, and is the last resort.
-        starts: the largest number of starts; the best result is kept. The first is yours. EM draws the others at
-            random, and by default has no others. Other fits to a mixture also start near each component, at most eight.
-        tol: the largest excess of the value over the nearest minimum, relative to 1 + its size. ``"stochastic"`` uses
-            at least 1e-6, and also stops at a gradient of 0 within its standard error.
+        starts: the largest number of starts; the best result is returned. The first start is q. EM draws other starts
+            at random, and by default uses no others. The other methods also start near each component of a target that
+            is a mixture, at most eight.
+        tol: the largest difference of the value and the nearest minimum, relative to 1 + |value|. ``"stochastic"`` uses
+            at least 1e-6, and also accepts a gradient that is 0 within its standard error.
         max_iterations: the largest number of steps.
         draws: the number of draws in each step of ``"stochastic"``.
-        generator: for random draws and starts; by default torch's own.
-        show_progress: show a bar on a terminal after a second.
+        generator: the generator of random draws and starts; by default torch's global generator.
+        show_progress: show a progress bar on a terminal after a second.
 
     Returns:
-        a `Fit`: the distribution, the value, a bound on its error, the method and the convergence. From `Samples` the
-        value is the negative log-likelihood per draw, from a log-density the negative ELBO.
+        a `Fit`: the distribution, the value, a bound on its error, the method and the convergence. For `Samples` the
+        value is the negative log-likelihood per draw, and for a log-density the negative ELBO.
 
     Raises:
-        ArgumentTypeError: q is not a family, or the target not a distribution; or draws of text, which only a
-            Categorical can be fitted to.
+        ArgumentTypeError: q is not a family, the target is not a distribution, or the target has draws of text and q is
+            not Categorical.
         ArgumentValueError: the divergence is infinite for every member of the family, no parameter is free, a start is
-            outside of its constraint, or a log-density is not finite.
+            outside its constraint, or a log-density is not finite.
         NoRuleError: no method is available for the pair.
-        FitError: the fit did not converge: its ``fit`` is the best point.
+        FitError: the fit did not converge; the attribute ``fit`` of the error is the best point.
 
     Example:
         >>> import torch
@@ -167,7 +170,7 @@ def fit(
 
 @contextmanager
 def _of_its_own_arguments() -> Generator[None]:
-    """Rename the arguments P and Q in errors: `fit` calls them `to` and `q`."""
+    """Rename the arguments p and q in errors, because `fit` calls them `to` and `q`."""
     own = {"p": "to", "p, q": "q, to", "p, q, kind": "q, to, kind"}
     try:
         yield
@@ -191,7 +194,7 @@ _ARGUMENTS = Arguments(
 
 
 def _checked(settings: FitSettings) -> FitSettings:
-    """Return the settings with plain numbers, or raise."""
+    """Return the settings, with values converted to plain numbers; raise if a value is not valid."""
     return settings._replace(**_ARGUMENTS.check(**dict(zip(settings._fields, settings, strict=True))))
 
 
@@ -214,7 +217,7 @@ def _fixed_names(fixed: Any) -> frozenset[str]:
 
 
 def _target(to: Any, q: Any) -> Any:
-    """Return the target in float64: a distribution or draws; or the user's function."""
+    """Return the target: a distribution in float64, draws, or the user's function."""
     if is_frozen(to):
         to = to_torch("fit", "to", to)
     if isinstance(to, Representation):
@@ -228,6 +231,8 @@ def _target(to: Any, q: Any) -> Any:
     if callable(to) and not isinstance(to, type | torch.nn.Module):
         return to
     wrap = "Samples(x) for draws, Probs(x), Logits(x) or Counts(x) for classes"
+    if isinstance(to, torch.nn.Module):
+        wrap = "to=lambda x: module(x) for a module that returns the log-density of a batch of points"
     raise invalid_type(
         "fit",
         "to",
@@ -238,12 +243,12 @@ def _target(to: Any, q: Any) -> Any:
 
 
 def _in_float64(owner: Any, name: str, x: Tensor) -> Tensor:
-    """Detach a parameter and convert it to float64."""
+    """Return a parameter without gradient, in float64 if it is floating-point."""
     return upcast(x.detach()) if x.is_floating_point() else x.detach()
 
 
 def _normalized(owner: Any, name: str, x: Tensor) -> Tensor:
-    """Detach a parameter and convert it to float64; normalize probabilities, whose sum in float32 is inexact."""
+    """Return a parameter without gradient, in float64; probabilities are normalized, as float32 sums are inexact."""
     x = _in_float64(owner, name, x)
     is_probs = isinstance(owner, Categorical) and name == "probs"
     return x / x.sum(-1, keepdim=True) if is_probs else x
@@ -257,7 +262,7 @@ def _as_categorical(x: Representation) -> Categorical:
 
 
 def _family_of(q: Any) -> Distribution:
-    """Return the distribution at the start."""
+    """Return the start q of the user as a distribution of torch."""
     if isinstance(q, Logits | LogProbs):
         return Categorical(logits=q.tensor.detach().movedim(q.dim, -1), validate_args=False)
     if isinstance(q, Probs):
@@ -314,9 +319,9 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 
 
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
-    """Return the answer of the first method that serves.
+    """Return the answer of the first method that applies.
 
-    `is_nearest` is the second result of `start_of`; None if the formula has not been tried.
+    `is_nearest` is the second result of `start_of`; None if no formula was tried.
     """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)
@@ -347,12 +352,15 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
 
 
 def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> MethodAnswer | None:
-    """Return the nearest member by its formula; None if there is no formula, or if another method may find more."""
+    """Return the member with the smallest divergence by a formula.
+
+    The result is None if no formula exists, or if the formula failed and another method may find an optimum.
+    """
     q, target, generator = problem.q, problem.target, problem.settings.generator
     values: Values | None = {}  # the start itself
     if is_nearest is None:
         values, is_nearest = nearest(q, target, problem.family, problem.fixed)
-    # Without finite means, the other methods find the optimum or report that there is none.
+    # If the formula fails, for example without finite means, other methods find the optimum or report that none exists.
     if values is None or not (is_nearest or isinstance(target, Samples) or problem.settings.method != "auto"):
         return None
     if not is_nearest:
@@ -377,8 +385,9 @@ def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> Me
 def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) -> tuple[Estimate, Estimate]:
     """Return the value at the start and at the nearest member.
 
-    For a family of numbers, one integral over a batch of the two takes half the time. Classes are not stacked: their
-    probabilities would be normalized again in another dtype. A user's rule may not take batches.
+    For distributions of numbers, both values come from one integral over a batch of two, which takes half the time.
+    Categorical distributions are not stacked, because their probabilities would be normalized again in another dtype.
+    Pairs with a user's own rule are not stacked, because the rule may not support batches.
     """
     q, family, objective, target = problem.q, problem.family, problem.objective, problem.target
     is_integral = isinstance(target, Distribution) and not (q.event_shape or is_categorical(q))
@@ -400,21 +409,26 @@ def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) ->
 
 
 def _by_em(problem: FitProblem) -> MethodAnswer | None:
-    """Take EM's steps from every start, and from the best of them quasi-Newton steps to the minimum."""
+    """Return the result of EM steps from every start, followed by quasi-Newton steps from the best result.
+
+    The result is None if EM does not apply.
+    """
     start = best_start(problem)
     if start is None:
         return None
     before = problem.objective.try_measure(problem.q)
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
-    # EM lowers the negative log-likelihood, which exceeds the divergence by the entropy of a target with a density.
+    # EM lowers the negative log-likelihood, which for a target P with a density is the divergence plus P's entropy.
     constant = end.history[0] - start.history[-1]
-    history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
+    history = torch.cat(
+        [before.value.detach()[None], torch.stack(start.history[:-1])[1:] + constant, end.history]
+    )
     steps = end.iterations + len(start.history) - 1
     return end._replace(method="em", history=history, iterations=steps)
 
 
 def _from_the_best(problem: FitProblem, before: Estimate, others: Iterable[Tensor]) -> MethodAnswer:
-    """Take quasi-Newton steps from the first start and from others; return the lowest end of each element."""
+    """Return the lowest result of quasi-Newton steps from q and from other starts, for each batch element."""
     objective, family = problem.objective, problem.family
     _check_finite(before.value, problem.q, objective)
     minimum = _minimized(problem, family.start())
@@ -428,7 +442,7 @@ def _from_the_best(problem: FitProblem, before: Estimate, others: Iterable[Tenso
 
 
 def _by_draws(problem: FitProblem, others: Iterable[Tensor]) -> MethodAnswer:
-    """Take stochastic steps from the first start and, except for batches, from others; return the lowest end."""
+    """Return the lowest result of stochastic steps from q and, unless q is a batch, from other starts."""
     family, lowest = problem.family, fit_by_draws(problem)
     for start in others if lowest.after.value.numel() == 1 else ():
         values = family.values(start)

@@ -1,4 +1,4 @@
-"""The start of a family that is specified by its class alone."""
+"""The start of a fit if the user passes a class of distributions instead of a member."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from kullback.samples import Samples
 
 
 def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
-    """Return the member of a class with the smallest KL(to || q) and True, or the standard member.
+    """Return the member of a class with the smallest KL(to || q) and True; else the standard member and False or None.
 
-    The standard member comes with False if the formula gives parameters outside of their range, and with None if there
-    is no formula.
+    The second result is False if the formula gives parameters outside their range, and None if there is no formula.
     """
     if not issubclass(family, Distribution):
         raise invalid_type(
@@ -39,7 +38,7 @@ def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
 
 
 def _standard(family: Any, to: Any) -> Distribution:
-    """Return the member with parameters 0, 1 or 1/2."""
+    """Return the standard member of a class, whose parameters are 0, 1, 1/2 or the family's own start."""
     accepted = inspect.signature(family.__init__).parameters
     ranges: Any = family.arg_constraints if isinstance(family.arg_constraints, dict) else {}
     own = FAMILIES[family].start if family in FAMILIES else {}

@@ -1,7 +1,7 @@
-"""Expectation-maximization for mixtures, from draws or from the nodes of a quadrature of the target's density.
+"""Expectation-maximization for mixtures, from draws or from quadrature nodes of the target's density.
 
-With fixed responsibilities :math:`r_k(x)`, KL(P || Q) splits into a fit of each component to :math:`p r_k`. This has a
-closed form if the components are an exponential family. Every step lowers the divergence.
+With fixed responsibilities :math:`r_k(x)`, the minimization of KL(P || Q) splits into a fit of each component to
+:math:`p r_k`. The fit has a closed form if the components are an exponential family. Every step lowers the divergence.
 
 Maximum Likelihood from Incomplete Data via the EM Algorithm (Dempster, Laird and Rubin, 1977); k-means++: The
 Advantages of Careful Seeding (Arthur and Vassilvitskii, 2007)
@@ -33,25 +33,26 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import density_of
 from kullback.samples import Samples
 
-# The largest number of EM steps, whose convergence is linear. Quasi-Newton steps follow, so it only limits the time.
+# The largest number of EM steps. EM converges linearly and quasi-Newton steps follow, so this limits only the time.
 _MOST_STEPS = 500
-# EM stops when a step lowers the value by less than this times 1 + the value; quasi-Newton steps do the rest.
-# `benchmarks/bench_fit.py` measures both together.
+# EM stops if a step lowers the value by less than this times (1 + |value|), and quasi-Newton steps follow.
+# `benchmarks/bench_fit.py` measures the time of both together.
 _GAIN = 1e-7
-# A component narrower than this share of the data's spread has shrunk to one draw, where the likelihood has no maximum.
+# A component whose scale is below this fraction of the data's standard deviation has collapsed to one draw, where the
+# likelihood is unbounded.
 _COLLAPSED = 1e-6
 _MIXING, _PART = "mixture_distribution.", "component_distribution."
 
 
 class MixtureStart(NamedTuple):
-    """The parameters after EM, and the values at each step."""
+    """The parameters after EM, and the negative log-likelihood at each step."""
 
     values: dict[str, Tensor]
     history: list[Tensor]
 
 
 def best_start(problem: FitProblem) -> MixtureStart | None:
-    """Return EM's result for a mixture from the best of several starts; None if components have no closed form."""
+    """Return EM's best result from several starts; None if the fit of a component has no closed form."""
     q, family, settings = cast("MixtureSameFamily", problem.q), problem.family, problem.settings
     data = _data(problem.target)
     if q.batch_shape or data is None or not _serves(q, data, family):
@@ -79,7 +80,7 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
 
 
 def _data(target: Any) -> Samples | None:
-    """Return weighted draws for the target: its own, or the nodes of a quadrature."""
+    """Return weighted points for the target: its draws, or quadrature nodes of its density; None without either."""
     if isinstance(target, Samples):
         return target
     if not isinstance(target, Distribution) or target.event_shape or target.batch_shape:
@@ -103,7 +104,10 @@ def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
 def _maximized(
     q: MixtureSameFamily, data: Samples, weights: Tensor, family: Family
 ) -> dict[str, Tensor] | None:
-    """Return the free parameters of the components nearest to weighted data, with weights of shape (n, components)."""
+    """Return the free parameters of the components with the largest weighted likelihood; None without a closed form.
+
+    `weights` are the weights of the draws for each component, shape (n, components).
+    """
     part: Any = q.component_distribution
     fixed = frozenset(name.rpartition(".")[2] for name in family.constant)
     x = upcast(data.tensor)
@@ -157,7 +161,7 @@ def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStar
 
 
 def _spread(data: Samples) -> Tensor:
-    """Return the standard deviation of each component of the data."""
+    """Return the standard deviation of the data in each dimension."""
     x, weights = upcast(data.tensor), normalized_weights(data)
     d = x - torch.tensordot(weights, x, 1)
     return torch.tensordot(weights, d * d, 1).sqrt().clamp(min=1e-300)
@@ -175,7 +179,7 @@ def _has_collapsed(parts: dict[str, Tensor], mass: Tensor, spread: Tensor) -> bo
 def _random_start(
     q: MixtureSameFamily, data: Samples, family: Family, generator: torch.Generator | None
 ) -> dict[str, Tensor]:
-    """Return the components of clusters around points drawn from the data, each far from those before."""
+    """Return the parameters of a mixture of k-means++ clusters: each center is drawn far from the centers before it."""
     x, weights = upcast(data.tensor), normalized_weights(data)
     count = q.mixture_distribution.param_shape[-1]
     z = x / _spread(data)
@@ -188,7 +192,7 @@ def _random_start(
         owner = torch.where(to_this < distance, k, owner)
         distance = torch.minimum(distance, to_this)
     r = torch.nn.functional.one_hot(owner, count) * weights.unsqueeze(-1)
-    # A tenth of each component is the whole data, so that none starts as a single point.
+    # A tenth of each component's weight is spread over all data, so that no component starts at a single point.
     r = 0.9 * r + 0.1 * r.sum(-1, keepdim=True) / count
     mass = r.sum(0)
     parts = _maximized(q, data, r / mass, family) or {}
@@ -197,6 +201,6 @@ def _random_start(
 
 
 def _mixing(mass: Tensor, family: Family) -> dict[str, Tensor]:
-    """Return the free parameters of the mixing distribution for these masses of the components."""
+    """Return the free parameters of the mixing distribution from the masses of the components."""
     names = [name for name in family.free if name.startswith(_MIXING)]
     return {name: safe_log(mass) if name.endswith("logits") else mass / mass.sum() for name in names}

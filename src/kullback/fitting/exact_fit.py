@@ -1,8 +1,9 @@
-r"""The nearest member of an exponential family in closed form: of numbers, classes, vectors and matrices.
+r"""The member of an exponential family with the smallest KL(P || Q), in closed form.
 
-The nearest member in KL(P || Q) has statistics with the same means as under P:
+Under this member, the sufficient statistics have the same means as under P:
 :math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters, and its
-derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 there.
+derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 at the minimum. The module has formulas for families of numbers, classes,
+vectors and matrices.
 
 Information Theory and Statistics (Kullback, 1959), chapter 3; Estimating a Dirichlet distribution (Minka, 2000)
 """
@@ -47,14 +48,14 @@ from kullback.samples import Samples
 def nearest(
     q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]
 ) -> tuple[Parameters | None, bool]:
-    """Return the free parameters with the smallest KL(to || q), and whether they are in their ranges.
+    """Return the free parameters with the smallest KL(to || q), and whether the parameters are in their ranges.
 
-    They are in float64, rounded to the dtype of the start; None if there is no formula.
+    The parameters are float64 tensors with values rounded to the dtype of the start; None if there is no formula.
 
     Arguments:
-        q: the start, of the batch's shape, in float64.
-        to: the target, likewise.
-        family: q's parameters.
+        q: the start, in float64, with the batch shape of the fit.
+        to: the target, in float64.
+        family: the free and fixed parameters of q.
         fixed: the names of fixed parameters.
     """
     parameters = _parameters(q, to, fixed)
@@ -71,7 +72,7 @@ def nearest(
 
 
 def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """Round an end of a support, the lower (-1) or the upper (1), outwards, so that the target stays inside."""
+    """Return an end of a support rounded outwards, so that the target stays inside; `side` is -1 for the lower end."""
     rounded = x.to(dtype)
     further = torch.nextafter(rounded, torch.full_like(rounded, side * torch.inf))
     return torch.where(side * (rounded.to(x.dtype) - x) < 0, further, rounded).to(x.dtype)
@@ -80,7 +81,7 @@ def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
 def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
     for part in parts_of(to) if isinstance(to, Distribution) else ():
         if part.event_shape and overrides_density(part):
-            return None  # the formulas below are those of the family
+            return None  # the formulas below assume the density of torch's class
     for families, rule in _RULES:
         if isinstance(q, families):
             return rule(q, to, fixed)
@@ -91,7 +92,7 @@ def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[st
 
 
 def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
-    """Return the parameters of a family of numbers, in the same form as q's."""
+    """Return the matched parameters of a family of numbers, as probs or logits like the parameters of q."""
     start = {
         name: upcast(tensor_of(getattr(q, name))).expand(q.batch_shape)
         for name in q.arg_constraints
@@ -111,7 +112,7 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
 def _matched(
     family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
-    """Return the parameters with which the statistics of a family of numbers have the target's means."""
+    """Return the parameters that give the sufficient statistics of a family of numbers the target's means."""
     record = FAMILIES.get(family)
     if record is None or record.match is None or (target.has_integers and not record.has_integers):
         return None
@@ -120,7 +121,7 @@ def _matched(
 
 
 def normalized_weights(draws: Samples) -> Tensor:
-    """Return the weights of draws, in float64, with sum 1."""
+    """Return the weights of draws in float64, normalized to the sum 1."""
     return shares_of(draws, torch.empty(0, dtype=torch.float64, device="cpu"))
 
 
@@ -148,7 +149,7 @@ def _classes(
 
 
 def _shares(draws: Samples, count: int, *, one_hot: bool) -> Tensor | None:
-    """Return the share of each class in draws of classes; None if the draws are others."""
+    """Return the relative frequency of each class in draws; None if the draws are not classes."""
     weights, size = normalized_weights(draws), draws.tensor.shape[-1]
     if one_hot:
         return torch.tensordot(weights, upcast(draws.tensor), 1) if size == count else None
@@ -167,7 +168,7 @@ def _multinomial(q: Multinomial, to: Distribution | Samples, fixed: frozenset[st
 
 
 def _probabilities(d: Distribution) -> Tensor | None:
-    """Return the probabilities of classes; for a mixture, the weighted means of its components' probabilities."""
+    """Return the probabilities of classes; for a mixture, the weighted means of the components' probabilities."""
     part = categorical_of(d)
     if part is not None:
         return upcast(part.logits).softmax(-1) if given_logits(part) else upcast(part.probs)
@@ -175,7 +176,10 @@ def _probabilities(d: Distribution) -> Tensor | None:
 
 
 def _mean_of_components(of: Callable[[Distribution], Tensor | None], d: Distribution) -> Tensor | None:
-    """Return the weighted mean of a vector of each component of a mixture; None for other distributions."""
+    """Return the weighted mean of the vectors `of(component)` over the components of a mixture.
+
+    The result is None for other distributions, or if `of` returns None.
+    """
     if not isinstance(d, MixtureSameFamily) or (vectors := of(d.component_distribution)) is None:
         return None
     return (torch.exp(log_weights_of(d)).unsqueeze(-1) * vectors).sum(-2)
@@ -206,7 +210,7 @@ def _mean_logs(to: Distribution | Samples) -> Tensor | None:
 def _mean_and_covariance(
     to: Distribution | Samples, about: Tensor | None = None
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the mean, and the second moments about it or about another point."""
+    """Return the mean and the covariance matrix, or the mean and the second moments about the point `about`."""
     if isinstance(to, Samples):
         x, weights = upcast(to.tensor), normalized_weights(to)
         mean = torch.tensordot(weights, x, 1)
@@ -271,7 +275,7 @@ def _independent(q: Any, to: Distribution | Samples, fixed: frozenset[str]) -> P
 
 
 def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
-    """Match E[X] = df V, and E[log det X] = psi_d(df / 2) + d log 2 + log det V."""
+    """Return df and V with E[X] = df V and E[log det X] = psi_d(df / 2) + d log 2 + log det V."""
     means = _matrix_means(to)
     if means is None:
         return None
@@ -299,7 +303,7 @@ def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> P
 
 
 def _digamma(a: Tensor, d: int) -> Tensor:
-    """Return the derivative of the logarithm of the gamma function of d dimensions, up to a constant."""
+    """Return psi_d(a), the derivative of the logarithm of the d-dimensional gamma function."""
     steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
     return digamma(a.unsqueeze(-1) - steps).sum(-1)
 
@@ -310,7 +314,7 @@ def _log_det(root: Tensor) -> Tensor:
 
 
 def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
-    """Return E[X] and E[log det X]."""
+    """Return E[X] and E[log det X] of a Wishart or of a mixture of them; None for other targets."""
     if isinstance(to, Wishart):
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)
@@ -324,7 +328,7 @@ def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
     return (weights[..., None, None] * matrices).sum(-3), (weights * log_dets).sum(-1)
 
 
-# The formula of each family that is not one of numbers.
+# The formulas of the families of classes, vectors and matrices.
 _RULES: tuple[tuple[Any, Any], ...] = (
     ((Categorical, OneHotCategorical), _classes),
     (Multinomial, _multinomial),

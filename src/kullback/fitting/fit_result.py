@@ -20,26 +20,25 @@ if TYPE_CHECKING:
 class Fit(Shown):
     """A distribution fitted by `kullback.fit`, with its divergence from the target.
 
-    ``print`` shows a table, and so does a notebook; `plot` draws target, fit and history.
+    ``print`` and notebooks show a table; `plot` draws the target, the fit and the history.
 
     Attributes:
         distribution: the fitted distribution, in the dtype of the start and without gradient.
-        value: the minimized `quantity` at the fit, one for each element of the batch. In nats, unless `kind` has no
-            logarithm.
+        value: the minimized `quantity` at the fit, of the batch shape. In nats, unless `kind` has no logarithm.
         error: a bound on the error of `value`, of the same shape; None for a value from draws.
-        before: the same quantity at the start.
+        before: the `quantity` at the start.
         before_error: a bound on the error of `before`; None for a value from draws.
         method: ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``, ``"quasi_newton"`` or ``"stochastic"``.
-        converged: the elements that met the criterion.
-        iterations: the number of steps of each element; 0 for formulas.
-        history: the value after every step, shape (steps + 1, batch).
-        above: an estimate of the excess of `value` over the nearest minimum: half of g' H^-1 g. 0 for formulas.
-        gradient_norm: the norm of the gradient at the fit by the unconstrained parameters. 0 for formulas.
+        converged: whether each batch element met the convergence criterion.
+        iterations: the number of steps of each batch element; 0 for closed forms.
+        history: the value before the first step and after every step, shape (steps + 1, ...).
+        above: an estimate of the difference of `value` and the nearest minimum: half of g' H^-1 g. 0 for closed forms.
+        gradient_norm: the norm of the gradient by the unconstrained parameters at the fit. 0 for closed forms.
         kind: the divergence.
         quantity: ``"KL(to || q)"``, ``"KL(q || to)"``, ``"negative log-likelihood per draw"``, ``"negative ELBO"`` ...
-        standard_error: the standard error of a `value` that is a mean over draws; otherwise None.
-        notes: notes about this fit, one sentence each.
-        seconds: the time of the fit.
+        standard_error: the standard error of `value` if it is a mean over draws; otherwise None.
+        notes: notes about this fit.
+        seconds: the duration of the fit in seconds.
         start: the distribution at the start.
         to: the target.
 
@@ -78,10 +77,12 @@ class Fit(Shown):
         return f"Fit({name}, {self.quantity}={size}, by {self.method}{after})"
 
     def plot(self) -> Figure:
-        """Draw the target and the fit, in one or two dimensions, and the history; of the batch its first element.
+        """Return a figure of the target and the fit, in one or two dimensions, and of the history.
+
+        The figure shows the first element of a batch.
 
         Returns:
-            a figure of matplotlib, which ``savefig`` writes.
+            a figure of matplotlib; its method ``savefig`` writes a file.
 
         Raises:
             OptionalDependencyError: matplotlib is not installed.
@@ -90,7 +91,7 @@ class Fit(Shown):
 
 
 class FitError(ConvergenceError):
-    """A fit that did not converge; `fit` is the best point.
+    """The error for a fit that did not converge; its attribute `fit` is the `Fit` at the best point.
 
     Example:
         >>> from torch.distributions import Laplace, Normal

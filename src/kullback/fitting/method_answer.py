@@ -18,7 +18,7 @@ from kullback.results.estimate import Estimate
 
 
 class FitSettings(NamedTuple):
-    """The options of a fit."""
+    """The options of a fit; see `kullback.fit`."""
 
     method: str
     starts: int | None
@@ -33,11 +33,11 @@ class FitProblem(NamedTuple):
     """A family, its target and the options.
 
     Attributes:
-        q: the start, of the batch's shape, in float64.
-        target: the target, likewise.
-        objective: the function of q that is smallest at the fit.
+        q: the start, in float64, with the batch shape of the fit.
+        target: the target: a distribution in float64, draws, or a log-density.
+        objective: the function of q that the fit minimizes.
         kind: the divergence.
-        family: q's parameters.
+        family: the free and fixed parameters of q.
         fixed: the names of fixed parameters.
         settings: the options.
     """
@@ -52,7 +52,7 @@ class FitProblem(NamedTuple):
 
 
 class MethodAnswer(NamedTuple):
-    """The result of a method."""
+    """The result of a method; `Fit` describes its fields."""
 
     distribution: Any
     start: Any
@@ -68,7 +68,7 @@ class MethodAnswer(NamedTuple):
 
 
 def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
-    """Take quasi-Newton steps from a start."""
+    """Return the minimum of a function by quasi-Newton steps from a start."""
     with progress_bar("steps", show=settings.show_progress) as update:
         return minimize(
             value_and_gradient(function),
@@ -82,7 +82,7 @@ def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: Fit
 def as_answer(
     distribution: Any, q: Any, before: Estimate, after: Estimate, minimum: Minimum, shape: torch.Size
 ) -> MethodAnswer:
-    """Return the end of quasi-Newton steps with its criterion: the distance to the minimum, and the value's error."""
+    """Return a minimum as a `MethodAnswer`; it counts as converged if `above` and the error of the value are small."""
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
     )
@@ -96,7 +96,7 @@ def as_answer(
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function of vectors that also gives the gradient of each element by its own vector."""
+    """Return a function that also returns the gradient of each value by its own row of the argument."""
 
     def both(u: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

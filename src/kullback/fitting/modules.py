@@ -1,4 +1,4 @@
-"""Fits of modules: every parameter that requires a gradient is free, and is set to its best value."""
+"""Fits of an `nn.Module`: every parameter that requires a gradient is free, and is set to its best value."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from kullback.fitting.optimize import Minimum
 from kullback.fitting.stochastic import descend
 from kullback.pairs.clone import upcast_copy
 
-# The largest number of parameters for a dense inverse Hessian; its memory and time grow with the square of the number.
+# The largest number of parameters for a dense inverse Hessian, because its memory and time grow with the square.
 _MOST_DENSE = 500
 
 
 def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSettings) -> MethodAnswer:
-    """Fit the parameters of a module whose forward returns the distribution; values of a batch are summed."""
+    """Fit the parameters of a module in place. Its forward returns the distribution; values of a batch are summed."""
     double = copy.deepcopy(module).double()
     free = {name: x.detach() for name, x in double.named_parameters() if x.requires_grad}
     if not free:
@@ -90,7 +90,7 @@ def _summed(estimate: Any) -> Any:
 
 
 def _limited_memory(values: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
-    """Minimize over many numbers by torch's L-BFGS, with a criterion on the gradient alone."""
+    """Return the minimum over many parameters by torch's L-BFGS; the gradient alone decides the convergence."""
     function, u = value_and_gradient(values), start.clone()
     optimizer = torch.optim.LBFGS(
         [u], max_iter=1, tolerance_grad=0, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"

@@ -23,16 +23,17 @@ from kullback.representations import Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-# The number of draws for a value without a deterministic rule: its standard error is 0.7 % of the spread of log ratios.
+# The number of draws for a value without a deterministic rule; the standard error of the value is 0.7 % of the standard
+# deviation of log(p / q).
 _DRAWS = 20_000
-# The farthest point at which a log-density is evaluated: its square is still a float64.
+# The farthest point at which a log-density is evaluated: its square does not overflow.
 _FARTHEST = 1e150
 
 LogDensity = Callable[[Tensor], Tensor]
 
 
 class Objective(ABC):
-    """A function of the fitted distribution, with one value for each element of the batch."""
+    """A function of a distribution that a fit minimizes, with one value for each batch element."""
 
     quantity: str
 
@@ -41,15 +42,15 @@ class Objective(ABC):
         """Return the value at a distribution, with its error.
 
         Raises:
-            NoRuleError: there is no deterministic rule for it.
+            NoRuleError: no deterministic rule computes the value.
         """
 
     def measure_or_draw(self, q: Distribution, generator: torch.Generator | None) -> Estimate:
-        """Return the value, from draws if there is no deterministic rule."""
+        """Return the value at a distribution, from draws if no deterministic rule computes it."""
         return self.try_measure(q)
 
     def measure_for(self, method: str, q: Distribution) -> Estimate | None:
-        """Return the value from which quasi-Newton steps start; None if another method has to serve."""
+        """Return the value at the start of quasi-Newton steps; None if these are impossible or not wanted."""
         if method not in ("auto", "quasi_newton"):
             return None
         try:
@@ -60,7 +61,7 @@ class Objective(ABC):
             raise
 
     def try_measure(self, q: Distribution) -> Estimate:
-        """Return the value, also if it is less exact than required; a value without any digits becomes infinite."""
+        """Return the value even if its error exceeds the tolerance; a value without correct digits becomes infinite."""
         try:
             return self.measure(q)
         except ConvergenceError as short:
@@ -72,7 +73,7 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class DivergenceObjective(Objective):
-    """The divergence `kind` from the target to the distribution."""
+    """The divergence `kind` from the target `to` to the fitted distribution."""
 
     to: Distribution
     kind: Divergence
@@ -97,7 +98,7 @@ class DivergenceObjective(Objective):
 
 @dataclass(frozen=True)
 class LikelihoodObjective(Objective):
-    """The mean of -log q over draws: KL(P || Q) up to the entropy of P, which is the same for every Q."""
+    """The mean of -log q over draws, which estimates KL(P || Q) plus the entropy of P."""
 
     draws: Samples
     quantity: str = "negative log-likelihood per draw"
@@ -113,7 +114,7 @@ class LikelihoodObjective(Objective):
         return Estimate(value, error, "summation", standard_error=standard_error)
 
     def _standard_error(self, weights: Tensor, d: Tensor) -> Tensor:
-        """Return the standard error of the weighted mean of d over the draws, or over their clusters."""
+        """Return the standard error of the weighted mean of d over the draws; draws of a cluster may be dependent."""
         used = weights > 0
         cluster = None if self.draws.cluster is None else self.draws.cluster[used]
         terms = (weights[used] * torch.where(d.isfinite(), d, 0)[used].movedim(0, -1)).reshape(
@@ -124,7 +125,7 @@ class LikelihoodObjective(Objective):
 
 
 def is_categorical(q: object) -> bool:
-    """Return whether a distribution, or a class of them, gives the index of a class; it can be fitted to text."""
+    """Return whether a distribution, or a class of distributions, is Categorical and can be fitted to text."""
     if isinstance(q, MixtureSameFamily):
         return is_categorical(q.component_distribution)
     return isinstance(q, Categorical | Representation) or (isinstance(q, type) and issubclass(q, Categorical))
@@ -146,7 +147,7 @@ def _refuse_text(q: Distribution, draws: Samples) -> None:
 
 
 def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
-    """Return the log-densities at draws, shape (n, batch); -inf outside the support."""
+    """Return the log-densities of q at draws, shape (n, ...); -inf outside q's support."""
     _refuse_text(q, draws)
     x = draws.tensor
     size = x.shape[-1]
@@ -171,7 +172,7 @@ def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
         inside = q.support.check(at)  # pyright: ignore[reportOptionalMemberAccess]
     except NotImplementedError:
         inside = torch.ones(shape[: len(shape) - len(q.event_shape)], dtype=torch.bool, device="cpu")
-    if isinstance(q, Uniform):  # whose density in torch is 0 at the upper end
+    if isinstance(q, Uniform):  # in torch, its density at the upper end is 0
         at = torch.where(at == q.high, q.low.to(at.dtype), at)
     if bool(inside.all()):
         return upcast(q.log_prob(at))
@@ -182,7 +183,7 @@ def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
 
 @dataclass(frozen=True)
 class _Unnormalized(Density):
-    """A log-density known up to a constant, on the whole line."""
+    """A log-density on the real line that is known up to a constant."""
 
     function: LogDensity
 
@@ -193,7 +194,7 @@ class _Unnormalized(Density):
         return False
 
     def log_density(self, at: Points) -> Tensor:
-        # Rounding can put a point onto an end of the support, or so far out that the user's formula gives NaN.
+        # By rounding, a point may be at an end of the support, or so far out that the user's formula returns NaN.
         x = at.x.clamp(-_FARTHEST, _FARTHEST)
         if at.low is not None:
             x = torch.maximum(x, torch.nextafter(at.low, torch.full_like(at.low, torch.inf)).detach())
@@ -211,7 +212,10 @@ class _Unnormalized(Density):
 
 @dataclass(frozen=True)
 class ElboObjective(Objective):
-    """E_q[log q - log density], the negative evidence lower bound: KL(q || to) less the logarithm of to's mass."""
+    """E_q[log q - log f] for an unnormalized density f, the negative evidence lower bound.
+
+    The value is KL(q || to) minus the logarithm of the integral of f.
+    """
 
     function: LogDensity
     quantity: str = "negative ELBO"
@@ -255,7 +259,7 @@ class ElboObjective(Objective):
         return Estimate(value, 1e-14 * (1 + terms.detach().abs().sum(0)), "summation")
 
     def checked(self, x: Tensor) -> Tensor:
-        """Return the log-density; raise if it is NaN or +inf."""
+        """Return the user's log-density at points x; raise if a value is NaN or +inf."""
         log_p: Any = self.function(x)
         if not isinstance(log_p, Tensor):
             raise invalid_type(

@@ -1,8 +1,8 @@
-"""Minimization of a smooth function for every element of a batch: each takes its own steps, and stops on its own.
+"""Minimization of a smooth function for every element of a batch; the elements take and end their steps independently.
 
 The first steps are quasi-Newton steps with a line search for the weak Wolfe conditions. Newton steps follow, with the
-Hessian from differences of gradients. Their decrement :math:`g^T H^{-1} g / 2` estimates how far the value is above the
-minimum.
+Hessian from differences of gradients. Their decrement :math:`g^T H^{-1} g / 2` estimates the difference of the value
+and the minimum.
 
 Numerical Optimization, chapters 3 and 6 (Nocedal and Wright, 2006); Nonsmooth Optimization via Quasi-Newton Methods
 (Lewis and Overton, 2013)
@@ -16,31 +16,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The conditions of Armijo and of Wolfe, with the numbers for quasi-Newton steps in Numerical Optimization (Nocedal and
-# Wright, 2006), section 3.1.
+# The constants in the conditions of Armijo and Wolfe, from Numerical Optimization (Nocedal and Wright, 2006), section
+# 3.1, for quasi-Newton steps.
 _DECREASE, _CURVATURE = 1e-4, 0.9
-# The largest number of points of a line search; halving 40 times reaches float64's rounding.
+# The largest number of points in a line search. 40 halvings of an interval reach float64's rounding.
 _TRIALS = 40
-# The largest number of parameters for a Hessian from differences of gradients, which takes two gradients for each.
+# The largest number of parameters for a Hessian from differences of gradients: each parameter needs two gradients.
 _MOST_DIFFERENCES = 40
-# The step of these differences. Gradients have about twelve digits, so it is near the best step, their error to 1/3.
+# The step of these differences. The best step is the cube root of the gradients' relative error, which is about 1e-12.
 _DIFFERENCE = 1e-4
-# Newton steps converge quadratically, so few are needed from where quasi-Newton steps stop.
+# Newton steps converge quadratically, so few steps are needed after the quasi-Newton steps.
 _NEWTON_STEPS = 6
 # After a Newton step shorter than this, the Hessian is not recomputed.
 _NEAR = 1e-3
-# A point is not a minimum if an eigenvalue of the Hessian is below 0 by more than this share of the largest. With
-# differences of gradients, the error of an eigenvalue is about 1e-8 of the largest.
+# A point is a saddle point if an eigenvalue of the Hessian is below -_SADDLE times the largest absolute eigenvalue. By
+# differences of gradients, an eigenvalue has an error of about 1e-8 times the largest.
 _SADDLE = 1e-5
-# An eigenvalue below this share of the largest is rounding error, and its direction counts as flat.
+# An eigenvalue below this fraction of the largest is rounding error, and its eigenvector counts as a flat direction.
 _FLAT = 1e-9
 
-# Returns the values of shape (elements,) and the gradients of shape (elements, numbers).
+# A function of u that returns the values, shape (elements,), and the gradients, shape (elements, parameters).
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Minimum(NamedTuple):
-    """The end of each element: `above` estimates the distance of its value from the minimum."""
+    """The final point of each batch element; `above` estimates the difference of the value and the minimum."""
 
     u: Tensor
     value: Tensor
@@ -52,7 +52,7 @@ class Minimum(NamedTuple):
 
 
 def lower_of(first: Minimum, other: Minimum, tol: float) -> Minimum:
-    """Return the lower end of each element: the other one if it converged and is lower by more than `tol`."""
+    """Return for each element the point of `other` if it converged and is lower by more than `tol`, else of `first`."""
     better = other.converged & (other.value < first.value - tol * (1 + first.value.abs()))
     steps = max(len(first.history), len(other.history))
     padded = [[*x.history, *[x.history[-1]] * (steps - len(x.history))] for x in (first, other)]
@@ -75,14 +75,14 @@ def minimize(
     max_iterations: int,
     update: Callable[[int, int | None], None] | None = None,
 ) -> Minimum:
-    """Minimize a function of each element's vector from a start.
+    """Return the minimum of a function of each batch element's vector, from a start.
 
     Arguments:
         function: returns the values and gradients of all elements; a value may be infinite, except at the start.
-        u: the start, shape (elements, numbers).
-        tol: the largest distance of a value from the minimum.
+        u: the start, shape (elements, parameters).
+        tol: the largest difference of a value and the minimum, relative to 1 + |value|.
         max_iterations: the largest number of steps of an element.
-        update: gets the number of finished steps and of all.
+        update: a callback for the progress, which gets the number of finished steps and the total or None.
     """
     f, g = function(u)
     history = [f]
@@ -98,7 +98,7 @@ def minimize(
         u, f, g, above, polished = _polished(function, u, f, g, above)
         iterations = iterations + polished
         history.append(f)
-        # Continue after a saddle point, or if rounding ended the steps too early.
+        # More steps follow from a saddle point, or if rounding ended the quasi-Newton steps too early.
         short = above > tol * (1 + f.abs())
         if not bool((short & (more + polished > 0)).any()):
             break
@@ -116,7 +116,10 @@ def _descended(
     history: list[Tensor],
     update: Callable[[int, int | None], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take quasi-Newton steps; return their ends, the distances from the minimum, and the numbers of steps."""
+    """Take quasi-Newton steps from u.
+
+    Return the final points, values and gradients, the estimated distances from the minimum, and the numbers of steps.
+    """
     elements, size = u.shape
     identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
     inverse = identity.clone()
@@ -135,7 +138,7 @@ def _descended(
         active = active & worthwhile & (g.abs().amax(-1) > 0)
         if not bool(active.any()):
             break
-        # The first step is no longer than 1, in logarithms of scales.
+        # The length of the first step is at most 1: parameters such as logarithms of scales change by at most 1.
         length = direction.norm(dim=-1)
         first = torch.where(scaled, 1.0, 1 / length.clamp(min=1))
         t, new_f, new_g = _line_search(function, u, f, g, direction, derivative, first, active)
@@ -145,7 +148,7 @@ def _descended(
         inverse, scaled = _updated(inverse, identity, s, y, scaled)
         u, f, g = u + s, torch.where(moved, new_f, f), torch.where(moved[:, None], new_g, g)
         taken = taken + moved
-        active = moved  # without a lower value, the rest is rounding
+        active = moved  # if no step lowers the value, only rounding error is left
         history.append(f)
         if update:
             update(len(history), None)
@@ -163,7 +166,10 @@ def _line_search(
     t: Tensor,
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return steps that meet the weak Wolfe conditions, 0 if none lowers the value, with their values."""
+    """Return step lengths that meet the weak Wolfe conditions, 0 if no step lowers the value.
+
+    The second and third result are the values and gradients after the steps.
+    """
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g
     searching = active
@@ -173,7 +179,7 @@ def _line_search(
         new_g = new_g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         enough = new_f <= f + _DECREASE * t * derivative
         new_derivative = (new_g * direction).sum(-1)
-        # If values differ only by rounding, the gradient decides.
+        # If two values differ only by rounding, the smaller directional derivative is better.
         close = (new_f - f).abs() <= 1e-14 * (1 + f.abs())
         enough = enough | (close & (new_derivative.abs() < derivative.abs()))
         better = searching & enough & ((new_f <= best_f) | close)
@@ -194,7 +200,7 @@ def _line_search(
 def _updated(
     inverse: Tensor, identity: Tensor, s: Tensor, y: Tensor, scaled: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the inverse Hessian of Broyden, Fletcher, Goldfarb and Shanno after a step."""
+    """Return the updated BFGS approximation of the inverse Hessian after a step s, and whether it was ever scaled."""
     sy, yy = (s * y).sum(-1), (y * y).sum(-1)
     good = sy > 1e-12 * (s.norm(dim=-1) * y.norm(dim=-1)).clamp(min=1e-300)
     fresh = good & ~scaled
@@ -208,7 +214,10 @@ def _updated(
 def _polished(
     function: Function, u: Tensor, f: Tensor, g: Tensor, above: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take Newton steps while they lower the value or the gradient; return the distances from the minimum."""
+    """Take Newton steps from u while they lower the value or the norm of the gradient.
+
+    Return the final points, values and gradients, the estimated distances from the minimum, and the numbers of steps.
+    """
     more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
     values, vectors = torch.linalg.eigh(_hessian(function, u))
     for _ in range(_NEWTON_STEPS):
@@ -218,7 +227,7 @@ def _polished(
         flat = values.abs() < _FLAT * largest
         scale = torch.where(flat, largest, values.abs())
         newton = -(vectors @ torch.where(flat, 0, along / scale).unsqueeze(-1)).squeeze(-1)
-        # Along a flat direction the value may still fall: the gain of a unit step counts.
+        # Along a flat direction, the value may still fall: `above` includes a millionth of the fall by a unit step.
         above = (torch.where(flat, 2 * along.abs() * 1e-6, along**2 / scale)).sum(-1) / 2
         downhill = vectors[..., 0] * torch.where(along[..., :1] > 0, -1.0, 1.0)
         newton = torch.where(is_saddle[:, None], newton + 0.1 * downhill, newton)

@@ -1,4 +1,4 @@
-"""Other starts of a fit to a mixture, whose divergence may have a minimum near each component."""
+"""Additional starts for a fit to a target that is a mixture: the divergence may have a minimum near each component."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kullback.fitting.method_answer import FitProblem
 from kullback.fitting.unconstrained import Family, Values, read_family
 from kullback.pairs.sampling.generator import DrawsFrom
 
-# The largest number of components near which a fit starts; each start costs a whole minimization.
+# The largest number of components near which a fit starts, because each start costs a minimization.
 _MOST_COMPONENTS = 8
-# The number of draws that give the quartiles of components without moments, an odd number so that the median is a draw;
-# and the interquartile range of the standard normal distribution.
+# _DRAWS draws give the quartiles of components without moments; the number is odd, so that the median is a draw.
+# _RANGE_OF_QUARTILES is the interquartile range of the standard normal distribution.
 _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
 def other_starts(problem: FitProblem) -> Iterator[Tensor]:
-    """Yield unconstrained numbers near each component of a target that is a mixture, the heaviest first."""
+    """Yield a start, in unconstrained parameters, for each component of a mixture target, by decreasing weight."""
     target, family = problem.target, problem.family
     if not isinstance(target, MixtureSameFamily):
         return
@@ -41,7 +41,7 @@ def other_starts(problem: FitProblem) -> Iterator[Tensor]:
 
 
 def _own(components: Distribution, k: int, family: Family) -> Values | None:
-    """Return the parameters of one component of q's class; None if they have other names or shapes."""
+    """Return the parameters of component k, whose class is q's class; None if names or shapes differ from q's."""
     leaves, axis = read_family(components, frozenset()).free, len(components.batch_shape) - 1
     values: dict[str, Tensor] = {}
     for name, leaf in family.free.items():
@@ -55,7 +55,10 @@ def _own(components: Distribution, k: int, family: Family) -> Values | None:
 
 
 def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
-    """Return means and standard deviations; without moments, from the quartiles of draws of a normal distribution."""
+    """Return the components' means and standard deviations.
+
+    Without finite moments, the result has the mean and deviation of a normal distribution with the quartiles of draws.
+    """
     with suppress(NotImplementedError):
         mean, scale = components.mean, components.variance.sqrt()
         if bool((mean + scale).isfinite().all()):
@@ -67,7 +70,7 @@ def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
 
 
 def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int) -> Distribution:
-    """Return the normal distribution with the moments of one component."""
+    """Return the normal distribution with the moments of component k."""
     if moments is None:
         return MultivariateNormal(
             components.loc[..., k, :], scale_tril=components.scale_tril[..., k, :, :], validate_args=False
@@ -79,7 +82,10 @@ def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int)
 
 
 def _values(problem: FitProblem, near: Any) -> Values | None:
-    """Return the parameters of the member nearest to a distribution, or q's with its mean and deviation."""
+    """Return the parameters of q's family nearest to the distribution `near`.
+
+    Without a formula, these are q's parameters with the mean of `near` as loc and its deviation as scale.
+    """
     q, family, fixed = problem.q, problem.family, problem.fixed
     try:
         values, _ = nearest(q, near.expand(q.batch_shape), family, fixed)

@@ -1,8 +1,8 @@
 """Fits by stochastic gradients, for pairs without a deterministic rule.
 
-The gradient of KL(q || to) flows through reparameterized draws, with the parameters inside log q constant, because
-their score has mean 0. So the gradient vanishes for every draw if q is the target. Draws that are not reparameterized
-use the score with a baseline from the other draws. KL(to || q) uses draws of the target.
+The gradient of KL(q || to) flows through reparameterized draws only. The parameters in log q count as constants,
+because the score has mean 0. So the gradient is 0 at every draw if q is the target. Draws that are not reparameterized
+use the score function with a baseline from the other draws. KL(to || q) uses draws of the target.
 
 Sticking the Landing (Roeder, Wu and Duvenaud, 2017); Buy 4 REINFORCE Samples, Get a Baseline for Free! (Kool, van Hoof
 and Welling, 2019); Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015)
@@ -30,30 +30,31 @@ from kullback.pairs.monte_carlo.normalization import check_normalized
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.results.estimate import Estimate
 
-# The rate of Adam falls from the first to the second along half a cosine. The numbers it changes are logarithms of
-# scales and the like, so 0.1 is a tenth of a scale. `benchmarks/bench_fit.py` compares the ends with other libraries'.
+# Adam's step size falls from _RATE to _LAST_RATE along half a cosine. The parameters are unconstrained, for example
+# logarithms of scales, so 0.1 is a tenth of a scale. `benchmarks/bench_fit.py` compares the results with other
+# libraries.
 _RATE, _LAST_RATE = 0.1, 1e-3
-# The decay of both moments in Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015).
+# The decay rates of both moments, from Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015).
 _MOMENTS = 0.9, 0.999
-# The numbers are averaged over this last part of the steps.
+# The result is the average of the parameters over this last fraction of the steps.
 _AVERAGED = 0.25
-# The number of gradients from new draws that test at the end whether their mean is 0.
+# The number of final gradients from new draws, for a test whether the mean gradient is 0.
 _BATCHES = 32
 # The number of draws for the values at the start and at the end.
 _FINAL_DRAWS = 20_000
-# The smallest tolerance for the distance from the minimum: noise of the gradients hides smaller ones.
+# The smallest tolerance for the distance from the minimum, because the noise of gradients hides smaller distances.
 _TOL = 1e-6
 
 
 class Descent(NamedTuple):
-    """The final numbers, and the result with its statistics."""
+    """The final unconstrained parameters u, and the answer with its statistics."""
 
     u: Tensor
     answer: MethodAnswer
 
 
 def fit_by_draws(problem: FitProblem) -> MethodAnswer:
-    """Fit the free parameters of a distribution."""
+    """Return the fit of the free parameters of a distribution by stochastic gradients."""
     family = problem.family
     descent = descend(family.at, family.start(), problem.q, problem.objective, problem.settings)
     return descent.answer._replace(distribution=family.finished(family.values(descent.u)))
@@ -62,7 +63,7 @@ def fit_by_draws(problem: FitProblem) -> MethodAnswer:
 def descend(
     at: Callable[[Tensor], Any], u: Tensor, start: Distribution, objective: Objective, settings: FitSettings
 ) -> Descent:
-    """Take Adam's steps with a falling rate, and average the last of them."""
+    """Take Adam's steps with a falling step size, and return the average of the last points with statistics."""
     terms = _terms_of(objective, start)
     generator = settings.generator
     drawing = (
@@ -98,7 +99,7 @@ def descend(
     mean = gradients.mean(0)
     error = gradients.std(0) / _BATCHES**0.5
     count = mean.shape[-1]
-    # If the true means are 0, the sum of the squares of mean / error is about the number of parameters.
+    # If the mean gradient is 0, the sum of (mean / error)^2 over the parameters is about the number of parameters.
     is_zero = ((mean / error.clamp(min=1e-300)) ** 2).clamp(max=1e6).sum(-1) <= count + 6 * math.sqrt(
         2 * count
     )
@@ -120,7 +121,7 @@ def descend(
     return Descent(average, MethodAnswer(None, start, before, after, "stochastic", *statistics, (note,)))
 
 
-# Returns terms from draws whose mean and mean gradient are the value and its gradient.
+# A function that returns one term for each draw; the mean of the terms estimates the value, also in its gradient.
 _Terms = Callable[[Any, int], Tensor]
 
 

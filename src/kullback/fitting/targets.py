@@ -1,6 +1,6 @@
-"""Means under the target: by quadrature for a density, by a weighted average for draws, by parts for mixtures.
+"""Means of functions under a target: by quadrature for a density, and by a weighted average for draws.
 
-The formulas of the families read them as `kullback.pairs.family.Means`.
+The formulas of the families use a target through the interface `kullback.pairs.family.Means`.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from kullback.pairs.integration.gauss_kronrod import (
 from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
 from kullback.pairs.integration.panels import Panels, integrate
 
-# The relative error of quadrature, near float64's rounding because means enter differences; and the largest number of
-# nodes for an element of the batch. The number of first panels is that of `kullback.pairs.integration.quadrature`, from
-# `benchmarks/panel_constants.py`.
+# The relative error of quadrature is near float64's rounding, because formulas subtract means. _MOST_NODES is the
+# largest number of nodes for a batch element. The number of first panels is the same as in
+# `kullback.pairs.integration.quadrature`, from `benchmarks/panel_constants.py`.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# The number of elements that are integrated at once, which bounds the memory: a node takes eight bytes for each.
+# The number of batch elements that are integrated together. This limits the memory: a node takes 8 bytes per element.
 _BLOCK = 2048
-# The largest mass that the nodes may miss. Parameters in float32 give densities whose mass is off by about 1e-7.
+# The largest mass that the nodes may miss. With parameters in float32, a density has a mass of 1 within about 1e-7.
 _MASS_ERROR = 1e-6
 
-# Below the first, e^x underflows in float64. A point with a log-density below the second is far out in the tail.
+# e^x underflows in float64 for x < _UNDERFLOW. A point with a log-density below _FAR_OUT is in the extreme tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
-# A statistic of points, whose parameters have one dimension more than the batch.
+# A function of `Points` and of parameters, which have a last dimension for the points after the batch dimensions.
 Statistic = Callable[..., Tensor]
 
 
 class MeanTarget(ABC):
-    """A distribution of numbers with a mean, one for each element of the batch."""
+    """A batch of distributions of numbers with means; `shape` is the batch shape."""
 
     shape: torch.Size
     has_integers: bool = False
 
     @abstractmethod
     def mean(self) -> Tensor:
-        """Return E[x], to full precision also far from 0."""
+        """Return E[x], to full precision even if the mean is far larger than the standard deviation."""
 
 
 class FitTarget(MeanTarget, Means):
-    """A target that also has the means of functions."""
+    """A target that also returns means of functions."""
 
     @abstractmethod
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
@@ -68,8 +68,8 @@ class FitTarget(MeanTarget, Means):
 
         Arguments:
             statistic: a function of `Points` and of parameters that broadcast with them.
-            parameters: tensors of the batch's shape.
-            corner: the place of a corner or jump of the statistic, of the batch's shape.
+            parameters: tensors of the batch shape.
+            corner: the position of a corner or jump of the statistic, of the batch shape; None for a smooth statistic.
         """
 
     def mean_log(self) -> Tensor:
@@ -103,7 +103,7 @@ class ContinuousTarget(FitTarget):
 
     @abstractmethod
     def place(self) -> tuple[Tensor, Tensor]:
-        """Return a point inside the support, and a width."""
+        """Return a point inside the support, and a length scale of the distribution; both of the batch shape."""
 
     def median(self) -> Tensor:
         center, width = self.place()
@@ -122,7 +122,7 @@ class ContinuousTarget(FitTarget):
 
 @dataclass(frozen=True)
 class DensityTarget(ContinuousTarget):
-    """A density on the line."""
+    """A target with a known density on the real line."""
 
     density: Density
     shape: torch.Size
@@ -132,7 +132,10 @@ class DensityTarget(ContinuousTarget):
         return about + self.mean_of(lambda at, about: at.x - about, about)
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation, from one integral unless the variance cancels in it."""
+        """Return the mean and the standard deviation.
+
+        One integral gives both, unless cancellation in the variance requires a second integral.
+        """
         if not self.shape.numel():
             return None
         about = self._center()
@@ -191,7 +194,7 @@ class IntegerTarget(MeanTarget):
 
 
 def _mean_of_integers(d: Distribution) -> Tensor:
-    """Return the mean, also of a Categorical; torch returns NaN for it."""
+    """Return the mean of a distribution on the integers; for Categorical, torch itself returns NaN."""
     if isinstance(d, Categorical):
         probs = upcast(d.probs)
         return (probs * torch.arange(probs.shape[-1], device="cpu")).sum(-1)
@@ -202,7 +205,7 @@ def _mean_of_integers(d: Distribution) -> Tensor:
 
 @dataclass(frozen=True)
 class DrawsTarget(FitTarget):
-    """Draws along the first dimension, with weights of sum 1, of as many dimensions as the draws or of one."""
+    """Draws along the first dimension. The weights have the sum 1, and the shape of the draws or shape (n,)."""
 
     draws: Tensor
     weights: Tensor
@@ -212,7 +215,7 @@ class DrawsTarget(FitTarget):
         return self.draws.shape[1:]
 
     def _weights_beside(self, values: Tensor) -> Tensor:
-        """Return the weights with as many dimensions as values at the draws."""
+        """Return the weights with trailing dimensions of size 1, which broadcast with `values`."""
         return self.weights.reshape(*self.weights.shape, *[1] * (values.ndim - self.weights.ndim))
 
     def mean(self) -> Tensor:
@@ -239,9 +242,9 @@ class DrawsTarget(FitTarget):
 
 @dataclass(frozen=True)
 class MixedTarget(ContinuousTarget):
-    """A mixture of products: the mean of one dimension is the weighted mean of the components' means.
+    """A mixture of vectors with independent numbers: each mean is the weighted mean of the components' means.
 
-    In the shape of `inner`, the components are the dimension before the last.
+    In the shape of `inner`, the components are the last but one dimension.
     """
 
     inner: MeanTarget
@@ -270,7 +273,7 @@ class MixedTarget(ContinuousTarget):
 
 
 def target_of(d: Distribution) -> MeanTarget | None:
-    """Return the means of a distribution of numbers, or of the dimensions of independent ones; None for others."""
+    """Return a distribution of numbers, or of vectors of independent numbers, as a target; None for others."""
     if isinstance(d, Independent) and not overrides_density(d):
         return target_of(d.base_dist)
     if isinstance(d, MixtureSameFamily) and d.event_shape and not overrides_density(d):
@@ -280,14 +283,14 @@ def target_of(d: Distribution) -> MeanTarget | None:
     if d.event_shape:
         return None
     density = density_of(d)
-    # A mean of integers is read from the distribution, which has its family's mean even if it has its own density.
+    # The mean on the integers is the attribute `mean` of torch's family, which is wrong for a user's own density.
     if density is None or (density.integer and any(map(overrides_density, parts_of(d)))):
         return None
     return IntegerTarget(d, d.batch_shape) if density.integer else DensityTarget(density, d.batch_shape)
 
 
 def nodes_of(density: Density) -> tuple[Tensor, Tensor]:
-    """Return nodes on the line and their weights, for sums of smooth functions under a single density."""
+    """Return quadrature nodes and weights, of sum 1, for means of smooth functions under one density."""
     nodes: list[Tensor] = []
     _integrated(density.mapped(lambda x: x.reshape(1)), lambda at: at.x, torch.Size(), [], False, nodes)
     x, weights = nodes[0].reshape(-1), nodes[1].reshape(-1)
@@ -303,7 +306,10 @@ def _integrated(
     has_corner: bool,
     nodes: list[Tensor] | None = None,
 ) -> Tensor:
-    """Return the integral of p times each statistic; NaN if the nodes miss a part of the mass."""
+    """Return the integral of p times each statistic; NaN if the nodes miss mass of p or the tail is too heavy.
+
+    `nodes` receives the nodes and their weights.
+    """
     center, width = p.center_and_width()
     line = Line(p.coordinate(), center.expand(*shape, 1), width.expand(*shape, 1))
     marks = line.marks([(p, line.coordinate)], *([parameters.pop()] if has_corner else []))
@@ -353,7 +359,7 @@ def _integrated(
 
 
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
-    """Return where the integrand still matters at the farthest representable points; its tail is then lost."""
+    """Return a mask of the elements whose integrand is not negligible at the farthest representable points."""
     log_f = log_p + torch.log(f.abs())
     log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
     outermost = log_p < _FAR_OUT

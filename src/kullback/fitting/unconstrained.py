@@ -1,4 +1,4 @@
-"""The parameters of a distribution as unconstrained vectors, one for each element of the batch, and the inverse."""
+"""Maps between the parameters of a distribution and unconstrained vectors, one vector for each batch element."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from kullback.pairs.numerics.parameters import dtype_of, given_logits
 Values = Mapping[str, Tensor]
 Build = Callable[[Values], Any]
 _MATRICES = ("covariance_matrix", "precision_matrix")
-# The families whose log_prob uses a matrix that the class derives from its parameters.
+# The families whose log_prob uses scale_tril, which the class computes from the matrix that the user passed.
 _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 
 
 class Leaf(NamedTuple):
-    """A parameter: its value in float64, of the batch's shape followed by its own, and its constraint.
+    """A parameter: its value in float64, shape (batch shape, event shape of the parameter), and its constraint.
 
-    An end of a `Uniform` is measured from the other end, which `beyond` names: upwards if `sign` is 1, else downwards.
+    The constraint of an end of a `Uniform` is for its distance from the other end, which `beyond` names. The end is
+    above the other end if `sign` is 1, and below if `sign` is -1.
     """
 
     value: Tensor
@@ -50,7 +51,7 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """The free and the fixed parameters of a distribution, and its constructor."""
+    """The free and the fixed parameters of a distribution, and a function that builds it from parameters."""
 
     free: dict[str, Leaf]
     constant: dict[str, Leaf]
@@ -59,7 +60,7 @@ class Family:
     make: Build
 
     def start(self, values: Values | None = None) -> Tensor:
-        """Return the unconstrained numbers of the start, or of other values, shape (elements, numbers)."""
+        """Return the unconstrained vectors of the start, or of other values, shape (elements, parameters)."""
         rows: list[Tensor] = []
         for name, leaf in self.free.items():
             x = leaf.value if values is None else values[name]
@@ -78,7 +79,7 @@ class Family:
         return torch.cat(rows, -1)
 
     def values(self, u: Tensor) -> dict[str, Tensor]:
-        """Return the free parameters at unconstrained numbers."""
+        """Return the free parameters at unconstrained vectors u."""
         values: dict[str, Tensor] = {}
         place = 0
         for name, leaf in self.free.items():
@@ -96,15 +97,15 @@ class Family:
         return values[name] if name in values else {**self.free, **self.constant}[name].value
 
     def at(self, u: Tensor) -> Any:
-        """Return the distribution at unconstrained numbers, in float64."""
+        """Return the distribution at unconstrained vectors u, in float64."""
         return self.build(self.values(u))
 
     def build(self, values: Values) -> Any:
-        """Return the distribution with these free parameters, in float64."""
+        """Return the distribution with the given values of the free parameters, in float64."""
         return self.make({**{name: leaf.value for name, leaf in self.constant.items()}, **values})
 
     def are_inside(self, values: Values) -> bool:
-        """Return whether free parameters are numbers inside their ranges."""
+        """Return whether all values of the free parameters are finite and inside their ranges."""
         for name, leaf in self.free.items():
             x = values[name]
             if leaf.beyond is not None:
@@ -114,13 +115,13 @@ class Family:
         return True
 
     def finished(self, values: Values) -> Any:
-        """Return the distribution with these free parameters, without gradient and in the dtype of the start."""
+        """Return the distribution with the given free parameters, without gradient and in the dtype of the start."""
         every = {**{name: leaf.value for name, leaf in self.constant.items()}, **values}
         return self.make({name: x.detach().to(self.dtype) for name, x in every.items()})
 
 
 def bijection_to(constraint: Any) -> Any:
-    """Return torch's bijection from unconstrained numbers; for Cholesky factors torch has only a transform."""
+    """Return torch's bijection from unconstrained numbers, or its transform if no bijection is registered."""
     try:
         return biject_to(constraint)
     except NotImplementedError:
@@ -128,11 +129,11 @@ def bijection_to(constraint: Any) -> Any:
 
 
 def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
-    """Return the parameters of a distribution and its constructor.
+    """Return the `Family` of a distribution.
 
     Arguments:
         q: the distribution at the start.
-        fixed: the names of fixed parameters: ``"loc"``, or in full ``"component_distribution.loc"``.
+        fixed: the names of fixed parameters, such as ``"loc"``, or in full ``"component_distribution.loc"``.
     """
     leaves, make = _read(q, "")
     if fixed and (unknown := [name for name in fixed if not any(_is_named(path, name) for path in leaves)]):
@@ -166,7 +167,7 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
             instead="fixed=() or fewer names in it",
         )
     for path, leaf in constant.items():
-        if leaf.beyond in free:  # then the other end moves
+        if leaf.beyond in free:  # the upper end is fixed, so the lower end is measured from it
             free[leaf.beyond] = Leaf(free[leaf.beyond].value, constraints.positive, path, -1)
     return Family(free, constant, q.batch_shape, dtype_of(q), make)
 
@@ -202,7 +203,7 @@ def _read(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
 
 
 def _transform_leaves(d: TransformedDistribution, prefix: str) -> Iterator[tuple[str, Leaf]]:
-    """Yield the tensors of transforms that require a gradient; the others are part of the family."""
+    """Yield the names and leaves of the tensors in transforms that require a gradient; other tensors are constants."""
     for i, transform in enumerate(d.transforms):
         for name, x in vars(transform).items():
             if isinstance(x, Tensor) and x.requires_grad:
@@ -225,7 +226,7 @@ def _with_parameters(transform: Transform, prefix: str, values: Values) -> Any:
 
 
 def _read_plain(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
-    """Read a distribution whose constructor takes the parameters of its class."""
+    """Return the parameters of a distribution that its constructor accepts, and a function that builds it from them."""
     family: Any = type(d)
     accepted = list(inspect.signature(family.__init__).parameters)[1:]
     try:

@@ -1,4 +1,7 @@
-"""The base classes of divergences, and the pair of finite distributions that is their input."""
+"""The base classes of divergences, and the pair of finite distributions that is their input.
+
+`of_ratio` defines `FDivergence`, the divergence of a user's own function f.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ SERIES_TERMS = 13
 class FinitePair(NamedTuple):
     """Two finite distributions on the same classes, along the last dimension.
 
-    ``log_ratio`` is log p - log q, computed more accurately than from p and q. It is +inf where only q is 0, -inf
-    where only p is 0, and 0 where both are 0.
+    ``log_ratio`` is log p - log q, computed more accurately than from p and q: +inf where only q is 0, -inf where only
+    p is 0, and 0 where both are 0.
     """
 
     p: Tensor
@@ -40,21 +43,21 @@ class FinitePair(NamedTuple):
         return FinitePair(self.q, self.p, -self.log_ratio, logs)
 
     def log_p(self) -> Tensor:
-        """Return log p, -inf where P has no mass."""
+        """Return log p; -inf where p = 0."""
         return torch.log(self.p) if self.log_masses is None else self.log_masses()[0]
 
     def log_q(self) -> Tensor:
-        """Return log q, -inf where Q has no mass."""
+        """Return log q; -inf where q = 0."""
         return torch.log(self.q) if self.log_masses is None else self.log_masses()[1]
 
     def p_log_ratio(self) -> Tensor:
-        """Return p log(p/q): 0 where P has no mass, +inf where only Q has no mass, even if p underflows."""
+        """Return p log(p/q): 0 where p = 0, and +inf where only q = 0, even if p underflows to 0."""
         return torch.where(
             self.log_ratio.isinf(), self.log_ratio.clamp(min=0), self.p * finite(self.log_ratio)
         )
 
     def q_minus_p(self) -> Tensor:
-        """Return q - p to full relative precision, even where p and q nearly agree."""
+        """Return q - p to full relative precision, even where p and q are nearly equal."""
         near = self.log_ratio.abs() < NEAR
         return torch.where(near, self.p * torch.expm1(-torch.where(near, self.log_ratio, 0)), self.q - self.p)
 
@@ -79,15 +82,15 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 
 class End(NamedTuple):
-    """How a term, divided by the larger of p and q, behaves as |d| grows, for d = log(p / q): it has a limit or grows.
+    """The behavior of term / max(p, q) as |d| grows, for d = log(p / q): the quotient has a limit or grows.
 
-    Beyond |d| = reach it grows as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
+    For |d| > reach, the quotient grows as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
     """
 
     limit: float
-    """Infinite if the terms grow without bound."""
+    """The limit of the quotient; infinite if the quotient grows without bound."""
     rate: float = 0.0
-    """Infinite if the terms grow faster than every power of the ratio."""
+    """The exponent of the growth; infinite if the quotient grows faster than every power of p / q or q / p."""
     power: float = 0.0
     reach: float = math.inf
     """The largest |d| at which the terms can be evaluated."""
@@ -102,7 +105,7 @@ class Corner(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """The behavior at both ends, q << p (far) and p << q (near), and the corners between them."""
+    """The behavior of terms at both ends, p / q to infinity (far) and p / q to 0 (near), and the corners of f."""
 
     far: End = End(1.0)
     near: End = End(1.0)
@@ -117,7 +120,7 @@ class Growth(NamedTuple):
 LOGARITHMIC = End(math.inf, power=1.0)
 
 
-# Divergences by their names, without parameters.
+# The classes of divergences by name; a name does not include parameters.
 NAMED: dict[str, type[Divergence]] = {}
 
 
@@ -125,9 +128,9 @@ NAMED: dict[str, type[Divergence]] = {}
 class Divergence(ABC):
     """The base class of all divergences; a subclass defines `terms`.
 
-    The docstring of `kullback.generators` defines them, and `derivatives`, which autograd computes by default. Plain
-    formulas are enough: the tangent of f at 1 is subtracted from the terms of your subclass. Where the terms are NaN at
-    p = 0 or q = 0, limits replace them.
+    The docstring of `kullback.generators` defines `terms` and `derivatives`. By default, autograd computes the
+    derivatives. Plain formulas are enough: the tangent of f at 1 is subtracted from the terms of your subclass. If the
+    terms are NaN at p = 0 or q = 0, limits replace them.
 
     Example:
         >>> from kullback import KL, Counts
@@ -137,19 +140,19 @@ class Divergence(ABC):
     """
 
     logarithmic: ClassVar[bool] = True
-    """Whether the value is in nats, so that another base of the logarithm makes sense."""
+    """Whether the value is in nats, so that another base of the logarithm changes the value."""
 
     short_name: ClassVar[str] = ""
-    """The first part of `name`. A class that sets it can be named in ``kind=`` and ``--kind``."""
+    """The first part of `name`. A class with a short name can be used by name in ``kind=`` and ``--kind``."""
 
     aliases: ClassVar[tuple[str, ...]] = ()
-    """Other common names."""
+    """Other names that `parse` accepts for the class."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """The smallest and the largest accepted value of each parameter that is a number."""
+    """The smallest and the largest accepted value of each numeric parameter."""
 
     example: ClassVar[str] = ""
-    """A name with its parameter, such as ``"js:0.5"``, for error messages; empty if `short_name` is a whole name."""
+    """A complete name for error messages, such as ``"js:0.5"``; empty if `short_name` alone is complete."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -173,7 +176,7 @@ class Divergence(ABC):
     def __post_init__(self) -> None:
         for name, (low, high) in self.ranges.items():
             value = getattr(self, name)
-            # torch.compile builds a copy of an object that was already checked.
+            # torch.compile makes a copy of an object that was already checked, with proxies instead of numbers.
             if not isinstance(value, torch.fx.Proxy) and not low <= number_from(value) <= high:
                 wanted, instead = f"a number from {low:g} to {high:g}", f"{{call}}({name}=0.5)"
                 constraint = Number(least=low, most=high, wanted=wanted, instead=instead, strict=True)
@@ -186,7 +189,7 @@ class Divergence(ABC):
 
     @property
     def name(self) -> str:
-        """A name that `kullback.generators.parse` reads as this divergence, such as ``"js:0.5"``; else its repr."""
+        """The name that `kullback.generators.parse` turns into this divergence, such as ``"js:0.5"``; else the repr."""
         if not vars(type(self)).get("short_name"):  # a subclass must not use an inherited name
             return repr(self)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -199,11 +202,11 @@ class Divergence(ABC):
 
     @property
     def instead_of_zero(self) -> Divergence | None:
-        """A useful alternative to a divergence that is 0 for all distributions; else None."""
+        """A useful alternative if this divergence is 0 for all distributions; else None."""
         return None
 
     def simplest(self) -> Divergence:
-        """Return `KL()` or `ReverseKL()` for a divergence that equals one of them for its settings; else itself."""
+        """Return `KL()` or `ReverseKL()` if this divergence is equal to one of them; else the divergence itself."""
         return self
 
     @abstractmethod
@@ -213,7 +216,7 @@ class Divergence(ABC):
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the total by log p and by log q, without the constraint that p and q sum to 1.
 
-        Autograd computes them, unless a subclass does.
+        Autograd computes the derivatives, unless a subclass overrides this method.
         """
 
         def moved(a: Tensor, b: Tensor) -> Tensor:  # the total at log p + a and log q + b
@@ -230,9 +233,9 @@ class Divergence(ABC):
 
 
 class BuiltIn(Divergence):
-    """The base class of kullback's own kinds: their terms are accurate for masses of every size.
+    """The base class of kullback's own divergences: their terms are accurate for masses of every size.
 
-    They are final, because the class of a kind decides which formulas compute it.
+    These classes are final, because kullback chooses formulas by the class of a divergence.
     """
 
     def __init_subclass__(cls) -> None:

@@ -29,7 +29,7 @@ KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `far` holds the terms where x is not small."""
+    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `far` are the terms for x that are not small."""
     near = x.abs() < NEAR
     return torch.where(near, p * power_series(KL_SERIES, torch.where(near, x, 0)), far)
 
@@ -43,8 +43,8 @@ class KL(BuiltIn):
     At p = 0 a term is q, at q = 0 < p it is +inf.
 
     Gradient:
-        q - p by the logits of Q, and p (d - KL) by the logits of P. Classes that make the value infinite contribute 0
-        to the gradient of P.
+        by the logits of Q it is q - p, and by the logits of P it is p (d - KL). Classes that make the value infinite
+        contribute 0 to the gradient of P.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ class ReverseKL(WeightedSum):
     At q = 0 a term is p, at p = 0 < q it is +inf.
 
     Gradient:
-        as `KL`, with the two sides exchanged.
+        the gradient of `KL` with P and Q exchanged.
 
     Example:
         >>> import torch
@@ -135,16 +135,16 @@ _ARGUMENTS = Arguments("JensenShannon", scaled=FLAG)
 
 @dataclass(frozen=True)
 class JensenShannon(WeightedSum):
-    r"""The Jensen-Shannon divergence: the weighted mean of KL from P and from Q to their mixture, always finite.
+    r"""The Jensen-Shannon divergence: the weighted mean of KL from P and from Q to their mixture M; always finite.
 
     .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
 
-    At p = 0 a term is -q (1 - beta) log(1 - beta), at q = 0 it is -p beta log beta. The value is at most log 2 for
-    beta = 1/2, and goes to 0 as beta goes to 0 or 1. With `scaled` it is divided by beta (1 - beta); then it is `KL` at
-    beta = 0 and `ReverseKL` at beta = 1.
+    At p = 0 a term is -q (1 - beta) log(1 - beta), and at q = 0 a term is -p beta log beta. The value is at most log 2
+    for beta = 1/2, and goes to 0 as beta goes to 0 or 1. With `scaled`, the value is divided by beta (1 - beta), and
+    the divergence is `KL` at beta = 0 and `ReverseKL` at beta = 1.
 
     Arguments:
-        beta: the share of P in the mixture, from 0 to 1.
+        beta: the weight of P in the mixture, from 0 to 1.
         scaled: divide by beta (1 - beta).
 
     Raises:
@@ -197,21 +197,21 @@ class JensenShannon(WeightedSum):
 
 @dataclass(frozen=True)
 class SkewKL(BuiltIn):
-    r"""The Kullback-Leibler divergence from P to a mixture of P and Q, finite for every Q when alpha > 0.
+    r"""The Kullback-Leibler divergence from P to a mixture of P and Q, which is finite for every Q if alpha > 0.
 
     .. math:: KL(P \| \alpha P + (1 - \alpha) Q)
 
-    At p = 0 a term is (1 - alpha) q, at q = 0 it is p (alpha - 1 - log alpha). At alpha = 0 the divergence is `KL`; at
-    alpha = 1 it is 0.
+    At p = 0 a term is (1 - alpha) q, and at q = 0 a term is p (alpha - 1 - log alpha). The divergence is `KL` at
+    alpha = 0, and 0 at alpha = 1.
 
     Arguments:
-        alpha: the share of P in the mixture, from 0 to 1.
+        alpha: the weight of P in the mixture, from 0 to 1.
 
     Raises:
         ArgumentValueError: `alpha` is not between 0 and 1.
 
     Gradient:
-        finite everywhere for alpha > 0; at alpha = 0 the gradient of `KL`.
+        for alpha > 0 it is finite everywhere, and for alpha = 0 it is the gradient of `KL`.
 
     Example:
         >>> import torch
@@ -241,7 +241,7 @@ class SkewKL(BuiltIn):
 
     @property
     def rest(self) -> float:
-        """The share of Q in the mixture."""
+        """The weight of Q in the mixture."""
         return 1 - self.alpha
 
     def terms(self, pair: FinitePair) -> Tensor:
@@ -263,8 +263,8 @@ class SkewKL(BuiltIn):
         alpha, rest, d = self.alpha, self.rest, finite(pair.log_ratio)
         if rest == 0:
             return torch.zeros_like(d)
-        # Three equal forms of log(p / mixture). The first does not overflow. The second is exact where P and the
-        # mixture nearly agree. The third is exact where the mixture is far smaller, down to p times alpha.
+        # log(p / mixture) has three equal forms, with d = log(p / q). The form `below` does not overflow for d < -30.
+        # `near` is exact for p near the mixture, and `far` for a mixture far below p, down to alpha p.
         is_below = d < -30
         below, above = torch.where(is_below, d, 0), torch.where(is_below, 0, d)
         change = rest * torch.expm1(-above)
@@ -281,7 +281,7 @@ class SkewKL(BuiltIn):
 
 @dataclass(frozen=True)
 class _SkewFrom(SkewKL):
-    """The skew divergence for a share of Q that is known exactly: 1 - alpha would round it."""
+    """The skew divergence for a weight of Q that is known exactly, because 1 - alpha is rounded."""
 
     of_q: float
 
@@ -296,10 +296,11 @@ class TotalVariation(BuiltIn):
 
     .. math:: TV(P, Q) = \tfrac12 \sum_i |p_i - q_i|
 
-    Between 0 and 1. At p = 0 a term is q/2, at q = 0 it is p/2.
+    The value is between 0 and 1. At p = 0 a term is q/2, and at q = 0 a term is p/2.
 
     Gradient:
-        finite everywhere by logits; 0 where p = q, although the divergence is not smooth there.
+        by logits it is finite everywhere. Classes with p = q contribute 0, although the divergence is not smooth at
+        p = q.
 
     Example:
         >>> import torch

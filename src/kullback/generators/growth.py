@@ -1,8 +1,8 @@
-"""How a divergence behaves where p / q goes to 0 or to infinity, and where its terms have corners.
+"""The growth of a divergence as p / q goes to 0 or to infinity, and the corners of its terms.
 
-This decides where a divergence of distributions is infinite. kullback's own kinds state it. For a user's kind it is
-measured from the terms q f(p / q). At extreme ratios, f goes to a limit, or grows as a power of the ratio or of its
-logarithm.
+The growth decides which divergences of distributions are infinite. kullback's own divergences state their growth. The
+growth of a user's divergence is measured from the terms q f(p / q). At extreme ratios, f goes to a limit, or grows as a
+power of the ratio or of its logarithm.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from kullback.errors import invalid_value
 from kullback.generators.divergence import Corner, Divergence, End, FinitePair, Growth
 from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
-# Logarithms of ratios at which `end_of` measures growth, the farthest first, near the largest float64, e^709. It takes
-# the first at which the terms are finite, and measures also at a half and a quarter of it.
+# The values of |log(p / q)| at which `end_of` may measure growth; the largest float64 is e^709. The reach is the first
+# value at which the terms are finite, and growth is measured at the reach, at a half and at a quarter of it.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
-# Terms that already overflow at this logarithm of the ratio grow faster than every power.
+# If the reach is below this, the terms overflow so early that they grow faster than every power of the ratio.
 _NO_POWER = 15.0
-# Terms have reached their limit if they change by less than this share between half the reach and the reach.
+# Terms have reached their limit if they change by less than this fraction between half the reach and the reach.
 _CONVERGED = 1e-12
-# A smaller measured power of the ratio is the error of the measurement, and counts as 0.
+# A measured power of the ratio below this is a measurement error and counts as 0.
 _NO_EXCESS = 1e-4
 # The step of the difference quotient at the reach, relative to the reach.
 _BACK = 1e-3
-# The search for corners: the largest |log(p / q)|, the number of intervals, and the number of halvings, after which an
-# interval is about as wide as float64's rounding.
+# The search for corners uses _INTERVALS intervals up to |log(p / q)| = _WIDEST. After _HALVINGS halvings, an interval
+# is about as wide as float64's rounding.
 _WIDEST, _INTERVALS, _HALVINGS = 30.0, 3000, 42
-# Logarithms of ratios at which derivatives are compared with difference quotients; their step, and the tolerance.
+# The derivatives are compared with difference quotients of step _STEP at log(p / q) in _CHECKED; _DERIVATIVE is the
+# tolerance.
 _CHECKED = (-3.1, -1.7, -0.83, -0.37, 0.41, 0.79, 1.3, 2.9)
 _STEP, _DERIVATIVE = 1e-5, 1e-4
-# Logarithms of p and q: one mass or both are 0, or one underflows.
+# Pairs of log p and log q for tests: one mass or both are 0, or one underflows.
 _EMPTY = ((-math.inf, 0.0), (-800.0, 0.0), (0.0, -800.0), (0.0, -math.inf), (-math.inf, -math.inf))
-# Two rows of probabilities; one contains zeros.
+# Probabilities of P and Q for tests; both are 0 in the first class, and only P is 0 in the second class.
 _PARTIAL = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.2, 0.3, 0.5))
-# Multiples of the masses below _ROUNDING are rounding error. A divergence has no term above _ZERO at p = q.
+# Multiples of the masses below _ROUNDING are rounding errors. A term at p = q above _ZERO is an error of the user.
 _ROUNDING, _ZERO = 1e-12, 1e-9
 
 
@@ -49,9 +50,9 @@ class _Reading(NamedTuple):
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """The slope of f at 1, and the multiples of p and of q by which `derivatives` exceeds those of the terms."""
+    """The slope of f at 1, and a and b if the results of `derivatives` are the derivatives of the terms + a p + b q."""
     is_normalized: bool
-    """Whether all multiples are 0, and the terms and derivatives are numbers where a mass is 0."""
+    """Whether all multiples are 0, no term is NaN where a mass is 0, and the derivatives are finite there."""
 
 
 def order_of(kind: Divergence) -> float | None:
@@ -60,14 +61,14 @@ def order_of(kind: Divergence) -> float | None:
 
 
 def power_of(kind: Divergence) -> tuple[float, float] | None:
-    """Return the order alpha of a power divergence and its factor relative to Alpha(alpha); None for other kinds."""
+    """Return alpha and factor of a power divergence, which is factor times Alpha(alpha); None for other kinds."""
     if isinstance(kind, Alpha):
         return kind.alpha, 1.0
     return (kind.order, kind.factor) if isinstance(kind, ChiSquared | SquaredHellinger) else None
 
 
 def growth_of(kind: Divergence) -> Growth:
-    """Return the growth of a divergence. If its total is not the sum of its terms, return the growth of its terms."""
+    """Return the growth of the terms of a divergence, even if its total is not the sum of the terms."""
     return _stated_growth(kind) or _read(kind).growth
 
 
@@ -90,7 +91,7 @@ def pair_of_ratio(d: Tensor) -> FinitePair:
 
 
 def is_normalized(kind: Divergence) -> bool:
-    """Return whether f'(1) = 0 and no term is NaN where a mass is 0; both can be false for a user's own kind.
+    """Return whether f'(1) = 0 and no term is NaN where a mass is 0. Both may be false for a user's own divergence.
 
     Raises:
         ArgumentValueError: `derivatives` does not return the derivatives of `terms`, or the terms are not terms of a
@@ -100,7 +101,10 @@ def is_normalized(kind: Divergence) -> bool:
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a user's own terms per unit of the larger mass, minus the tangent of f at 1, and their derivatives."""
+    """Return a user's own terms minus the tangent of f at 1, at max(p, q) = 1 and log(p / q) = d.
+
+    The second and third result are the derivatives of the first by log p and by log q.
+    """
     return _less_tangent(kind, d, _read(kind).multiples)
 
 
@@ -118,7 +122,7 @@ def _less_tangent(
 
 def _read(kind: Divergence) -> _Reading:
     try:
-        # The attributes are part of the key, because `==` may ignore them in a class that is not a dataclass.
+        # The attributes are part of the cache key, because `==` of a class that is not a dataclass may ignore them.
         return _read_once(kind, *vars(kind).items())
     except TypeError:  # an attribute is not hashable
         return _read_once.__wrapped__(kind)
@@ -149,7 +153,7 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return `_Reading.multiples`: the derivatives by log p and log q sum to the terms plus an excess a p + b q."""
+    """Return `_Reading.multiples`: the sum of the derivatives by log p and log q is the terms plus a p + b q."""
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)
     excess = torch.linalg.solve(torch.stack(pair[:2], -1)[1:], (by_p + by_q - kind.terms(pair))[1:])
@@ -174,7 +178,7 @@ def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None
 
 
 def _check_total(kind: Divergence) -> None:
-    """Raise if an overridden total is NaN, or has a derivative that is not finite, where a probability is 0."""
+    """Raise if an overridden `total` is NaN, or its derivatives are not finite, for rows with a probability of 0."""
     rows = torch.tensor([_PARTIAL, _PARTIAL[::-1]], dtype=torch.float64, device="cpu")
     p, q = rows.unbind(-2)
     d = torch.where((p == 0) & (q == 0), 0, p.log() - q.log())
@@ -194,7 +198,7 @@ def _check_total(kind: Divergence) -> None:
 def _check_derivatives(kind: Divergence) -> None:
     """Raise if the derivatives disagree with difference quotients of the terms.
 
-    Multiples of the mass are allowed, because the normalization removes them.
+    The derivatives may differ by multiples of the masses, because the normalization removes these.
     """
     d = torch.tensor(_CHECKED, dtype=torch.float64, device="cpu")
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)
@@ -223,7 +227,10 @@ def _check_derivatives(kind: Divergence) -> None:
 
 
 def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
-    """Measure the growth at one end; `terms` are per unit of the larger mass, as a function of log(p / q)."""
+    """Return the measured growth as |d| grows, for d of the given sign.
+
+    `terms` is a function of d = log(p / q) that returns term / max(p, q).
+    """
     for reach in _REACHES:
         d = sign * torch.tensor([reach / 4, reach / 2, reach], dtype=torch.float64, device="cpu")
         first, second, third = terms(d).tolist()
@@ -251,7 +258,10 @@ def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
 
 
 def corners_of(slope: Callable[[Tensor], Tensor]) -> tuple[Corner, ...]:
-    """Return the jumps of f' and their log(p / q). Halving an interval around a jump keeps the change of f' in it."""
+    """Return the corners: the jumps of `slope`, which is f' as a function of log(p / q), and their positions.
+
+    Each interval is halved, and the half with the larger change of f' is kept.
+    """
     edges = torch.linspace(-_WIDEST, _WIDEST, _INTERVALS + 1, dtype=torch.float64, device="cpu") + 1e-3
     low, high = edges[:-1].clone(), edges[1:].clone()
     at_low, at_high = slope(low), slope(high)

@@ -30,8 +30,8 @@ def parse(name: str) -> Divergence:
     | ``alpha:ALPHA`` | `Alpha` |
     | ``renyi:ALPHA`` | `Renyi` |
 
-    Case does not matter, and a hyphen is read as an underscore. Every argument ``kind=`` also takes such a name.
-    `Divergence.name` returns it. A divergence of your own has the name in its class attribute ``short_name``.
+    Case does not matter, and a hyphen is read as an underscore. Every argument ``kind=`` also takes such a name, and
+    `Divergence.name` is the name of a divergence. The class attribute ``short_name`` names a divergence of your own.
 
     Arguments:
         name: the name.
@@ -56,7 +56,7 @@ def parse(name: str) -> Divergence:
 
 
 def as_divergence(call: str, kind: object) -> Divergence:
-    """Return `kind` if it is a divergence, or the divergence with that name if it is a string; else raise."""
+    """Return `kind` if it is a divergence, or the divergence of this name if it is a string; else raise an error."""
     if isinstance(kind, str):
         kind = _parsed(call, "kind", kind)
     if isinstance(kind, Divergence):
@@ -71,7 +71,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
     word = word.replace("-", "_")
     if word not in NAMED:
         for point in entry_points(group="kullback.kinds", name=word):
-            point.load()  # creates the class, which takes its name
+            point.load()  # defines the class, which adds itself to NAMED
     kind = NAMED.get(word)
     if kind is None:
         wanted = "one of " + ", ".join(_usage(kind) for kind in dict.fromkeys(NAMED.values()))
@@ -90,7 +90,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
 
 
 def _numbers_and_flags(kind: type[Divergence]) -> tuple[list[str], list[str]]:
-    """Return the names of the parameters that are numbers, and of the parameters that are true or false."""
+    """Return the names of the numeric and the names of the boolean parameters of a class of divergences."""
     # torch.compile does not know `dataclasses.fields` of a class.
     names: tuple[str, ...] = kind.__match_args__
     numbers = [name for name in names if not isinstance(getattr(kind, name, None), bool)]
@@ -109,7 +109,7 @@ def _usage(kind: type[Divergence]) -> str:
 
 
 def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
-    """Convert the parts after the name into keyword arguments; return None if they do not fit the divergence."""
+    """Return keyword arguments from the parts after a name; None if the parts do not fit the divergence."""
     numbers, flags = _numbers_and_flags(kind)
     arguments: dict[str, Any] = {part: True for part in parts if part in flags}
     texts = [part for part in parts if part not in flags]

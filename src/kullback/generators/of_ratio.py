@@ -1,4 +1,4 @@
-"""Divergences that are sums of q f(p / q), evaluated from the ratio, so that tiny masses and large terms are safe."""
+"""Divergences whose terms are functions of p / q times the larger mass, computed without overflow or underflow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import Divergence, FinitePair, Growth
 from kullback.generators.growth import corners_of, end_of, growth_of, is_normalized, own_terms
 
-# The largest logarithm of a derivative, below that of the largest float64, 709, so that sums over a row stay finite.
+# The largest logarithm of a derivative. The largest float64 is e^709, so the sum over a row stays finite.
 _LARGEST_LOG = 690.0
-# Below this |log(p / q)|, terms of a smooth f are integrals of its second derivative, which avoids cancellation.
+# Below this |log(p / q)|, the terms of a smooth f are computed as integrals of f'', which avoids cancellation.
 _NEAR = 0.3
 # The seven nodes and the weights of Gaussian quadrature on [0, 1], exact for polynomials of degree 13.
 _RULE = (
@@ -30,26 +30,29 @@ _RULE = (
     (0.8707655927996972, 0.13985269574463833),
     (0.9745539561713793, 0.06474248308443485),
 )
-# Smaller masses are multiplied as logarithms, because their products with terms may underflow.
+# Products with smaller masses are computed from logarithms, because they may underflow.
 _SMALLEST_MASS = 1e-290
 # f must be finite and convex for |log(p / q)| up to this number.
 _CHECKED = 6.0
 _EXAMPLE = "FDivergence(lambda r: (r - 1) ** 2 / (r + 1))"
-# The relative tolerance between a limit that you pass and the measured limit of f.
+# The largest relative difference of a limit that the user passes and the measured limit of f.
 _AGREE = 1e-6
 
 
 class OfRatio(Divergence):
-    """The base class of divergences whose terms, per unit of the larger mass, are a function of d = log(p / q)."""
+    """The base class of divergences whose quotient term / max(p, q) is a function of d = log(p / q)."""
 
     @property
     @abstractmethod
     def growth(self) -> Growth:
-        """The growth or limits of the terms at both ends, and their corners."""
+        """The growth or limits of the terms as d goes to infinity and to -infinity, and the corners of the terms."""
 
     @abstractmethod
     def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a term and its derivatives by log p and log q, per unit of the larger mass, for d within reach."""
+        """Return a term and its derivatives by log p and log q, divided by max(p, q).
+
+        The argument d is from -near.reach to far.reach of `growth`.
+        """
 
     def terms(self, pair: FinitePair) -> Tensor:
         return self._evaluated(pair)[0]
@@ -82,7 +85,7 @@ class OfRatio(Divergence):
                     torch.where(out, term + slope, larger_side),
                     torch.where(out, -slope, other),
                 )
-            else:  # constant per unit of the larger mass
+            else:  # term / max(p, q) is constant
                 larger_side, other = torch.where(out, term, larger_side), torch.where(out, 0.0, other)
             by_p, by_q = (larger_side, other) if sign > 0 else (other, larger_side)
         log_larger = torch.where(d > 0, pair.log_p(), pair.log_q())
@@ -95,7 +98,7 @@ class OfRatio(Divergence):
 
 
 def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest: float) -> Tensor:
-    """Return x times a mass; use logarithms where a factor or the product is out of the range of float64."""
+    """Return x times a mass, computed from logarithms where a factor or the product is outside the range of float64."""
     direct = is_plain & (mass > _SMALLEST_MASS) & (x.abs() < 1e290)
     product = torch.where(direct, x, 0) * torch.where(direct, mass, 0)
     by_logs = ~direct & (x != 0) & (log_mass > -math.inf)
@@ -106,7 +109,7 @@ def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest:
 
 @dataclass(frozen=True, repr=False)
 class OwnTerms(OfRatio):
-    """A user's own kind that is a sum of terms. Its `terms` are called only with masses of at least e^-700."""
+    """A user's own additive divergence, whose `terms` are called only with masses of at least e^-700."""
 
     kind: Divergence
 
@@ -134,7 +137,7 @@ class OwnTerms(OfRatio):
 
 
 def with_limits(kind: Divergence) -> Divergence:
-    """Return a kind with f'(1) = 0 and with limits where a mass is 0; wrap a user's own kind that lacks them."""
+    """Return a divergence with f'(1) = 0 and with limits where a mass is 0: `kind` itself, or `kind` in `OwnTerms`."""
     return kind if is_normalized(kind) else OwnTerms(kind)
 
 
@@ -144,22 +147,23 @@ class FDivergence(OfRatio):
 
     .. math:: D_f(P \| Q) = \sum_i q_i\, f(p_i / q_i)
 
-    The tangent of f at 1 is subtracted first. This does not change the value, and it makes every term non-negative.
-    Autograd computes the derivatives of f. At p = 0 a term is q f(0), at q = 0 it is p times the limit of f(r) / r as
-    r goes to infinity. These limits, and how fast f grows, decide which divergences of distributions are infinite.
+    The tangent of f at 1 is subtracted from f. This does not change the divergence, and makes every term non-negative.
+    Autograd computes the derivatives of f. At p = 0 a term is q f(0), and at q = 0 a term is p times the limit of
+    f(r) / r as r goes to infinity. The limits and the growth of f decide which divergences of distributions are
+    infinite.
 
     Arguments:
         f: a convex function with f(1) = 0. It takes a tensor of positive ratios p / q and returns f of each element,
             computed with torch functions.
-        f_at_zero: f(0), which may be `math.inf`. By default, the limit of f, measured in float64.
-        slope_at_infinity: the limit of f(r) / r as r goes to infinity. By default, measured in float64.
+        f_at_zero: f(0), which may be `math.inf`. By default, the limit of f at 0 is measured in float64.
+        slope_at_infinity: the limit of f(r) / r as r goes to infinity. By default, the limit is measured in float64.
 
     Raises:
-        ArgumentTypeError: `f` is not a function, or does not return a tensor of the shape of its argument.
+        ArgumentTypeError: `f` is not a function, or does not return a tensor of the same shape as its argument.
         ArgumentValueError: f(1) is not 0, f is not convex, or a limit that you pass is not the limit of f.
 
     Gradient:
-        autograd computes f'; classes that make the value infinite contribute 0.
+        autograd computes f'. Classes that make the value infinite contribute 0.
 
     Example:
         >>> import torch
@@ -240,7 +244,7 @@ class FDivergence(OfRatio):
 
     @functools.cached_property
     def _tangent(self) -> float:
-        """The slope of f at 1; at a corner, a slope between the slopes on both sides."""
+        """The slope of f at 1; if f has a corner at 1, a slope between its one-sided slopes."""
         return float(self._slope(torch.ones(1, dtype=torch.float64, device="cpu")))
 
     def _slope(self, r: Tensor) -> Tensor:
@@ -257,7 +261,7 @@ class FDivergence(OfRatio):
 
     @functools.cached_property
     def _is_smooth(self) -> bool:
-        """Whether the terms near p = q equal integrals of the second derivative of f."""
+        """Whether the terms near p = q are equal to integrals of the second derivative of f."""
         d = torch.linspace(-_NEAR, _NEAR, 60, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             pairs = zip(self._direct(d), self._close(d), strict=True)
@@ -272,16 +276,16 @@ class FDivergence(OfRatio):
         return term, by_p, term - by_p
 
     def _direct(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """Return f(r) - f'(1) (r - 1) and r times its derivative, both divided by r where r > 1."""
+        """Return g(r) = f(r) - f'(1) (r - 1) and r g'(r) at r = e^d, both divided by r where r > 1."""
         r = torch.exp(d)
         scale, steps = torch.exp(-d.clamp(min=0)), torch.expm1(-d.abs()).abs() * d.sign()
         term = self.f(r) * scale - self._tangent * steps
         return term.clamp(min=0), (self._slope(r) - self._tangent) * torch.exp(d.clamp(max=0))
 
     def _close(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result of `_direct` for r near 1, computed by quadrature.
+        """Return the results of `_direct` for r near 1, computed by quadrature from 0 to 1.
 
-        The integrals are (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds and (r - 1) int f''(1 + s (r - 1)) ds.
+        g(r) is (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds, and g'(r) is (r - 1) int f''(1 + s (r - 1)) ds.
         """
         step = torch.expm1(d)
         value, slope = torch.zeros_like(d), torch.zeros_like(d)

@@ -22,10 +22,10 @@ from kullback.generators.divergence import (
 from kullback.generators.entropic import KL, ReverseKL
 
 _LARGEST = torch.finfo(torch.float64).max
-# A sum of this over 1e18 classes is still finite.
+# Derivatives are clamped to this, because their sum over 1e18 classes is still finite.
 _LARGEST_DERIVATIVE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
-# Products with smaller masses, which may be subnormal and lose digits, are computed from logarithms.
+# Products with smaller masses are computed from logarithms, because subnormal masses lose digits.
 _UNDERFLOW = 1e-290
 
 
@@ -35,8 +35,9 @@ class Alpha(BuiltIn):
 
     .. math:: D_\alpha(P \| Q) = \frac{\sum_i p_i^\alpha q_i^{1-\alpha} - 1}{\alpha (\alpha - 1)}
 
-    It is `KL` at alpha = 1, `ReverseKL` at alpha = 0, 4 times `SquaredHellinger` at 1/2, and half of `ChiSquared` at
-    2. At p = 0 a term is q / alpha (+inf if alpha <= 0), at q = 0 it is p / (1 - alpha) (+inf if alpha >= 1).
+    The divergence is `KL` at alpha = 1, `ReverseKL` at alpha = 0, 4 times `SquaredHellinger` at alpha = 1/2, and half
+    of `ChiSquared` at alpha = 2. At p = 0 a term is q / alpha (+inf if alpha <= 0), and at q = 0 a term is
+    p / (1 - alpha) (+inf if alpha >= 1).
 
     Arguments:
         alpha: the order, any real number.
@@ -45,9 +46,9 @@ class Alpha(BuiltIn):
         ArgumentValueError: `alpha` is not a finite number.
 
     Gradient:
-        by the logits of Q, the projection of -q (r^alpha - 1)/alpha; by the logits of P, the projection of
-        p (r^(alpha-1) - 1)/(alpha - 1); r = p/q. Classes that make the value infinite contribute 0 to the gradient of
-        the side that has the mass.
+        with r = p/q, by the logits of Q it is the projection of -q (r^alpha - 1)/alpha, and by the logits of P the
+        projection of p (r^(alpha-1) - 1)/(alpha - 1). A class that makes the value infinite contributes 0 to the
+        gradient by the side whose mass is not 0.
 
     Example:
         >>> import torch
@@ -76,7 +77,7 @@ class Alpha(BuiltIn):
 
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
-        if alpha < 0.5:  # the mirror image avoids division by a small alpha
+        if alpha < 0.5:  # order 1 - alpha with P and Q exchanged avoids division by a small alpha
             return Alpha(1 - alpha).terms(pair.swapped())
         near = pair.log_ratio.abs() * alpha < NEAR
         power = alpha * torch.where(near, pair.log_ratio, 0)
@@ -90,7 +91,7 @@ class Alpha(BuiltIn):
             return by_p, by_q
         if alpha == 1:
             return KL().derivatives(pair)
-        if alpha > 1:  # drop the classes that make the value infinite
+        if alpha > 1:  # without the classes that make the value infinite
             pair = pair._replace(log_ratio=torch.where(pair.log_ratio == torch.inf, 0, pair.log_ratio))
         by_p = _box_cox(pair, alpha - 1, largest=_LARGEST_DERIVATIVE)
         return by_p, (pair.q_minus_p() - (alpha - 1) * by_p) / alpha
@@ -103,9 +104,9 @@ def _alpha_series(alpha: float) -> list[float]:
 
 
 def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
-    """Return p (r^c - 1) / c with r = p/q, p times the Box-Cox transform of r; at c = 0 return p log r.
+    """Return p (r^c - 1) / c with r = p/q, or p log r if c = 0: p times the Box-Cox transform of r.
 
-    r^c may overflow, so p r^c is at most about `largest`.
+    p r^c is clamped to about `largest`, because r^c may overflow.
     """
     if c == 0:
         return pair.p_log_ratio()
@@ -128,10 +129,10 @@ class ChiSquared(WeightedSum):
 
     .. math:: \chi^2(P \| Q) = \sum_i \frac{(p_i - q_i)^2}{q_i}
 
-    At p = 0 a term is q, at q = 0 < p it is +inf. Twice `Alpha` of order 2.
+    At p = 0 a term is q, and at q = 0 < p a term is +inf. The divergence is twice `Alpha` of order 2.
 
     Gradient:
-        as `Alpha`.
+        twice the gradient of `Alpha` of order 2.
 
     Example:
         >>> import torch
@@ -160,10 +161,10 @@ class SquaredHellinger(WeightedSum):
 
     .. math:: H^2(P, Q) = \tfrac12 \sum_i (\sqrt{p_i} - \sqrt{q_i})^2 = 1 - \sum_i \sqrt{p_i q_i}
 
-    At p = 0 a term is q/2, at q = 0 it is p/2. A quarter of `Alpha` of order 1/2.
+    At p = 0 a term is q/2, and at q = 0 a term is p/2. The divergence is a quarter of `Alpha` of order 1/2.
 
     Gradient:
-        finite everywhere by logits.
+        by logits it is finite everywhere.
 
     Example:
         >>> import torch
@@ -187,16 +188,16 @@ class SquaredHellinger(WeightedSum):
 
 @dataclass(frozen=True)
 class Renyi(BuiltIn):
-    r"""The Renyi divergence of order alpha, which grows with alpha.
+    r"""The Renyi divergence of order alpha, which does not decrease as alpha grows.
 
     .. math:: R_\alpha(P \| Q) = \frac{1}{\alpha - 1} \log \sum_i p_i^\alpha q_i^{1-\alpha}
 
-    At alpha = 0 it is -log Q(p > 0), at alpha = 1 it is `KL`, at alpha = inf it is the largest log(p/q). A class with
-    q = 0 < p makes the value +inf for alpha >= 1, and drops out of the sum for alpha < 1. A class with p = 0 < q drops
-    out for every alpha > 0. If P and Q share no class, the value is +inf.
+    The divergence is -log Q(p > 0) at alpha = 0, `KL` at alpha = 1, and the largest log(p/q) at alpha = inf. A class
+    with q = 0 < p makes the value +inf if alpha >= 1, and has no term in the sum if alpha < 1. A class with p = 0 < q
+    has no term if alpha > 0. If P and Q share no class, the value is +inf.
 
-    It is a function of the power divergence D: R = log(1 + alpha (alpha - 1) D) / (alpha - 1). `terms` are the terms of
-    D.
+    The divergence is a function of the power divergence D: R = log(1 + alpha (alpha - 1) D) / (alpha - 1). `terms` are
+    the terms of D.
 
     Arguments:
         alpha: the order, from 0 to `math.inf`.
@@ -205,8 +206,8 @@ class Renyi(BuiltIn):
         ArgumentValueError: `alpha` is negative or NaN.
 
     Gradient:
-        finite everywhere by logits; classes that make the value infinite contribute 0. At alpha = inf it is the
-        gradient of log(p/q) at the first class that attains the maximum, and 0 for P = Q.
+        by logits it is finite everywhere, and classes that make the value infinite contribute 0. At alpha = inf it is
+        the gradient of log(p/q) at the first class that attains the maximum; for P = Q it is 0.
 
     Example:
         >>> import torch
@@ -255,7 +256,7 @@ class Renyi(BuiltIn):
         if alpha == 0:
             outside, covered = support_of_p(pair)
             shares = torch.softmax(torch.where(covered.isinf().all(-1, keepdim=True), 0, covered), -1)
-            # Up to a multiple of q, which the normalization of Q removes.
+            # These derivatives lack a multiple of q, which the normalization of Q removes.
             return torch.zeros_like(pair.p), outside - outside.sum(-1, keepdim=True) * shares
         if alpha == 1:
             return KL().derivatives(pair)
@@ -278,12 +279,12 @@ class Renyi(BuiltIn):
         )
 
     def _affinity_change(self, pair: FinitePair) -> Tensor:
-        """Return sum p^alpha q^(1 - alpha) - 1, accurate even where it is small."""
+        """Return sum(p^alpha q^(1 - alpha)) - 1, accurate even if the result is near 0."""
         # The order of the products matters: the square of a huge alpha overflows, and infinity times 0 is NaN.
         return self.alpha * ((self.alpha - 1) * Alpha(min(self.alpha, _LARGEST)).total(pair))
 
 
 def support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
-    """Return q outside the support of P (else 0), and log q inside (else -inf); an underflowing p is in the support."""
+    """Return q outside P's support (else 0), and log q inside (else -inf); classes whose p underflows are inside."""
     outside = pair.log_ratio == -torch.inf
     return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())

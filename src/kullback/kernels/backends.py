@@ -4,7 +4,8 @@ A backend is a module, or another object, with
 
 * ``serves(kind, p, q)``: whether it computes this divergence of these logits,
 * ``value_and_gradient`` and ``weighted_total``, as `kullback.kernels.reference` defines them,
-* ``NAME``, ``SUMMARY``, ``DTYPES``, ``OPERATIONS``, ``devices()`` and ``missing()``: why it cannot run, or None.
+* ``NAME``, ``SUMMARY``, ``DTYPES``, ``OPERATIONS`` and ``devices()``, which describe it,
+* ``missing()``: why it cannot run in this process, or None if it can.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from kullback.kernels import reference
 from kullback.kernels.native import native_rows
 from kullback.kernels.triton import triton_rows
 
-# In the order of preference. The reference, the last one, computes everything.
+# The backends in the order of preference. The last one, the reference, computes every divergence of any logits.
 BACKENDS: list[Any] = [native_rows, triton_rows, reference]
 
 
 def backend_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
-    """Return the first backend that serves the divergence of the logits."""
+    """Return the first backend that supports the divergence and the logits."""
     for backend in BACKENDS:
         if backend.serves(kind, p, q):
             return backend
@@ -38,7 +39,7 @@ class Backend:
     Attributes:
         name: its name.
         available: whether it runs in this process.
-        reason: why it cannot run; if it can, a description with the dtypes it computes in.
+        reason: why it cannot run; if it can, a description that includes the dtypes of its arithmetic.
         devices: the kinds of device that it runs on in this process.
         dtypes: the dtypes of inputs that it supports.
         operations: the operations that it computes.
@@ -56,7 +57,7 @@ def backends() -> list[Backend]:
     """List the implementations of the kernels, in the order of preference.
 
     Returns:
-        one `Backend` for each implementation; `reason` explains why one cannot run.
+        one `Backend` for each implementation. If an implementation cannot run, its `reason` explains why.
 
     Example:
         >>> import kullback

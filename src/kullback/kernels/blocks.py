@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # Elements in a block. On the CPU, float64 temporaries of 1 MiB fit in the second-level cache of a core. On a GPU, a
-# block has to occupy all processors: 128 MiB.
+# block must be large enough to occupy all processors: 128 MiB of float64.
 _ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 24
 
 

@@ -9,7 +9,8 @@ from enum import IntEnum
 
 __all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "MatrixKind", "Outcome", "RowForm"]
 
-# Increase it whenever an operator's arguments or a code below change. A library with another number is not used.
+# The version of the compiled library's interface. Increase it whenever an operator's arguments or a code below changes.
+# A library with another version is not used.
 INTERFACE = 7
 
 

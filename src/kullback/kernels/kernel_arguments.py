@@ -1,7 +1,8 @@
 """The arguments of the compiled kernels for each divergence: its code, four numbers, and whether P and Q are swapped.
 
-For a mixture, the numbers are the weight and share of each side. For a power divergence, they are its weight, its order
-and its exponent, which is the order minus 1.
+A mixture is weight_p KL(P || share_p P + (1 - share_p) Q), plus the same expression with P and Q exchanged. Its numbers
+are weight_p, share_p, weight_q and share_q. For a power divergence, the numbers are its weight, its order, its exponent
+(the order minus 1), and 0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Arguments(NamedTuple):
     swapped: bool = False
 
 
-# Codes are plain integers because torch.compile supports these.
+# The codes are plain integers, which torch.compile supports.
 _SIMPLE: dict[type[Divergence], Arguments] = {
     KL: Arguments(DivergenceCode.KL.value),
     ReverseKL: Arguments(DivergenceCode.REVERSE_KL.value),
@@ -45,13 +46,14 @@ _SIMPLE: dict[type[Divergence], Arguments] = {
 _MIXTURE, _POWER, _RENYI = (
     code.value for code in (DivergenceCode.MIXTURE, DivergenceCode.POWER, DivergenceCode.RENYI)
 )
-# On random rows, values keep six digits down to shares of 1e-6. The bound leaves a factor of 1000 for rows of extreme
-# logits, which tests/kernels/test_error_budget.py has; for smaller shares, the reference costs only time.
+# On random rows, the kernels' values have six correct digits for shares as small as 1e-6. The bound leaves a factor of
+# 1000 for the rows of extreme logits in tests/kernels/test_error_budget.py. Smaller shares are left to the reference,
+# which is slower but not less accurate.
 _SMALLEST_SHARE = 1e-3
-# On random rows, values keep five digits up to an order of 128, and overflow gives NaN at 256. The reference computes
-# larger orders.
+# On random rows, the kernels' values have five correct digits up to order 128; at order 256, overflow gives NaN. The
+# reference computes larger orders.
 _LARGEST_ORDER = 64.0
-# Float32 represents the inverse of the exponent, 1e30, and its product with derivatives up to 1e8.
+# For this exponent, float32 represents the inverse, 1e30, and the product of the inverse with derivatives up to 1e8.
 _SMALLEST_EXPONENT = 1e-30
 
 
@@ -83,7 +85,8 @@ def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
 def _of_power(code: int, weight: float, order: float) -> Arguments | None:
     """Return the arguments for a power divergence; an order a below 1/2 becomes order 1 - a with P and Q swapped.
 
-    Returns None if the order is too large, or so close to 0 or 1 that float32 cannot hold the inverse of its exponent.
+    Returns None if the order is too large, or so close to 0 or 1 that float32 cannot represent the inverse of the
+    exponent.
     """
     swapped = order < 0.5
     order, exponent = (1 - order, -order) if swapped else (order, order - 1)

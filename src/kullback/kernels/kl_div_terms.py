@@ -26,7 +26,7 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
     """Return the terms, or their sum divided by `divisor`, with derivatives of all orders.
 
     Arguments:
-        log_q: log-probabilities of Q. `native.terms.serves` must accept it and `target`.
+        log_q: log-probabilities of Q. `native.terms.serves` must accept `log_q` and `target`.
         target: probabilities of P, or their logarithms.
         log_target: whether `target` contains logarithms.
         divisor: the divisor of the sum; None returns the terms.
@@ -49,7 +49,7 @@ class _KLDivTerms(torch.autograd.Function):
         ctx.log_target, ctx.divisor = log_target, divisor
         ctx.save_for_backward(log_q, target)
         ctx.save_for_forward(log_q, target)
-        # Not in float16: the gradient could underflow before loss scaling multiplies it.
+        # A float16 gradient is left to the backward pass, because it could underflow before loss scaling multiplies it.
         now = divisor is not None and log_q.dtype != torch.float16
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         result, *gradients = terms.compute(log_q, target, log_target, divisor, wanted)
@@ -96,7 +96,8 @@ def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Ten
 
     Where the mask is true, the log-ratio is 0, and p is 1 unless the target contains logarithms.
     """
-    # The bound on log_q propagates NaN and +inf, which are not log-probabilities.
+    # NaN and +inf in log_q are not log-probabilities. The condition on log_q leaves such terms to the formula, which
+    # makes them NaN or infinite.
     massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)
     if log_target:
         p, log_p = target.exp(), target
@@ -107,8 +108,8 @@ def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Ten
 
 
 def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
-    # Where q = 0, any mass gives +inf, even a mass that underflowed to 0. The term has an infinite derivative, which is
-    # dropped: a zero weight, or the backward pass of a softmax, would turn it into NaN.
+    # Where q = 0, any mass gives the term +inf, even a mass that underflowed to 0. The term's infinite derivative is
+    # dropped, because a zero weight, or the backward pass of a softmax, would turn it into NaN.
     return torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
 
 

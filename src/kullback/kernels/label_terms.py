@@ -31,11 +31,11 @@ class HardLabels(NamedTuple):
     hard: float
 
     def of_rows(self, rows: slice | Tensor) -> HardLabels:
-        """Return the labels of some rows."""
+        """Return the labels of the rows that a slice or an index selects."""
         return self._replace(classes=self.classes[rows])
 
     def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix the derivatives of the divergences with the derivative of the cross-entropy by Q's logits."""
+        """Return the mixed values' derivatives with respect to P's and Q's logits, from those of the divergences."""
         by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
         grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
@@ -54,7 +54,7 @@ class HardLabels(NamedTuple):
     ) -> Tensor:
         """Return the mixed values of rows, and add the gradient of the cross-entropy to `gradient`.
 
-        Kernels without labels need it; the logits are read once more.
+        Backends call this method if their kernels do not compute cross-entropies. It reads the logits once more.
         """
         if gradient is None:
             return self.mixed(values, logits)
@@ -66,9 +66,10 @@ class HardLabels(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return -log softmax(logits) of each row's class, in float64. It is KL(one-hot || softmax(logits)).
+    """Return -log softmax(logits) of each row's class, in float64. This cross-entropy equals KL(one-hot ||
+    softmax(logits)).
 
-    It is +inf if the class has logit -inf. Its gradient is always the softmax minus the one-hot vector.
+    The value is +inf if the class has logit -inf. The gradient is always the softmax minus the one-hot vector.
     """
     return transformable(_CrossEntropy(), logits, classes)
 
@@ -77,7 +78,7 @@ def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
     """Return `cross_entropy` by operations on the whole tensor, without support for autograd."""
     accurate, index = upcast(logits), classes.unsqueeze(-1)
     peak = accurate.amax(-1, keepdim=True)
-    # Logits far from 0 would leave no digits for the logarithm of a sum.
+    # The peak is subtracted, because logits far from 0 would leave no digits for the logarithm of a sum.
     accurate = accurate - torch.where(peak.isfinite(), peak, 0)
     others = accurate.scatter(-1, index, -torch.inf).logsumexp(-1)
     margin = others - accurate.gather(-1, index).squeeze(-1)
@@ -85,14 +86,15 @@ def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient by the logits of the sum of `grad` times the cross-entropies, by differentiable operations.
+    """Return the gradient of the sum of `grad` times the cross-entropies, by differentiable operations on the logits.
 
     A row whose `grad` is 0 gets 0, even if it contains inf or NaN.
     """
     index = classes.unsqueeze(-1)
     spoilt, (rows,) = without_spoilt_rows((logits,), (True,))
     probs = torch.softmax(upcast(rows), -1)
-    # A row sums to zero. The entry of the class is computed from the others, because softmax minus 1 would cancel.
+    # Each row of the gradient sums to zero. The entry of the true class is computed as minus the sum of the other
+    # entries, because softmax - 1 would cancel.
     others = probs.scatter(-1, index, torch.zeros_like(probs[..., :1]))
     by = others.scatter(-1, index, -others.sum(-1, keepdim=True))
     return weighted_rows(by, grad, spoilt)

@@ -58,7 +58,7 @@ def _bytes_of(x: Tensor) -> tuple[int, int]:
 
 
 def _row_step(x: Tensor) -> int | None:
-    """Return the distance in bytes between contiguous, equally spaced rows; None if the rows are not so."""
+    """Return the distance in bytes between contiguous, equally spaced rows; None for other rows."""
     if x.ndim < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1) or x.stride(-2) < x.shape[-1]:
         return None
     for i in range(x.ndim - 2):

@@ -1,7 +1,8 @@
-"""The reference implementation in plain torch, for any device, dtype and divergence. It defines the correct result.
+"""The reference implementation in plain torch, for any device, dtype and divergence. The other implementations are
+tested against it.
 
-It computes in float64 (float32 on devices without float64) for inputs of any dtype. It works on blocks of rows, so that
-temporaries stay small for any number of rows.
+The reference computes in float64 (float32 on devices without float64) for inputs of any dtype. Rows are processed in
+blocks, so that temporaries stay small for any number of rows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ NAME = "reference"
 SUMMARY = "plain torch: any device; computes in float64 (float32 on mps, which has no float64)"
 OPERATIONS = ("every divergence", "first and further derivatives")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "integers (counts)")
-# Up to this distance between the two sides' largest logits, differences lose few digits (see csrc/logits/rows.h).
+# If the largest logits of P and Q differ by at most this much, their difference loses few digits (see
+# csrc/logits/rows.h).
 _FAR = 4.0
 
 
@@ -53,7 +55,7 @@ def pair_from_weights(
     """Normalize two tensors of weights, or log-weights, along their last dimension.
 
     The log-ratio is computed from the weights, not from the normalized probabilities. Where two weights are nearly
-    equal, it is computed from their difference, which keeps its digits.
+    equal, their difference has no rounding error, so the log-ratio is computed from it.
     """
     side_p, side_q = _normalize(p, p_in_logs, at), _normalize(q, q_in_logs, at)
     if p_in_logs or q_in_logs:
@@ -74,10 +76,10 @@ def pair_of_logs(log_p: Tensor, log_q: Tensor) -> FinitePair:
 
 
 class Normalized(NamedTuple):
-    """One side of a pair. The logarithm of its sum of weights is peak / temperature + log_sum."""
+    """The normalized P or Q of a pair. The logarithm of the sum of its weights is peak / temperature + log_sum."""
 
     mass: Tensor
-    log_weights: Tensor  # 0 where there is no mass; not divided by the temperature
+    log_weights: Tensor  # 0 for a class without mass; not divided by the temperature
     peak: Tensor
     log_sum: Tensor
     empty: Tensor
@@ -88,7 +90,7 @@ class Normalized(NamedTuple):
         return log_weights if self.temperature == 1 else log_weights / self.temperature
 
     def log_mass(self) -> Tensor:
-        """Return the logarithms of the masses, also where the masses underflow."""
+        """Return the logarithms of the masses, which are finite even where the masses underflow."""
         log_mass = self.scaled(self.log_weights - self.peak) - self.log_sum
         return torch.where(self.empty, -torch.inf, log_mass)
 
@@ -102,9 +104,10 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
         log_ratio: log(p / q) where both have mass; computed from the log-weights if omitted.
     """
     if log_ratio is None:
-        # Logits far from 0 may be nearly equal, and so may their sums. The large terms are therefore subtracted first,
-        # often without rounding. If the peaks are far apart, this would lose digits of the smaller logits, so the side
-        # that is farther from 0 is first shifted to the other peak.
+        # The logits of P and Q may be far from 0 but nearly equal, and so may their peaks. These large terms are
+        # therefore subtracted first, often without rounding. If the peaks differ by more than `_FAR`, this would lose
+        # digits of the smaller logits. The side whose peak is farther from 0 is then first shifted to the other side's
+        # peak.
         apart = p.peak - q.peak
         apart = torch.where(apart.abs() > _FAR, apart, 0)
         p_is_far = p.peak.abs() > q.peak.abs()
@@ -120,15 +123,16 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
 
 @dataclass(slots=True, eq=False)
 class RowDivergence(RowOperation):
-    """The divergence of each row of P and Q, a row operation (`kernels.row_operation`).
+    """The row operation whose values are the divergences between the rows of P and Q (see `kernels.row_operation`).
 
     Attributes:
         kind: the divergence.
         temperature: the divisor of log-weights.
         dtype: the dtype of the values.
-        labels: the labels of the rows; their cross-entropy is mixed with the divergences.
+        labels: the true classes of the rows, whose cross-entropy is mixed with the divergences; None for divergences
+            alone.
         p_in_logs: whether P contains log-weights.
-        q_in_logs: whether Q does.
+        q_in_logs: whether Q contains log-weights.
     """
 
     kind: Divergence
@@ -139,12 +143,12 @@ class RowDivergence(RowOperation):
     q_in_logs: bool = True
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:
-        """Normalize two tensors of rows, of any dtype."""
+        """Return the normalized pair of two tensors of rows, of any dtype."""
         p, q = self._scaled(p, self.p_in_logs), self._scaled(q, self.q_in_logs)
         return _balanced(self.kind, pair_from_weights(p, q, self.p_in_logs, self.q_in_logs))
 
     def of_rows(self, rows: slice) -> RowDivergence:
-        """Return the operation for some rows."""
+        """Return the operation for some rows only, with the labels of these rows."""
         return self if self.labels is None else replace(self, labels=self.labels.of_rows(rows))
 
     def values(self, p: Tensor, q: Tensor) -> Tensor:
@@ -153,7 +157,7 @@ class RowDivergence(RowOperation):
         return values if self.labels is None else self.labels.mixed(values, q)
 
     def derivatives(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of each row's value by the weights, or log-weights, of P and of Q."""
+        """Return the derivatives of each row's value with respect to the weights, or log-weights, of P and of Q."""
         pair = self.pair(p, q)
         by_p, by_q = self.kind.derivatives(pair)
         derivatives = (
@@ -170,9 +174,9 @@ class RowDivergence(RowOperation):
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients from `derivatives` instead of differentiating the terms.
 
-        Where P and Q agree, the derivatives are as accurate as the terms. They are also defined at the edges, where
-        differentiating the terms would give 0 times infinity. They consist of differentiable operations, so higher
-        derivatives work.
+        Where P and Q are nearly equal, `derivatives` is as accurate as the terms. At p = 0 or q = 0, the result of
+        `derivatives` is defined, whereas differentiating the terms would give 0 * inf. `derivatives` consists of
+        differentiable operations, so higher derivatives work.
         """
         p, q = tensors = tensors[:2]
         spoilt = None
@@ -205,10 +209,10 @@ class RowDivergence(RowOperation):
         return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
-        """Convert a derivative by log-probabilities to a derivative by the unnormalized weights."""
+        """Convert derivatives with respect to log-probabilities to derivatives with respect to unnormalized weights."""
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
-        # The row sums to zero. The entry of the largest class is computed from the other entries, because the
-        # difference above would cancel if that class has nearly all the mass.
+        # Each row of this derivative sums to zero. The entry of the largest class is computed as minus the sum of the
+        # other entries, because the difference above cancels if that class has nearly all the mass.
         top = mass.argmax(-1, keepdim=True)
         others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
         by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
@@ -220,10 +224,11 @@ class RowDivergence(RowOperation):
 
 
 def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
-    """Shift the log-ratios by the sum of q - p, which is nonzero only through rounding in the normalization.
+    """Return the pair with its log-ratios shifted by the sum of q - p, which only rounding makes nonzero.
 
-    Only total variation needs the shift: rounding can change the sign of q - p in its largest classes. If the sum is
-    negligible compared to the sum of |q - p|, there is no shift, so that classes with p = q keep a derivative of 0.
+    Only total variation needs the shift, because rounding can change the sign of q - p in the classes with most mass.
+    If the sum is negligible compared to the sum of |q - p|, there is no shift, so that classes with p = q keep a
+    derivative of 0.
     """
     if not isinstance(kind, TotalVariation):
         return pair
@@ -234,8 +239,8 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
 
 
 def row_divergence(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the value of each pair of rows of two (n, classes) tensors, differentiable in every way."""
-    labels, rows = rows.labels, replace(rows, labels=None)  # the labels' tensors may be transformed too
+    """Return the divergence of each row of two (n, classes) tensors, with support for torch.func and forward mode."""
+    labels, rows = rows.labels, replace(rows, labels=None)  # torch.func may transform the labels too
     values = transformable(rows, p, q)
     return values if labels is None else labels.mixed(values, q)
 
@@ -247,11 +252,11 @@ def devices() -> tuple[str, ...]:
 
 
 def missing() -> None:
-    """Return None: it runs everywhere."""
+    """Return None, which means that the reference can run: it runs everywhere."""
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return True: it computes every divergence."""
+    """Return True: the reference computes every divergence of any logits."""
     del kind, p, q
     return True
 
@@ -304,7 +309,7 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
 
 
 def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
-    """Multiply rows by their weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
+    """Return the rows times their weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
     weights = weights.unsqueeze(-1)
     return torch.where(weights == 0, 0, weights * derivatives)
 

@@ -1,8 +1,8 @@
-"""Operations on rows for automatic differentiation: one base class, applied per row or as a weighted total.
+"""Functions of rows of tensors that supply their own gradients, applied row by row or as a weighted total.
 
-A row operation computes values from tensors, and the gradients of a weighted sum of these values. Divergences by a
-backend, losses of a teacher and divergences of sharded classes are such operations. Torch's autograd sees only the
-functions below.
+A row operation computes values from tensors, and the gradients of a weighted sum of these values. Examples are the
+divergences that a backend computes, the losses with a stored teacher, and the divergences of rows whose classes are
+spread over processes. The subclasses of `torch.autograd.Function` below connect them to torch's autograd.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: i
 
 Gradients = Sequence[Tensor | None]
 Wanted = Sequence[bool]
-"""Which gradients are needed."""
+"""For each tensor argument, whether its gradient is needed."""
 Weights = Tensor | None
 """The weight of each row in a sum; None means 1."""
 Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
-"""The values of rows, and the gradients of their weighted sum by P and by Q."""
+"""The values of rows, and the wanted gradients of their weighted sum with respect to P and Q, else None."""
 
 
 class RowOperation(ABC):
-    """How rows become values and gradients. Forward mode is optional."""
+    """A function from rows of tensors to values, with its gradients. Derivatives in forward mode are optional."""
 
     __slots__ = ()
 
     has_second: bool = False
-    """Whether `compute` has a second result for the caller at the end, a tensor without a gradient."""
+    """Whether the last result of `compute` is a second output for the caller, a tensor without a gradient."""
 
     @abstractmethod
     def compute(self, *tensors: Any, **_: Any) -> tuple[Any, ...]:
-        """Return a tuple of the values, and of everything else that the gradients need."""
+        """Return a tuple: the values of the rows, then all other tensors that `gradients` needs."""
 
     @abstractmethod
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
@@ -50,14 +50,14 @@ class RowOperation(ABC):
         Arguments:
             tensors: the arguments of `compute`.
             kept: the results of `compute`; empty if it returned only the values.
-            grad: the gradient by the values.
+            grad: the gradient of the loss with respect to the values.
             wanted: which gradients are needed.
-            is_plain: whether the backward pass is neither differentiated nor batched. Otherwise, the gradients are
-                computed by differentiable operations.
+            is_plain: whether torch neither differentiates nor batches the backward pass. If False, the gradients must
+                be computed by differentiable operations.
         """
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of the values. By default, there is no forward mode."""
+        """Return the directional derivative of the values along `tangents`. The default raises: no forward mode."""
         raise invalid_value(
             "forward_ad.make_dual",
             "tangent",
@@ -73,25 +73,25 @@ class TotalOperation(RowOperation):
     __slots__ = ()
 
     weights: Weights
-    """Constants; None means 1. A row of weight 0 contributes 0."""
+    """The weights of the rows, constants of the differentiation; None means 1. A row of weight 0 contributes 0."""
     scale: float
     """The factor of the total."""
 
     @abstractmethod
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
-        """Return the sum of the values times `weights` and `scale`, its wanted gradients, and the second result."""
+        """Return `scale` times the weighted sum of the values, its wanted gradients, and the second output, if any."""
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Complete the gradients of `total` in the backward pass, after they were multiplied by the gradient."""
+        """Return the final gradients from the gradients of `total`, multiplied by the incoming gradient."""
         return gradients
 
 
 def transformable(
     operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None = None
 ) -> Tensor:
-    """Return the values of an operation by a function that torch.func, torch.compile and forward mode support.
+    """Return the values of an operation, by a custom function that torch.func, torch.compile and forward mode support.
 
-    Tensors that torch.func may transform are arguments, not attributes of the operation.
+    A tensor that torch.func may transform must be an argument, because attributes of `operation` count as constants.
     """
     if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
@@ -105,16 +105,16 @@ def transformable(
 def _needs_plain_expression() -> bool:
     """Return whether torch.func differentiates the call in a way that a custom function does not support.
 
-    Those are nested forward derivatives, and all derivatives inside of a compiled graph: torch takes the tensors that
-    a function saved there for constants, so that second derivatives would be wrong.
+    A custom function does not support nested forward derivatives. Inside a compiled graph, torch treats the tensors
+    that a custom function saved as constants, so that second derivatives would be wrong.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
 
 def _is_backward_of_forward() -> bool:
-    """Return whether torch.func differentiates a forward derivative backward.
+    """Return whether torch.func takes a reverse-mode derivative of a forward-mode derivative.
 
-    torch then cannot batch the backward pass of a function with outputs that are not differentiable.
+    In that case, torch cannot batch the backward pass of a custom function that has non-differentiable outputs.
     """
     if torch.compiler.is_compiling() or not open_transforms("Jvp"):
         return False
@@ -123,12 +123,12 @@ def _is_backward_of_forward() -> bool:
 
 
 def is_differentiated_in_graph() -> bool:
-    """Return whether a compiled graph itself takes derivatives, by torch.func."""
+    """Return whether the call is inside a compiled graph that takes derivatives by torch.func."""
     return torch.compiler.is_compiling() and open_transforms("Grad", "Jvp") > 0
 
 
 def open_transforms(*names: str) -> int:
-    """Return the number of transforms of torch.func with these names around the call."""
+    """Return how many of the enclosing transforms of torch.func have one of these names."""
     if _functorch.peek_interpreter_stack() is None:
         return 0
     return sum(level.key().name in names for level in _functorch.get_interpreter_stack())
@@ -139,15 +139,16 @@ open_transforms._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignor
 
 
 def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensors: Tensor | None) -> Tensor:
-    """Return the value plus an integral of its changes over a step of 0, which carries the derivatives.
+    """Return `value` plus the integral of `changes` over a step that is 0 but has the derivatives of `tensors`.
 
-    Radau's rule with two points makes the derivatives of the result exact up to the third order. At an infinite value
-    only the first derivative is carried: there the second one may be NaN, and 0 times it would spoil the first one.
+    Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
+    infinite, the result has only a first derivative: the second derivative may be NaN there, and 0 * NaN would make the
+    first derivative NaN too.
 
     Arguments:
-        value: the values of rows, without derivatives.
-        changes: the directional derivatives of the values, from tensors and their steps.
-        tensors: the arguments; None and indices have no derivatives.
+        value: the values of the rows, without derivatives.
+        changes: a function of tensors and their steps that returns the directional derivatives of the values.
+        tensors: the arguments of `changes`; None and integer tensors have no derivatives.
     """
     is_infinite = (value == torch.inf).reshape(*value.shape[:1], -1).any(-1)
     fixed = [None if x is None else x.detach() for x in tensors]
@@ -160,19 +161,20 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
 
 
 def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
-    """Return 0 with the derivative of `x`; None if there is none."""
+    """Return zeros that have the derivative of `x`; None if `x` is None or an integer tensor."""
     if fixed is None or x is None or not x.is_floating_point():
         return None
-    # Unlike x - fixed, a custom function has a derivative at -inf. But torch.compile supports no custom function with
-    # forward derivatives.
+    # Where x is -inf, x - fixed is NaN, but the custom function `_ZeroOf` is 0 and has a derivative. Forward mode
+    # cannot use `_ZeroOf`, because torch.compile supports no custom function with forward derivatives.
     is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
-    # torch.compile ignores the derivative of a custom function of an input of the graph, but not of a copy of it.
+    # torch.compile ignores the derivative of a custom function whose argument is an input of the graph. A copy of the
+    # input avoids this.
     at_infinity = _ZeroOf.apply(x.clone()) if is_backward else 0
     return torch.where(fixed.isfinite(), x - fixed, at_infinity)
 
 
 class _ZeroOf(torch.autograd.Function):
-    """0, with the derivative 1 by its argument, which may be infinite."""
+    """Zeros whose derivative with respect to the argument is 1, even where the argument is infinite."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -184,9 +186,10 @@ class _ZeroOf(torch.autograd.Function):
 
 
 def differentiable_backward() -> Any:
-    """Return the context in which a backward pass computes gradients that may be differentiated again.
+    """Return the context for backward passes whose gradients may be differentiated again.
 
-    torch.compile traces each backward pass without a graph, also for ``create_graph=True``.
+    torch.compile traces each backward pass with gradients disabled, even for ``create_graph=True``. This context
+    enables them.
     """
     return torch.enable_grad() if torch.compiler.is_compiling() else nullcontext()
 
@@ -198,7 +201,8 @@ class _Transformable(torch.autograd.Function):
     def forward(
         operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None
     ) -> tuple[Tensor, ...]:
-        # torch.compile needs as many parameters as there are arguments: it would read `*tensors` as a context.
+        # torch.compile needs one named parameter for each argument. torch.compile would mistake `*tensors` for a
+        # context.
         return operation.compute(*((first, second) if third is None else (first, second, third)))
 
     @staticmethod
@@ -220,7 +224,7 @@ class _Transformable(torch.autograd.Function):
 
 
 class _ForwardTransformable(_Transformable):
-    """The same function with forward-mode derivatives."""
+    """`_Transformable` with forward-mode derivatives."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -229,10 +233,10 @@ class _ForwardTransformable(_Transformable):
 
 
 class RowValueFunction(torch.autograd.Function):
-    """The values, for tensors that Python can read.
+    """The values of a row operation, for tensors that neither torch.func nor torch.compile transforms.
 
     `forward` sets up the context itself, because a separate `setup_context` costs a fifth of a small call. torch.func
-    needs `setup_context`; it gets `transformable`.
+    needs `setup_context`, so it uses `transformable` instead of this class.
     """
 
     @staticmethod
@@ -240,7 +244,7 @@ class RowValueFunction(torch.autograd.Function):
         values, *kept = operation.compute(*tensors)
         second = kept.pop() if operation.has_second else None
         ctx.operation, ctx.dtype = operation, values.dtype
-        # An alias: the result itself would keep this context alive, which would keep the result alive.
+        # `detach` makes an alias. The result refers to this context, so storing the result itself would make a cycle.
         ctx.kept = (values.detach(), *kept) if kept else ()
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -258,16 +262,18 @@ class RowValueFunction(torch.autograd.Function):
 
 
 class RowTotal(torch.autograd.Function):
-    """The weighted total. If `is_early`, the forward pass computes the gradient in the same sweep over the rows.
+    """The weighted total. If `is_early`, the forward pass computes the total and the gradient in one sweep over the
+    rows.
 
-    The context stores the gradient until the first backward pass. A second, a differentiated or a batched backward pass
-    computes the gradient from the tensors.
+    The context stores the gradient until the first backward pass. A second backward pass computes the gradient again
+    from the saved tensors, and so does a differentiated or batched one.
     """
 
     @staticmethod
     def forward(ctx: Any, operation: TotalOperation, is_early: bool, *tensors: Tensor | None) -> Any:
         ctx.operation = operation
-        # Autograd cannot save tensors of torch.inference_mode. The gradient computed below does not need them.
+        # Autograd cannot save tensors of torch.inference_mode. The gradient that is computed below in the forward pass
+        # does not need them.
         saved: list[Tensor | None] = list(tensors)
         for place, x in enumerate(tensors):
             if x is not None and x.is_inference():
@@ -313,18 +319,20 @@ def _with_second(ctx: Any, result: Tensor, second: Tensor) -> tuple[Tensor, Tens
 
 
 def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tensor:
-    """Return the weight of each row's value in a total that is multiplied by `factor`."""
-    # The gradient may belong to a side with a more accurate dtype than `rows`.
+    """Return `weights` times `factor`, shape (rows,), in float64 (float32 on devices without float64)."""
+    # `rows` is one side only. The other side may have a more accurate dtype, so the dtype of `rows` is not used.
     dtype = accurate_dtype(rows.device)
     weights = rows.new_ones(rows.shape[0], dtype=dtype) if weights is None else weights.to(dtype)
     return weights * factor
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return which rows contain NaN or have no finite sum on any side, and the sides with ones in these rows.
+    """Return a mask of the spoilt rows, shape (rows,), and the sides with ones in these rows.
 
-    Derivatives of such a row are NaN. A position that does not count may contain one: its derivatives are multiplied
-    by 0, and differentiating the product again would multiply NaN by 0.
+    A row is spoilt if it contains NaN or +inf, or has no mass, in P or in Q.
+
+    The derivatives of a spoilt row are NaN. If its weight is 0, the derivatives are multiplied by 0, and a second
+    derivative would multiply NaN by 0. Ones avoid this.
     """
     spoilt = torch.zeros(rows[0].shape[:-1], dtype=torch.bool, device=rows[0].device)
     for x, is_logs in zip(rows, in_logs, strict=True):
@@ -334,23 +342,23 @@ def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tupl
 
 
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
-    """Multiply the derivatives of rows by their weights, differentiably; a spoilt row gives NaN, or 0 at weight 0."""
+    """Return the derivatives times their rows' weights, differentiably; a spoilt row gives NaN, or 0 at weight 0."""
     derivatives = torch.where((weights == 0).unsqueeze(-1) & ~derivatives.isfinite(), 0, derivatives)
     replaced = torch.where(weights == 0, 0.0, torch.nan).to(derivatives.dtype)
     return torch.where(spoilt.unsqueeze(-1), replaced.unsqueeze(-1), weights.unsqueeze(-1) * derivatives)
 
 
 def overwritten(x: Tensor) -> Tensor:
-    """Return the gradient that has overwritten a tensor, in the tensor's memory.
+    """Return a detached alias of `x`, whose memory a kernel has overwritten with a gradient.
 
-    This raises autograd's version counter, so that other users of the tensor get an error.
+    This increases autograd's version counter. An operation that saved `x` for its backward pass then raises an error.
     """
     torch.autograd.graph.increment_version(x)
     return x.detach()
 
 
 def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
-    """Multiply gradients in place by a number; a factor of 0 gives 0, also where a gradient is infinite."""
+    """Multiply gradients in place by `factor`, a number; a factor of 0 gives 0, even where a gradient is infinite."""
     number = factor.item() if factor.is_cpu else math.nan
     if number == 1:
         return list(gradients)

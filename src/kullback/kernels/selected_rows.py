@@ -1,4 +1,4 @@
-"""Rows of logits at selected classes, for teachers that give only some classes."""
+"""Read rows of logits at selected classes, for teachers whose probabilities are known for some classes only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, tran
 
 
 def serves(logits: Tensor) -> bool:
-    """Return whether the C++ kernels support the logits; they compute in float32, or in float64 for float64."""
+    """Return whether the C++ kernels support the logits; they compute in float32, or in float64 for float64 logits."""
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
@@ -30,29 +30,30 @@ class SelectedClasses(RowOperation):
     `of` and `read` return these float64 columns for each row:
 
     - the selected logits divided by the temperature, -inf for padding;
-    - the logsumexp at that temperature over all classes, or over the classes that are not selected;
+    - the logsumexp of all logits at that temperature or, if `leaves_out`, of the logits of all other classes;
     - with labels, the cross-entropy with the label at temperature 1.
 
     Logits are relative to the row's largest logit, because logits far from 0 would leave no digits for the logarithm of
-    a sum. Derivatives treat this shift as constant. They are exact for every function that the shift does not change.
+    a sum. Derivatives treat this shift as constant. They are exact for every function of the columns that does not
+    depend on the shift.
     """
 
-    indices: Any  # Tensor; None while torch transforms it
+    indices: Any  # a Tensor; None in the operation that `of` passes to `transformable`
     temperature: float
     leaves_out: bool  # whether the logsumexp excludes the selected classes
     labels: Tensor | None = None
 
     def of(self, logits: Tensor) -> Tensor:
-        """Read the logits, differentiably."""
-        settings = replace(self, indices=None, labels=None)  # torch.func may transform these tensors too
+        """Return the columns for each row of logits, differentiable with respect to the logits."""
+        settings = replace(self, indices=None, labels=None)  # torch.func may transform both tensors
         return transformable(settings, logits, self.indices, self.labels)
 
     def compute(self, logits: Tensor, indices: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `read`, as a row operation."""
+        """Return the results of `read` for these indices and labels."""
         return replace(self, indices=indices, labels=labels).read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradient by the logits."""
+        """Return the gradient with respect to the logits, and None for the indices."""
         (logits, indices, labels), (result, sums) = tensors, kept
         classes = replace(self, indices=indices, labels=labels)
         if not is_plain:
@@ -62,7 +63,7 @@ class SelectedClasses(RowOperation):
         return gradient, None
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivatives of the columns."""
+        """Return the directional derivatives of the columns along the tangent of the logits."""
         (logits, indices, labels), tangent = tensors, tangents[0]
         spoilt, (logits,) = without_spoilt_rows((logits,), (True,))
         padding, indices = indices < 0, indices.clamp(min=0)
@@ -86,7 +87,7 @@ class SelectedClasses(RowOperation):
         return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
+        """Return the columns, and the sums that the C++ gradient needs; without C++, the sums are empty."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
         if serves(logits) and can_inspect_all(tensors):
             selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
@@ -104,7 +105,7 @@ class SelectedClasses(RowOperation):
         return torch.cat(parts), upcast(logits.new_empty(0))
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient by the logits to `out`, which may be the logits; `grad` is the gradient by the result."""
+        """Write the gradient of the sum of `grad` times `result` to `out`, which may be the tensor of logits."""
         if sums.numel():
             k = self.indices.shape[-1]
             by_label = None if self.labels is None else grad[:, k + 1].contiguous()
@@ -115,7 +116,7 @@ class SelectedClasses(RowOperation):
             out[block] = self._of_rows(block).gradient_of_block(logits[block], result[block], grad[block])
 
     def gradient_of_block(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient by the logits in float64, by differentiable operations."""
+        """Return the gradient with respect to the logits in float64, by differentiable operations."""
         k = self.indices.shape[-1]
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         by_selected, by_sum, log_sum = (
@@ -128,7 +129,7 @@ class SelectedClasses(RowOperation):
         # A row whose gradient is 0 gets 0, even if its logits contain inf or NaN.
         shifted = torch.where((by_sum == 0) & ~(shifted < torch.inf), 0, shifted)
         whole = by_sum * torch.exp(shifted.clamp(max=0))
-        if self.leaves_out:  # set to exactly 0 before adding their own gradient
+        if self.leaves_out:  # selected classes get exactly 0 before their gradient is added
             whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
         whole = whole.scatter_add(-1, indices, by_selected) / self.temperature
         if self.labels is None:
@@ -136,12 +137,13 @@ class SelectedClasses(RowOperation):
         return whole + cross_entropy_gradient(logits, self.labels, grad[..., k + 1])
 
     def read_block(self, logits: Tensor) -> Tensor:
-        """Read the logits by operations on the whole tensor, without support for autograd."""
+        """Return the columns by operations on the whole tensor, without support for autograd."""
         accurate = self._relative(logits)
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
         if self.leaves_out:
-            # A minimum makes the result independent of the order of repeated indices, such as padding and class 0.
+            # Padding is written to class 0, which may also be selected. A minimum makes the result independent of the
+            # order of such repeated indices.
             written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
             accurate = accurate.scatter_reduce(-1, indices, written, "amin")
         columns = [selected, accurate.logsumexp(-1, keepdim=True)]
@@ -150,7 +152,7 @@ class SelectedClasses(RowOperation):
         return torch.cat(columns, -1)
 
     def _arguments(self) -> tuple[Any, ...]:
-        """Return the arguments that both operators share."""
+        """Return the arguments that the C++ operators for the statistics and for the gradient have in common."""
         labels = None if self.labels is None else self.labels.contiguous()
         return self.indices.contiguous(), labels, self.temperature, self.leaves_out
 

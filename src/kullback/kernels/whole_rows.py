@@ -1,4 +1,4 @@
-"""Divergences of whole rows by the first backend that serves them."""
+"""Divergences of rows of logits over all classes, computed by the first backend that supports them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from kullback.representations import Representation
 
 @dataclass(slots=True, eq=False)
 class FastRows(TotalOperation):
-    """A row operation of a backend. The reference computes differentiated gradients and forward mode.
+    """The row operation of a divergence whose values and gradients a backend computes.
+
+    The reference computes the derivatives in forward mode and the gradients that are differentiated again.
 
     Attributes:
         rows: the divergence of the rows.
@@ -50,11 +52,11 @@ class FastRows(TotalOperation):
     inplace: bool = False
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
-        """Return the values."""
+        """Return the value of each row."""
         return (_values_by(self.backend, self.rows, p, q),)
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        """Return the total and its wanted gradients."""
+        """Return `scale` times the weighted sum of the values, and its wanted gradients."""
         return self.backend.weighted_total(self.rows, *tensors, self.weights, wanted, self.scale)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
@@ -79,7 +81,7 @@ def row_divergence(
     dtype: torch.dtype | None = None,
     exact: bool = False,
 ) -> Tensor:
-    """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable by both.
+    """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable with respect to both.
 
     Arguments:
         kind: the divergence.
@@ -97,7 +99,7 @@ def row_divergence(
 
 
 def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
-    """Return the value of each row of two tensors of logits, which broadcast; with `exact`, by the reference."""
+    """Return the divergence of each row of two broadcastable tensors of logits; if `exact`, from the reference."""
     # In a small batch every operation costs time, so operations that change nothing are skipped.
     shape = p.shape
     if shape != q.shape:
@@ -131,7 +133,7 @@ def value_and_gradient(
 ) -> Evaluation:
     """Return the value of each row of logits together with the gradient of their weighted sum.
 
-    This reads the logits once, but the weights must be known in advance. The result is not differentiable.
+    The logits are read only once, but the weights must be known in advance. The result is not differentiable.
 
     Arguments:
         rows: the divergence of the rows.
@@ -150,7 +152,8 @@ def value_and_gradient(
 def weighted_total(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, *, scale: float = 1.0, inplace: bool = False
 ) -> Tensor:
-    """Return `scale` times the weighted sum of the values of rows of logits, differentiable by both sides.
+    """Return `scale` times the weighted sum of the values of rows of logits, differentiable with respect to `p` and
+    `q`.
 
     Arguments:
         rows: the divergence of the rows; its dtype, float32 or float64, is the dtype of the result.
@@ -167,7 +170,8 @@ def weighted_total(
         tensors.append(weights)
     if rows.labels is not None:
         tensors.append(rows.labels.classes)
-    # A gradient of the forward pass is rounded before loss scaling multiplies it, so float16 might underflow.
+    # A gradient computed in the forward pass is rounded before loss scaling multiplies it. In float16 such a gradient
+    # might underflow.
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
     if is_constant and can_inspect_all(tensors):
         operation = FastRows(rows, backend_for(rows.kind, p, q), weights, scale, inplace)
@@ -190,7 +194,7 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile: its forward pass computes the first derivatives too; higher ones are refused."""
+    """The total for torch.compile: its forward pass computes the first derivatives too; higher derivatives raise."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Losses: `kl_div`, distillation, policies, regularizers. The public doors are `functional`, `nn` and `policy`."""
+"""Losses: `kl_div`, distillation, policies, regularizers. Public modules: `functional`, `nn`, `policy`."""

@@ -1,4 +1,4 @@
-"""Schedules and controllers: coefficients of a KL penalty and capacities that change during training."""
+"""Schedules and controllers, which change the coefficient or the capacity of a KL penalty during training."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LinearSchedule:
         When called with the number of completed steps, the value.
 
     Raises:
-        ArgumentValueError: an argument is invalid; at the call, the number of steps is negative.
+        ArgumentValueError: an argument is invalid or, when the schedule is called, `step` is negative.
 
     Example:
         >>> warm_up = LinearSchedule(0.0, 1.0, steps=4)
@@ -87,13 +87,13 @@ class CyclicalSchedule:
         stop: :math:`c_1`, the value at the end of each period.
         period: :math:`T`, the number of steps in a period, at least 1.
         ramp: :math:`R`, the fraction of a period with a changing value; above 0, at most 1.
-        cycles: the number of periods, after which the value stays at `stop`; None for no end.
+        cycles: the number of periods, after which the value stays at `stop`; None to repeat forever.
 
     Returns:
         When called with the number of completed steps, the value.
 
     Raises:
-        ArgumentValueError: an argument is invalid; at the call, the number of steps is negative.
+        ArgumentValueError: an argument is invalid or, when the schedule is called, `step` is negative.
 
     Example:
         >>> schedule = CyclicalSchedule(0.0, 1.0, period=4, ramp=0.5, cycles=2)
@@ -125,7 +125,7 @@ class CyclicalSchedule:
 
 
 def scheduled(name: str, setting: float | Schedule, step: int) -> float:
-    """Return the value of a number or a schedule after `step` steps, or raise."""
+    """Return the value of `setting`, a number or a schedule, after `step` steps; raise if the value is invalid."""
     value = setting(step) if callable(setting) else setting
     if not 0 <= number_from(value) < math.inf:
         got = safe_repr(value) + (f" after {step} steps" if callable(setting) else "")
@@ -135,7 +135,7 @@ def scheduled(name: str, setting: float | Schedule, step: int) -> float:
 
 
 def _taken(call: str, step: float | Tensor) -> float:
-    """Return a number of steps; raise if it is negative."""
+    """Return `step` as a number; raise if it is negative."""
     return _CALLS.check(call, step=step.item() if isinstance(step, Tensor) else step)["step"]
 
 
@@ -188,7 +188,7 @@ class FixedKLController:
         coefficient: a number that is not negative.
 
     Raises:
-        ArgumentValueError: it is negative, infinite or not a number.
+        ArgumentValueError: `coefficient` is negative, infinite or not a number.
 
     Example:
         >>> from kullback.policy import FixedKLController
@@ -234,13 +234,13 @@ class AdaptiveKLController(FixedKLController):
     .. math:: e = \operatorname{clip}\Bigl(\frac{\mathrm{KL}}{\mathrm{target}} - 1,\, -c,\, c\Bigr), \qquad
         \beta \leftarrow \beta \Bigl(1 + e\,\frac{\mathrm{steps}}{\mathrm{horizon}}\Bigr)
 
-    In distributed training, pass the same divergence on every process: the average over all of them.
-    `kullback.nn.KLRegularizer` takes the controller as its coefficient, and makes this update itself.
+    In distributed training, pass the same divergence on every process: the average over all processes.
+    `kullback.nn.KLRegularizer` takes the controller as its coefficient, and updates the controller itself.
 
     Arguments:
         coefficient: the initial beta, positive.
-        target: the target of the divergence in nats, positive. It may be per token or per sequence; pass the same kind
-            of divergence to `update`.
+        target: the target of the divergence in nats, positive, per token or per sequence; `update` needs the divergence
+            in the same unit.
         horizon: the number of steps for a change of beta by the fraction c, if the divergence is far from its target.
         clip: c, the limit of the relative error.
 
@@ -295,9 +295,10 @@ class AdaptiveKLController(FixedKLController):
         return self.coefficient
 
     def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
-        """Return the coefficient one step after another, unchanged if the divergence is NaN; the state stays.
+        """Return the coefficient after one step from `coefficient`, unchanged if `kl` is NaN. The controller does not
+        change.
 
-        Unlike `update`, it reads no number from the tensors, so it does not synchronize with an accelerator.
+        Unlike `update`, this method reads no number from the tensors, so it does not synchronize with an accelerator.
         """
         error = (kl / self.target - 1).clamp(-self.clip, self.clip)
         return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
@@ -309,8 +310,8 @@ class PIDKLController(FixedKLController):
     .. math:: \Delta = \mathrm{KL} - \mathrm{target}, \quad I \leftarrow (I + \Delta)_+, \quad
         \beta = \bigl(K_P \Delta + K_I I + K_D (\mathrm{KL} - \mathrm{KL}_{\mathrm{previous}})_+\bigr)_+
 
-    The integral term moves the divergence to the target. Alone, it is gradient ascent on a Lagrange multiplier, and
-    oscillates. The proportional and the derivative term damp these oscillations.
+    The integral term moves the divergence to the target. Alone, the integral term is gradient ascent on a Lagrange
+    multiplier, and oscillates. The proportional and the derivative term damp these oscillations.
 
     Arguments:
         coefficient: the initial beta, not negative. The integral starts at beta / K_I.
@@ -371,7 +372,7 @@ class PIDKLController(FixedKLController):
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
-    """Return a measured divergence as a number, or raise."""
+    """Return the measured divergence `kl` as a number; raise if it is no number, NaN or, with `finite`, infinite."""
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
     value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
     if math.isnan(value) or (finite and math.isinf(value)):

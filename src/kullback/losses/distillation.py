@@ -1,4 +1,4 @@
-"""Training losses: the divergence of a student's predictions from a teacher's, by logits or by hidden states."""
+"""Training losses: the divergence of a student's predictions from a teacher's, from logits or hidden states."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def distillation_loss(
     group: ProcessGroup | None = None,
     classes: int | None = None,
 ) -> Tensor:
-    r"""Compute how far a student's next-class distributions are from a teacher's, both given as logits.
+    r"""Compute the divergence of a student's next-class distributions from a teacher's, both given as logits.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)
@@ -74,10 +74,10 @@ def distillation_loss(
 
     Arguments:
         student: logits s, shape (..., classes), floating point.
-        teacher: logits t, the same leading shape; the dtype may differ. Or a `TopK`, which has only the most probable
-            classes of each position, or a `SampledTail`, which also has draws from the other classes. D is then
-            computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored. Or another
-            `PartialTeacher`, which computes D itself.
+        teacher: logits t, the same leading shape; the dtype may differ. The teacher may also be a `TopK`, which has
+            only the most probable classes of each position, or a `SampledTail`, which also has draws from the other
+            classes. D is then computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored.
+            Any other `PartialTeacher` computes D itself.
         {arguments: kind, temperature, mask, weight, labels, label_weight, ignore_index, reduction}
         {arguments: temperature_squared, normalizer, vocabulary, inplace_backward, group, classes}
 
@@ -88,13 +88,14 @@ def distillation_loss(
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is not a class
-            (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank are invalid, or
-            if the arguments of two ranks disagree.
+            (checked on the CPU only). With `group`, every rank raises this error if the arguments of one rank are
+            invalid, or if the arguments of two ranks disagree.
 
     Gradient:
-        to the student, and to the teacher if it requires one; as stated by `kind`. It is 0 at positions that do not
-        count. The cross-entropy has gradient q - 1 at the label and q elsewhere, even if the label's logit is -inf and
-        the loss +inf. The CPU computes it in the same pass over the logits; a GPU reads the logits again.
+        to the student, and to the teacher if it requires one; `kind` documents the derivatives. The gradient is 0 at
+        positions that do not count. The cross-entropy has gradient q - 1 at the label and q elsewhere, even if the
+        label's logit is -inf and the loss +inf. The CPU computes this gradient in the same pass over the logits; a GPU
+        reads the logits again.
 
     Sharded classes:
         With `group`, a shard may have any size, even 0. Every rank returns the same loss. The gradient of a shard is
@@ -105,16 +106,18 @@ def distillation_loss(
         The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments;
         ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a
         row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce sums the terms
-        and the sums that the gradient needs: 1, 4 or 7 numbers a row if no side, one or both require a gradient. For
-        `Renyi`, an all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` is whole on
-        every rank: the second collective is then an all-reduce of the logits of its classes, the third an all-gather of
-        2 numbers. `label_weight` adds 3 numbers a row to these two. The backward pass communicates nothing.
+        and the sums that the gradient needs: 1 number a row without gradients, 4 if student or teacher requires a
+            gradient, and 7 if both do. For
+        `Renyi`, an all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete
+        on every rank. The second collective is then an all-reduce of the student's logits at its classes, and the third
+        an all-gather of 2 numbers a row. With `label_weight`, the second and the third collective together exchange 3
+        more numbers a row. The backward pass communicates nothing.
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
-        the teacher's missing logits by an all-to-all, and by another one backward if the teacher requires a gradient.
-        The arithmetic is float64. CPU logits in float32 or less use the native kernels, except for `Renyi` and
-        `TotalVariation`; all others use plain torch. Only first derivatives exist, outside `torch.compile` and
-        `torch.func`.
+        the teacher's missing logits by an all-to-all, and by another all-to-all in the backward pass if the teacher
+        requires a gradient. The arithmetic is float64. CPU logits in float32 or less use the native kernels, except for
+        `Renyi` and `TotalVariation`; all others use plain torch. Only first derivatives exist, outside `torch.compile`
+        and `torch.func`.
 
     Example:
         >>> import torch
@@ -239,20 +242,21 @@ def linear_distillation_loss(
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T), \quad
         s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
 
-    and t likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for a chunk of
-    positions at a time, and only for positions that count; finding these synchronizes an accelerator. Their gradient
-    overwrites them and is immediately added to the gradients of the hidden states and the head.
+    and t is computed likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for
+    a chunk of positions at a time, and only for positions that count. Finding these positions synchronizes an
+    accelerator. The gradient of the logits overwrites the logits, and is immediately added to the gradients of the
+    hidden states and the head.
 
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point.
         student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
-        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or a
-            stored teacher: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
+        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. The
+            teacher may also be stored: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
             `top_k_divergence`, by `sampled_tail_divergence` or by the teacher. A stored teacher has no head, and
             `vocabulary` is ignored.
         teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
         student_bias: b, shape (classes,).
-        teacher_bias: the teacher's, shape (classes,).
+        teacher_bias: the teacher's bias, shape (classes,).
         {arguments: softcap, logit_scale, kind, temperature, mask, weight, labels, label_weight, ignore_index}
         {arguments: reduction, temperature_squared, normalizer, vocabulary, chunk_bytes, float32_logits, group}
         {arguments: classes, return_entropy}
@@ -260,24 +264,25 @@ def linear_distillation_loss(
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
         argument is, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the entropy of Q at each
-        position in nats, the leading shape. The entropies are at the given temperature, accurate to about 1e-6 for
-        logits of float32 or less. They are 0 at positions that do not count, and have no gradient.
+        position in nats, the leading shape. The entropies are computed at the given temperature, and are accurate to
+        about 1e-6 for logits of float32 or less. At positions that do not count, the entropy is 0. The entropies have
+        no gradient.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
-            is not a class (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank
-            are invalid, or if the arguments of two ranks disagree.
+            is not a class (checked on the CPU only). With `group`, every rank raises this error if the arguments of
+            one rank are invalid, or if the arguments of two ranks disagree.
 
     Gradient:
         to hidden states, weights and biases of either side, where they require one; products for tensors that require
-        none are skipped. A reduced loss computes it in the forward pass; with ``"none"``, and in float16, the backward
-        pass computes the logits again. With more than 16 chunks, the gradient of a half-precision weight is summed in
-        float32, in a buffer of twice its size. Higher and forward-mode derivatives, `torch.func` and `torch.compile`
-        use all logits at once. The gradient is 0 at positions that do not count. The gradient of the cross-entropy is
-        the same as in `distillation_loss`. Under autocast the products are in the autocast dtype. Positions whose
-        gradient overflows the dtype of the logits are computed again in float64. A gradient that is too large for its
-        own dtype is infinite.
+        none are skipped. A reduced loss computes the gradient in the forward pass. With ``"none"``, and in float16, the
+        backward pass computes the logits again. With more than 16 chunks, the gradient of a half-precision weight is
+        summed in float32, in a buffer of twice its size. Higher and forward-mode derivatives, `torch.func` and
+        `torch.compile` use all logits at once. The gradient is 0 at positions that do not count. The gradient of the
+        cross-entropy is the same as in `distillation_loss`. Under autocast the products are in the autocast dtype.
+        Positions whose gradient overflows the dtype of the logits are computed again in float64. A gradient that is too
+        large for the dtype of its tensor is infinite.
 
     Sharded classes:
         As in `distillation_loss`, shards may have any size, and the gradient is the gradient of the single loss that
@@ -285,9 +290,9 @@ def linear_distillation_loss(
         pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
         row and an all-reduce of at most 7. The docstring of `distillation_loss` has the counts for a stored teacher and
         for `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the
-        gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce for each side that
-        requires one. If the teacher's shards have other boundaries than the student's, the other ranks send the missing
-        rows of its weight. Only first derivatives exist.
+        gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce for each side whose
+        hidden states require a gradient. If the teacher's shards have other boundaries than the student's, the other
+        ranks send the missing rows of the teacher's weight. Only first derivatives exist.
 
     Example:
         >>> import torch
@@ -372,9 +377,10 @@ def linear_distillation_loss(
 
 
 def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the loss, and the student's entropies if the operation gives them.
+    """Return the loss, and the student's entropies if the operation computes them.
 
-    A total has constant weights. If a weight requires a gradient, the values are reduced instead.
+    A weighted total (`RowTotal`) needs constant weights. If a weight requires a gradient, the values of all positions
+    are computed and reduced instead.
     """
     shares, scale = None, 1.0
     is_total = positions.settings.reduction != "none"
@@ -396,7 +402,7 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
 
 
 def _whole_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the results of `_chunked_loss` from all logits at once."""
+    """Return the results of `_chunked_loss`, computed from all logits at once."""
     excluded = None if positions.weights is None else (positions.weights == 0).reshape(-1)
     loss = positions.reduce(operation.reference_rows(tensors, excluded).reshape(positions.shape))
     if not operation.has_second:
@@ -412,7 +418,7 @@ def _agreed_sides(
     stored: PartialTeacher | None,
     of_heads: HeadSettings,
 ) -> Sides:
-    """Return the shards of the heads; raise on every rank if the ranks' arguments disagree."""
+    """Return the shards of both heads' classes; raise on every rank if the ranks' arguments disagree."""
     learn = [*student, *(teacher if stored is None else [stored.kept_log_probs])]
     same = of_heads._asdict()
     same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
@@ -422,7 +428,7 @@ def _agreed_sides(
 
 
 def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is_chunked: bool) -> HeadRows:
-    """Add the shards of the group's ranks to `operation`."""
+    """Return `operation` with the shards of the group's ranks."""
     if not is_chunked:
         raise invalid_type(
             HEAD_CALL,
@@ -439,7 +445,7 @@ def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is
 
 
 def _counted(weights: Tensor) -> Tensor | None:
-    """Return the indices of the positions that count, None if all count."""
+    """Return the indices of the positions with a nonzero weight, shape (counted,); None if all positions count."""
     indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
     return None if indices.numel() == weights.numel() else indices
 
@@ -448,7 +454,7 @@ _INPLACE = Arguments("distillation_loss", "DistillationLoss", inplace_backward=F
 
 
 def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
-    """Raise if `inplace` is set and the gradient must not overwrite the student's logits."""
+    """Raise an error if `inplace` is set although the gradient must not overwrite the student's logits."""
     if inplace is not True:
         _INPLACE.check(inplace_backward=inplace)
     base = student._base  # noqa: SLF001
@@ -486,5 +492,5 @@ def _has_tangents(tensors: list[Tensor | None]) -> bool:
 
 
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
-    """Return the tensors by the names of their arguments."""
+    """Return a dict from the names of the arguments to the tensors."""
     return dict(zip([*STUDENT_NAMES, *TEACHER_NAMES], [*student, *teacher], strict=True))

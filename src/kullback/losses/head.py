@@ -1,4 +1,4 @@
-"""The divergence of two language-model heads as a row operation, by chunks of positions, without storing all logits."""
+"""The divergence between two language-model heads as a row operation over chunks of positions."""
 
 from __future__ import annotations
 
@@ -25,33 +25,38 @@ from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
-# The smallest number of rows in a chunk: each chunk reads the head, and reads and writes its gradient. Several threads
-# need more, because they synchronize some hundred times in each chunk's products. Half precision doubles the number,
-# because its products are faster. `benchmarks/bench_head.py --constants` compares values: the processor time of one
-# thread is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB, and larger for 1,024 rows.
+# The smallest number of rows (positions) in a chunk. It must not be small, because each chunk reads the head, and reads
+# and writes the head's gradient. Several threads need more rows, because they synchronize some hundred times in each
+# chunk's products. Half precision doubles the number, because its products are faster. `benchmarks/bench_head.py
+# --constants` compares values: the processor time of one thread is equal within 10 % for 64 to 512 rows and for tiles
+# of 1 to 64 MiB, and larger for 1,024 rows.
 _MIN_ROWS_OF_ONE_THREAD = 256
 _MIN_ROWS = 512
-# The largest size of a chunk: these bytes, or the head's bytes divided by this number if that is more.
+# The largest size of a chunk's logits in bytes: `_MAX_BYTES`, or the head's bytes divided by `_HEAD_DIVISOR` if that is
+# more.
 _MAX_BYTES = 32 << 20
 _HEAD_DIVISOR = 4
-# Bytes of a weight's tile in float32. A tile should fit in a core's cache; several threads synchronize after each one.
+# The size in bytes of a tile, some rows of a weight, in float32. A tile should fit in a core's cache. Several threads
+# get larger tiles, because they synchronize after each tile.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
-# Up to this number of chunks are summed in half precision: the sum then rounds no more than one product does.
+# The gradients of up to this many chunks are summed in half precision: the sum then rounds no more than one product
+# does.
 _MAX_HALF_SUMS = 16
-# Derivatives by logits that may overflow are at most this many times the weighted value.
+# For kinds whose derivatives may overflow, a derivative with respect to a logit is at most this factor times the row's
+# weighted value.
 _MAX_DERIVATIVE_PER_VALUE = 1e6
 
 
 class Head(NamedTuple):
-    """The settings of one side's logits, softcap * tanh(scale * (W h + b) / softcap)."""
+    """The settings that make logits from hidden states h: softcap * tanh(scale * (W h + b) / softcap)."""
 
     softcap: float | None
     scale: float | None  # None is 1
     float32_logits: bool
 
     def logits_dtype(self, weight: Tensor) -> torch.dtype:
-        """Return the dtype of the logits."""
+        """Return the dtype of the logits that this weight gives."""
         return torch.promote_types(weight.dtype, torch.float32) if self.float32_logits else weight.dtype
 
     def reference(self, tensors: HeadTensors) -> Tensor:
@@ -70,12 +75,12 @@ class StoredTensors(NamedTuple):
     log_probs: Any
 
     def map_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the tensors with a function of the log-probabilities, which have a row for each position."""
+        """Return the tensors with `function` applied to the log-probabilities, which have one row for each position."""
         return self if self.log_probs is None else self._replace(log_probs=function(self.log_probs))
 
 
 def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
-    """Return the student's and the teacher's part of one sequence, as autograd's functions get it."""
+    """Split the sequence of tensors that autograd's functions take into the student's and the teacher's tensors."""
     student, teacher = tensors[:3], tensors[3:]
     return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
 
@@ -84,38 +89,38 @@ def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
 class HeadRows(TotalOperation):
     """A row operation over two heads, or over one head and the rows of a stored teacher.
 
-    Its tensors are those of two sides (`sides_of`), in one sequence. The student's entropy at each position is a second
-    result, if it `has_second`.
+    Its arguments are the student's and then the teacher's tensors (`sides_of`). If `has_second`, the student's entropy
+    at each position is the second output.
     """
 
     student: Head
     teacher: Head | PartialRows
     kind: Divergence
     temperature: float
-    dtype: torch.dtype  # of the values
-    overflows: bool  # whether the gradient by the logits may overflow
+    dtype: torch.dtype  # the dtype of the values
+    overflows: bool  # whether the gradient with respect to the logits may overflow
     chunk_bytes: int | None  # the memory for the logits of a chunk; None to choose it
     counted: Tensor | None  # the indices of the positions that count; None for all
     labels: HardLabels | None
-    weights: Weights = None  # of the positions in the total, constants
+    weights: Weights = None  # the constant weights of the positions in the total
     scale: float = 1.0
     shards: ShardedRows | None = None  # the operation on shards, if the classes of the heads are sharded
     widest: int = 0  # the largest number of classes of a rank
     has_second: bool = False
 
     def compute(self, *tensors: Any) -> tuple[Tensor, ...]:
-        """Return the divergence of each position and, as the second result, the entropies."""
+        """Return the divergence of each position and, if `has_second`, the entropies."""
         values, _, *second = sweep(self, tensors, None, (False,) * len(tensors))
         return values.to(self.dtype), *second
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
-        """Return the weighted sum of the divergences, its gradients and, as the second result, the entropies."""
+        """Return the weighted sum of the divergences, its gradients and, if `has_second`, the entropies."""
         weights = row_weights(self.weights, tensors[0], self.scale)
         values, gradients, *second = sweep(self, tensors, weights, wanted)
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients of the sum of `grad` times the divergences. They compute the logits again, by chunks.
+        """Return the gradients of the sum of `grad` times the divergences, from logits computed again by chunks.
 
         A differentiated or batched backward pass uses all logits at once.
         """
@@ -131,12 +136,12 @@ class HeadRows(TotalOperation):
             return gradients
         student, teacher = sides_of(gradients)
         student = student.map_rows(self.shards.ranks.sum)
-        # A gradient of stored log-probabilities is whole on every rank.
+        # Every rank has the complete gradient of stored log-probabilities, so there is no sum.
         teacher = teacher.map_rows(self.shards.ranks.sum) if isinstance(teacher, HeadTensors) else teacher
         return [*student, *teacher]
 
     def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
-        """Compute the gradients by differentiable operations on all logits at once."""
+        """Return the results of `gradients` by differentiable operations on all logits at once."""
         excluded = None  # the positions that do not count
         if self.counted is not None:
             excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
@@ -144,18 +149,18 @@ class HeadRows(TotalOperation):
         return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Compute the divergence of each position from all logits at once, by differentiable operations."""
-        if self.overflows:  # with an infinite gradient by the logits, products would be inf - inf
+        """Return the divergence of each position, by differentiable operations on all logits at once."""
+        if self.overflows:  # an infinite gradient of the logits would make the products inf - inf
             tensors = [x if x is None else upcast(x) for x in tensors]
         student, teacher = sides_of(tensors)
         if excluded is not None:
-            rows = excluded.unsqueeze(-1)  # NaN there must not reach a gradient
+            rows = excluded.unsqueeze(-1)  # NaN at excluded positions must not reach a gradient
             student, teacher = (x.map_rows(lambda y: torch.where(rows, 0, y)) for x in (student, teacher))
         values = self._reference_values(self.student.reference(student), teacher)
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def _reference_values(self, student: Tensor, teacher: Any) -> Tensor:
-        """Return the divergence of each row of the student's logits from the teacher with these tensors."""
+        """Return the divergence between each row of the student's logits and the teacher with these tensors."""
         if isinstance(self.teacher, PartialRows):
             selected = self.teacher.classes(self.labels).of(student)
             return self.teacher.values(upcast(teacher.log_probs), selected, self.labels).to(self.dtype)
@@ -176,7 +181,7 @@ class HeadRows(TotalOperation):
         return (math.log(classes) - values).clamp(min=0)
 
     def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Compute the student's entropy at each position from all logits at once, 0 where it does not count."""
+        """Return the student's entropy at each position from all logits at once; 0 at an excluded position."""
         student, _ = sides_of([x if x is None else x.detach() for x in tensors])
         logits = self.student.reference(student)
         uniform = torch.zeros_like(logits)
@@ -187,7 +192,7 @@ class HeadRows(TotalOperation):
     def chunk_rows(
         self, positions: int, row_bytes: int, head_bytes: int, item_bytes: int, device: str
     ) -> int:
-        """Return the number of positions in a chunk; chunks are of nearly equal size."""
+        """Return the number of positions in a chunk such that all chunks have nearly the same size."""
         if self.chunk_bytes is None:
             is_alone = device == "cpu" and torch.get_num_threads() == 1
             least = (_MIN_ROWS_OF_ONE_THREAD if is_alone else _MIN_ROWS) * 4 // min(item_bytes, 4)
@@ -199,19 +204,20 @@ class HeadRows(TotalOperation):
 
 @remembered
 def may_overflow(kind: Divergence) -> bool:
-    """Return whether derivatives by logits can be far larger than the position's weight, like powers of p/q."""
+    """Return whether derivatives in the logits can greatly exceed the position's weight, as powers of p/q do."""
     return not isinstance(kind, BuiltIn) or (
         kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0
     )
 
 
 def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
-    """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
+    """Return the divergence of each position and the gradients of their weighted sum.
 
-    With `has_second`, the student's entropies follow, 0 where a position does not count.
+    If `has_second`, the student's entropies follow. Divergences and entropies are 0 at positions that do not count.
 
-    If the gradient of the logits overflows their dtype, the products with it become NaN. These positions are computed
-    again in float64. `weights` are in the most accurate dtype; None without gradients.
+    If the gradient of the logits overflows their dtype, its products with hidden states and weight become NaN. Such
+    positions are computed again in float64. `weights` are in the most accurate dtype of the device, or None if no
+    gradient is wanted.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
@@ -236,7 +242,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
     rounded = [x if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, gradients, strict=True)]
     if operation.shards is None:
         return values, rounded, *second
-    # The gradients of hidden states are summed over the ranks, and rounded afterwards.
+    # The gradients of hidden states stay unrounded here, because they are summed over the ranks before rounding.
     (student, teacher), (exact_student, exact_teacher) = sides_of(rounded), sides_of(sums)
     student = student._replace(hidden=exact_student.hidden)
     if isinstance(teacher, HeadTensors):
@@ -245,7 +251,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
 
 
 def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
-    """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
+    """Return the results of `sweep` without its second computation in float64."""
     (student, teacher), (by_student, by_teacher) = sides_of(tensors), sides_of(wanted)
     dtype = accurate_dtype(student.hidden.device) if weights is None else weights.dtype
     values = student.hidden.new_zeros(student.hidden.shape[0], dtype=dtype)
@@ -288,7 +294,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
 
 
 class _Side:
-    """One head during the pass: the buffers for its logits, and the sums of its gradients."""
+    """One head during the pass over the chunks: buffers for the logits, and the sums of the gradients."""
 
     def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head
@@ -309,7 +315,7 @@ class _Side:
         self.spare = library.empty_like(chunk, dtype=self.dtype) if self.buffers > 1 else None
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         sums = dtype if half and positions > _MAX_HALF_SUMS * rows else self.weight.dtype
-        # With sharded classes, the gradient of the hidden states is summed over the ranks, and rounded afterwards.
+        # With sharded classes, the gradient of the hidden states is summed over the ranks before rounding.
         summed = dtype if is_sharded else self.hidden.dtype
         self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted.hidden else None
         self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted.weight else None
@@ -319,7 +325,7 @@ class _Side:
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
-        """Write the logits of some positions to the buffer and return it; -inf for classes that this side lacks."""
+        """Write the logits of some positions to the buffer and return them; -inf for classes that this head lacks."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
         self._write(hidden, logits[:, :own])
@@ -329,7 +335,7 @@ class _Side:
         return logits
 
     def _write(self, hidden: Tensor, out: Tensor) -> None:
-        """Write the logits of hidden states to `out`."""
+        """Write the logits of the hidden states to `out`, shape (positions, classes of this head)."""
         weight, head = self.weight, self.head
         if self.is_slow or (out.dtype != weight.dtype and not weight.is_cuda):
             hidden32 = hidden.float()
@@ -338,7 +344,8 @@ class _Side:
         elif out.dtype != weight.dtype:
             out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
         elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
-            # Tiles make a product of few positions up to a third faster. Several threads would wait after each tile.
+            # With tiles, a product of few positions is up to a third faster. Several threads would have to wait for
+            # each other after each tile.
             for tile in _tiles(weight):
                 torch.mm(hidden, weight[tile].t(), out=out[:, tile])
         else:
@@ -397,7 +404,7 @@ class _Side:
                 self._add_to_tile(tile, gradient[:, tile].float().t() @ hidden)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return the gradients of hidden states, in the dtype of the sum, and of weight and bias, in their dtypes."""
+        """Return the gradients of the hidden states (in the dtype of the sum), of the weight and of the bias."""
         if self.is_first and self.by_weight is not None:
             self.by_weight.zero_()
         by_weight, by_bias = self.by_weight, self.by_bias
@@ -416,7 +423,8 @@ class _Side:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the values of some positions, for a teacher with this head, and the gradients of both sides' logits.
+        """Return the divergences of some positions from this head, the teacher's, and the gradients of both sides'
+        logits.
 
         The gradients overwrite the logits.
         """
@@ -426,7 +434,7 @@ class _Side:
 
 
 class _StoredSide:
-    """A teacher that has only some classes, and no logits."""
+    """A stored teacher during the pass: log-probabilities of some classes, and the gradient of these."""
 
     class_bytes = 0
 
@@ -444,7 +452,7 @@ class _StoredSide:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the values of some positions and the gradients of log-probabilities and the student's logits."""
+        """Return some positions' divergences, and the gradients of the log-probabilities and the student's logits."""
         rows = self.rows.of_rows(where)
         shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
@@ -470,12 +478,12 @@ class _StoredSide:
             self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return the gradient of the log-probabilities; the rest of the teacher has none."""
+        """Return a list of the teacher's only gradient, with respect to the log-probabilities."""
         return [self.by_log_probs]
 
 
 def _is_slow_to_multiply(weight: Tensor) -> bool:
-    """Return whether casting to float32 before a matrix product is faster than multiplying in this dtype."""
+    """Return whether a matrix product in the weight's dtype is slower than casting to float32 and multiplying."""
     if weight.dtype.itemsize >= 4 or not weight.is_cpu:
         return False
     return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
@@ -488,7 +496,7 @@ def _tiles(weight: Tensor) -> Iterator[slice]:
 
 
 def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield tiles of a weight's rows in float32; each tile overwrites the one before."""
+    """Yield each tile's rows of a weight in float32, in one buffer that the next tile overwrites."""
     buffer = None
     for tile in _tiles(weight):
         part = weight[tile]

@@ -1,4 +1,4 @@
-"""The tensors of a language-model head: hidden states, weight and bias; and the checks that those of two sides fit."""
+"""The tensors of a language-model head (hidden states, weight and bias), and checks that two heads fit together."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ HEAD_CALL = "linear_distillation_loss"
 
 
 class HeadTensors(NamedTuple):
-    """Hidden states, weight and bias of one side; or the gradients, flags or argument names of these tensors."""
+    """Hidden states, weight and bias of one head; or the gradients, flags or argument names of these tensors."""
 
     hidden: Any
     weight: Any
     bias: Any
 
     def map_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the tensors with a function of the hidden states, which have a row for each position."""
+        """Return the tensors with `function` applied to the hidden states, which have one row for each position."""
         return self if self.hidden is None else self._replace(hidden=function(self.hidden))
 
     def map_classes(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the tensors with a function of weight and bias, which have a row for each class."""
+        """Return the tensors with `function` applied to weight and bias, which have one row for each class."""
         return self._replace(
             weight=function(self.weight), bias=None if self.bias is None else function(self.bias)
         )
@@ -37,7 +37,7 @@ class HeadTensors(NamedTuple):
 STUDENT_NAMES = HeadTensors("student", "student_weight", "student_bias")
 TEACHER_NAMES = HeadTensors("teacher", "teacher_weight", "teacher_bias")
 CLASS_DIMS = HeadTensors(None, 0, 0)
-"""The dimension of each tensor that has the classes."""
+"""For each tensor, the dimension of the classes; None for the hidden states, which have no such dimension."""
 
 
 def _is_autocast_on(device: str) -> bool:
@@ -50,10 +50,10 @@ def _is_autocast_on(device: str) -> bool:
 def checked_tensors(
     student: HeadTensors, teacher: HeadTensors, stored: PartialTeacher | None, settings: LossSettings
 ) -> tuple[torch.dtype, list[HeadTensors]]:
-    """Return the dtype of the loss and the tensors of each head; raise unless those of both sides fit together.
+    """Return the dtype of the loss and the tensors of each head; raise unless the tensors of both heads fit together.
 
-    Autograd can save the tensors, and the hidden states are a matrix. They are in the autocast dtype if autocast is on;
-    float64 stays. `stored` is the teacher if it is stored and has no head.
+    Autograd can save the returned tensors, and the returned hidden states are a matrix. If autocast is on, tensors
+    other than float64 are cast to the autocast dtype. `stored` is a teacher without a head.
     """
     heads = (
         [(STUDENT_NAMES, student)]

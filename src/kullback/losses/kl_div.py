@@ -1,6 +1,6 @@
 """The drop-in for `torch.nn.functional.kl_div`.
 
-Annotations are not deferred here, because TorchScript reads the annotations of `_outside_script`.
+This module has no postponed annotations, because TorchScript reads the annotations of `_outside_script`.
 """
 
 import torch
@@ -72,7 +72,7 @@ def kl_div(
         ArgumentTypeError: `input` or `target` is not a tensor, or `log_target` is not a bool.
         ArgumentValueError: `reduction` is not one of the four words.
         IncompatibleTensorError: A tensor is not real floating point or not dense, or the two do not
-            broadcast or live on different devices. It is a RuntimeError as well, as in torch.
+            broadcast or live on different devices. The error is a RuntimeError too, as in torch.
 
     Gradient:
         To `input`, :math:`-p`; to probabilities, :math:`\log p - \log q + 1`; to log-probabilities,
@@ -154,7 +154,7 @@ vars(kl_div)["__prepare_scriptable__"] = lambda: _in_script  # torch.jit.script 
 
 
 def _is_native(log_q: Tensor, target: Tensor) -> bool:
-    """Return whether the C++ kernels accept these tensors, which are then valid arguments."""
+    """Return whether the C++ kernels support these tensors. If so, the tensors are valid arguments of `kl_div`."""
     return (
         not torch.compiler.is_compiling()
         and isinstance(log_q, Tensor)
@@ -172,10 +172,10 @@ def _native(log_q: Tensor, target: Tensor, meant: Reduction, log_target: bool) -
 
 
 def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
-    """Return torch.result_type of floating-point tensors, in steps that torch.compile can trace."""
+    """Return torch.result_type of two floating-point tensors, by operations that torch.compile can trace."""
     deciding = [x.dtype for x in (log_q, target) if x.dim()] or [log_q.dtype, target.dtype]
     dtype = torch.promote_types(deciding[0], deciding[-1])
-    # Autocast runs this loss in float32.
+    # Under autocast, torch computes kl_div in float32.
     if torch.finfo(dtype).bits < 32 and torch.is_autocast_enabled(log_q.device.type):
         return torch.float32
     return dtype
@@ -201,7 +201,7 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
 
 
 def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as nested tensors of one structure, like torch, which broadcasts dense with nested tensors."""
+    """Return both as nested tensors of one structure, because torch's kl_div broadcasts dense with nested tensors."""
     jagged = log_q if log_q.is_nested else target
     try:
         first, second = (
@@ -216,7 +216,7 @@ def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_match(log_q: Tensor, target: Tensor) -> None:
     if not torch.compiler.is_compiling() and _is_tracing():
-        return  # comparing sizes while tracing would warn; later operations check them too
+        return  # comparing sizes while tracing would warn, and later operations check the sizes too
     sizes = zip(reversed(log_q.shape), reversed(target.shape), strict=False)
     if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"

@@ -69,15 +69,16 @@ def kl_from_log_probs(
 
     As values, to report or to subtract from a reward, the estimators differ:
 
-    * ``"k1"`` is unbiased, but negative wherever q > p. The mean of a few samples can also be negative.
+    * ``"k1"`` is unbiased, but negative wherever q > p. The mean of k1 over a few samples can also be negative.
     * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at 1.23.
-    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. Its variance is lower than for k1 if P and
-      Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). It is far higher if they are not (6.9
-      against 1.42 at 1.23) and may be infinite, because r is unbounded.
+    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. The variance of k3 is lower than for k1 if
+      P and Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, its
+      variance is much higher (standard deviation 6.9 against 1.42 at 1.23) and may be infinite, because r is unbounded.
 
     These numbers are exact expectations for one pair of distributions with 2000 classes at each divergence. If you have
     the logits of all classes, ``divergence(Logits(...), Logits(...), KL())`` at the sampled positions is better than
-    any of these estimators. It is unbiased, and varies only from position to position.
+    any of these estimators. That divergence has no sampling error at a position, and varies only from position to
+    position.
 
     The gradient of an estimate is not an estimate of the gradient. To train on KL, differentiate `kl_surrogate`.
 
@@ -87,10 +88,10 @@ def kl_from_log_probs(
         direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
             sampled from Q.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
-        mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
-            is False everywhere raises a warning, on the CPU only.
-        reduction: ``"none"`` returns one value for each action, 0 where it does not count. ``"sum"`` returns the sum,
-            ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
+        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
+            that is False everywhere raises a warning, on the CPU only.
+        reduction: ``"none"`` returns one value for each action, 0 for an action that does not count. ``"sum"`` returns
+            the sum, ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
 
     Returns:
         the estimates in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action with
@@ -102,10 +103,10 @@ def kl_from_log_probs(
         ArgumentValueError: the shapes differ, or `direction`, `estimator` or `reduction` is unknown.
 
     Gradient:
-        for ``"forward"``, the derivative of the value by log p: 1 for k1, log p - log q for k2, 1 - q/p for k3; by
-        log q, the negative. Averaged over actions sampled from P, the gradient by the parameters of P is 0 for k1, the
-        gradient of KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. ``"reverse"`` exchanges P and Q. An
-        infinite estimate has gradient 0.
+        for ``"forward"``, the derivative of the value with respect to log p is 1 for k1, log p - log q for k2, and 1 -
+        q/p for k3. The derivative with respect to log q is its negative. Averaged over actions sampled from P, the
+        gradient with respect to the parameters of P is 0 for k1, the gradient of KL(P || Q) for k2, and the gradient of
+        KL(Q || P) for k3. ``"reverse"`` exchanges P and Q. An infinite estimate has gradient 0.
 
     Example:
         >>> import torch
@@ -137,7 +138,7 @@ def estimates(
     mask: Tensor | None,
     direction: Direction = "forward",
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the estimates for each action, 0 where it does not count, and its weight, 1 or 0; None if all count."""
+    """Return the estimates of each estimator, and the actions' weights, 1 or 0; None if all actions count."""
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
@@ -167,15 +168,15 @@ def kl_surrogate(
         \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr),
 
     and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning call KL(policy || reference) the
-    reverse KL. With P the policy, it is ``"forward"``; `kl_from_log_probs` has a table. Value and gradient are unbiased
-    if B has mass wherever the first distribution has mass, and for k3 also wherever the second has. The gradient is the
-    gradient of KL for either `value`. Differentiating k1 or k3 themselves gives other gradients, listed at
-    `kl_from_log_probs`.
+    reverse KL. With P the policy, it is ``"forward"``; `kl_from_log_probs` has a table. For ``"forward"``, value and
+    gradient are unbiased if B has mass wherever P has mass. For k3, B must also have mass wherever Q has mass. The
+    gradient is the gradient of KL for either `value`. Differentiating k1 or k3 themselves gives other gradients, listed
+    at `kl_from_log_probs`.
 
     P, Q and B are the distributions of a single entry of the tensors. With one action for each token of a sequence, the
-    sum over tokens gives the gradient of the divergences at the visited prefixes. It ignores that the policy also
-    decides which prefixes are visited. For the divergence of whole sequences, sum their log-probabilities first. B
-    decides which prefixes are visited, unless `importance` reweights them.
+    sum over tokens gives the gradient of the divergences at the visited prefixes. This gradient ignores that the policy
+    also decides which prefixes are visited. For the divergence of sequences, first sum the log-probabilities of each
+    sequence. B decides which prefixes are visited, unless `importance` reweights them.
 
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.
@@ -184,17 +185,17 @@ def kl_surrogate(
             sampled from Q.
         value: ``"k1"``, or ``"k3"``, which is never negative and varies less if P and Q are close.
         log_ratio: log w, if the actions were sampled from another distribution B: log p - log b for
-            ``"forward"``, log q - log b for ``"reverse"``, where b is the probability under B. It is treated
+            ``"forward"``, log q - log b for ``"reverse"``, where b is the probability under B. `log_ratio` is treated
             as a constant.
         importance: how to compute the weight of an action, with the tokens of a sequence along the last dimension.
             ``"action"`` uses the action's own ratio. ``"prefix"`` uses the product of the ratios up to the action: it
             also reweights the prefixes as if P had visited them. ``"sequence"`` uses the product of all ratios of the
-            sequence, with the same expectation and a larger variance. With the last two, the sum over tokens is the
-            value of whole sequences. Tokens that `mask` excludes have no ratio.
+            sequence, with the same expectation and a larger variance. With ``"prefix"`` or ``"sequence"``, the sum over
+            tokens estimates the divergence of sequences. Tokens that `mask` excludes have no ratio.
         clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest). An action that P never takes keeps
             weight 0. Clipping reduces the variance of the weight and biases the value and the gradient.
-        mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
-            is False everywhere raises a warning, on the CPU only.
+        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
+            that is False everywhere raises a warning, on the CPU only.
         reduction: as in `kl_from_log_probs`.
 
     Returns:
@@ -240,11 +241,11 @@ def kl_surrogate(
 def _log_weight(
     log_ratio: Tensor, importance: Importance, limits: tuple[float, float] | None, mask: Tensor | None
 ) -> Tensor:
-    """Return the logarithms of the importance weights."""
+    """Return the logarithms of the importance weights, clipped to `limits`."""
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:
         logs = logs if mask is None else torch.where(mask, logs, 0)
-        # A product with an action that P never takes is 0, even if B never takes another of its actions.
+        # A product that includes an action with p = 0 is 0, even if b = 0 for another of its actions.
         never = logs == -torch.inf
         total = torch.where(never, 0, logs).cumsum(-1)
         never = never.cumsum(-1) > 0
@@ -266,7 +267,7 @@ def _surrogate(
     value = torch.where((weight == 0) | (quotient == 0), 0, weight * _estimate(-quotient, value_of))
     finite = (weight * quotient).isfinite() & weight.isfinite()
     weight, quotient = torch.where(finite, weight, 0), torch.where(finite & (weight != 0), quotient, 0)
-    # The scores are 0; only their gradient matters.
+    # The scores have the value 0 and the gradient of the log-probabilities.
     logs = [torch.where(weight == 0, 0, _at_least_float32(x)) for x in (first, second)]
     scores = [torch.where(x.detach().isfinite(), x - x.detach(), 0) for x in logs]
     return value + weight * (quotient * scores[0] - scores[1])
@@ -311,14 +312,14 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return first the log-probabilities under the distribution that the actions are sampled from."""
+    """Return both log-probabilities, first for the distribution that the actions are sampled from."""
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 
 
 def _check_weighting(
     call: str, log_ratio: Tensor | None, importance: str, clip: object
 ) -> tuple[float, float] | None:
-    """Return the least and the largest log w, None for no limits; raise if a limit is invalid or w is missing."""
+    """Return the limits of log w, None without `clip`; raise if a limit is invalid or `log_ratio` is missing."""
     if log_ratio is None and (importance != "action" or clip is not None):
         raise invalid_value(
             call,

@@ -1,4 +1,4 @@
-"""The positions of a loss: mask, weight, labels, normalizer, and the reduction of their values."""
+"""The positions of a loss: mask, weight, labels, normalizer, and the reduction of the values of the positions."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from kullback.losses.settings import LossSettings
 
 
 class Positions(NamedTuple):
-    """The positions of a loss, and how their values are reduced."""
+    """The checked arguments about the positions of a loss, and the reduction of the values of the positions."""
 
     call: str  # the function that the user called, for messages
     settings: LossSettings
     shape: torch.Size
-    device: torch.device  # of the logits
-    dtype: torch.dtype  # of the loss
+    device: torch.device  # the device of the logits
+    dtype: torch.dtype  # the dtype of the loss
     weights: Tensor | None  # 0 where a position does not count; None if all are 1
-    labels: HardLabels | None  # with the factor of the divergences, if labels are mixed in
-    scale: float  # the factor of the values
-    normalizer: Tensor | float | None  # the divisor of the sum; None to choose it by the reduction
+    labels: HardLabels | None  # the labels, if cross-entropies are mixed in, with the factors of both parts
+    scale: float  # the factor of the values of all positions
+    normalizer: Tensor | float | None  # the divisor of the sum; None to use the divisor of the reduction
 
     def check_labels(self, classes: int) -> None:
-        """Raise unless the labels at the positions that count are below the number of classes."""
+        """Raise unless the labels at the positions that count are from 0 to `classes` - 1."""
         if self.labels is None or not (can_inspect(self.labels.classes) and self.labels.classes.is_cpu):
             return  # reading labels on an accelerator would synchronize
         labels = self.labels.classes
@@ -55,7 +55,7 @@ class Positions(NamedTuple):
             )
 
     def shares(self) -> tuple[Tensor | None, float]:
-        """Return the share of each position in the loss, None if all are 1, and a factor of all shares."""
+        """Return the positions' weights in the reduced loss, None if all are 1, and a factor of all weights."""
         weights, normalizer, scale = self.weights, self.normalizer, self.scale
         if isinstance(normalizer, Tensor):
             if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
@@ -68,7 +68,7 @@ class Positions(NamedTuple):
         if normalizer is not None:
             return weights, scale / float(normalizer)
         if self.settings.reduction == "mean" and weights is not None:
-            if weights.numel():  # large weights must not overflow in the sum, nor small ones lose digits
+            if weights.numel():  # large weights must not overflow in the sum, nor small weights lose digits
                 peak = weights.detach().amax()
                 weights = weights / torch.where(peak == 0, 1, peak)
             total = weights.sum()
@@ -78,7 +78,7 @@ class Positions(NamedTuple):
         return weights, scale / max(divisor, 1)
 
     def reduce(self, values: Tensor) -> Tensor:
-        """Reduce the values of the positions. Positions of weight 0 have no effect, whatever their value."""
+        """Return the reduced loss from the values of the positions. Values at positions of weight 0 have no effect."""
         is_sum = self.settings.reduction != "none"
         weights, factor = self.shares() if is_sum else (self.weights, self.scale)
         if weights is not None:
@@ -97,7 +97,7 @@ def positions_of(
     labels: Tensor | None,
     normalizer: Tensor | float | None,
 ) -> Positions:
-    """Check the arguments about the positions of `rows`, shape (..., classes), for a loss of `dtype`."""
+    """Return the checked positions of `rows`, shape (..., classes), for a loss of `dtype`."""
     shape, device = rows.shape[:-1], rows.device
     scale = float(settings.temperature**2) if settings.temperature_squared else 1.0
     if normalizer is not None:
@@ -114,7 +114,7 @@ def positions_of(
 
 
 def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reduction) -> None:
-    """Raise unless a normalizer is a positive number, and the reduction is not ``"none"``."""
+    """Raise unless the normalizer is a positive number and the reduction is not ``"none"``."""
     if reduction == "none":
         wanted, got = "no normalizer with reduction='none', which does not divide", type(normalizer).__name__
         instead = "reduction='sum' with it, or reduction='none' without"
@@ -136,7 +136,7 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
 
 
 def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
-    """Warn if a mask excludes all rows: the result is then 0 or NaN, whatever the rows are."""
+    """Warn if a mask excludes all rows, because the result is then 0 or NaN for any rows."""
     warn_if_nothing_counts(call, {"mask": mask}, mask, stacklevel=stacklevel + 1)
 
 
@@ -163,14 +163,15 @@ def warn_if_nothing_counts(
 ) -> None:
     """Warn if no position counts, and name the argument that excludes them.
 
-    Only on the CPU, because reading values on an accelerator would synchronize, and not while compiling.
+    The check is made only on the CPU, because reading values on an accelerator would synchronize. There is no check
+    while torch compiles.
 
     Arguments:
         call: the function that the user called.
-        arguments: mask, weight and labels by name, None if left out.
+        arguments: mask, weight and labels by name; None for an argument that was not given.
         counted: for each position, whether it counts, or its weight.
         ignore_index: the label of positions that do not count.
-        stacklevel: of the warning, as of `warnings.warn`.
+        stacklevel: the `stacklevel` of `warnings.warn`.
     """
     is_readable = counted.device.type == "cpu" and counted.numel() > 0 and can_inspect(counted)
     if not is_readable or bool(counted.any()):
@@ -198,7 +199,7 @@ def position_weights(
     stacklevel: int = 4,
     takes_labels: bool = False,
 ) -> Tensor | None:
-    """Return the weight of each position, 0 where it does not count; None if all weights are 1.
+    """Return the weight of each position, 0 for a position that does not count; None if all weights are 1.
 
     The dtype is `dtype`, or the dtype of `weight` if it is more precise. `takes_labels` says whether the user's call
     has arguments `labels` and `weight`, for the remedy of a mask that is not boolean.
@@ -228,7 +229,7 @@ def position_weights(
 
 
 def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = False) -> str:
-    """Return the remedy for a mask that is not boolean, which depends on its numbers: they may be labels.
+    """Return the remedy for a mask that is not boolean. The remedy depends on the mask's values, which may be labels.
 
     `takes_labels` says whether the call has the arguments `labels` and `weight`.
 
@@ -241,7 +242,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
     if is_integer(mask) and bool((mask == ignore_index).any()):
         where = f"mask=mask != {ignore_index}"
         return f"labels=mask, if these are labels; or {where}" if takes_labels else where
-    if not mask.is_complex() and bool((mask <= 0).all()):  # as attention adds it to its scores
+    if not mask.is_complex() and bool((mask <= 0).all()):  # attention adds such a mask to its scores
         return "mask=mask == 0, because an additive mask is 0 where a position counts"
     if mask.is_floating_point():
         return "weight=mask for weights" if takes_labels else "mask=mask > 0"
@@ -251,7 +252,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
 def _mixed_labels(
     call: str, labels: Tensor | None, label_weight: float, weights: Tensor | None, scale: float
 ) -> HardLabels:
-    """Return the labels to mix with divergences that are multiplied by `scale`."""
+    """Return the labels to mix with the divergences, with `scale` included in the divergences' factor."""
     if labels is None:
         wanted = "the true class of each position, because label_weight is not 0"
         instead = "labels=labels, with ignore_index at positions without a label; or label_weight=0.0"
@@ -278,7 +279,7 @@ def _check_weights(call: str, weights: Tensor) -> None:
 def _of_positions(
     call: str, name: str, tensor: object, positions: torch.Size, device: torch.device
 ) -> Tensor:
-    """Return a tensor with a value for each position, or raise."""
+    """Return `tensor` as a dense tensor; raise unless it has one value for each position, on `device`."""
     if not isinstance(tensor, Tensor):
         made = tensor_remedy(name, tensor, floating=False)
         instead = f"{name} of shape {tuple(positions)}" if made is None else f"{name}={made}"
@@ -316,5 +317,5 @@ def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
 
 
 def _long(shape: torch.Size) -> list[int]:
-    """Return the sizes that are not 1."""
+    """Return the sizes of the shape that are not 1."""
     return [size for size in shape if size != 1]

@@ -1,4 +1,4 @@
-"""Reductions of a loss: their names, their check, and their implementation."""
+"""The names of reductions, and the reduction of losses without a mask; `positions` reduces losses with a mask."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_reduction(call: str, reduction: object) -> Reduction:
 
 
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:
-    """Translate the three reduction arguments of `torch.nn.functional.kl_div` into one word.
+    """Return the one reduction that the three reduction arguments of `torch.nn.functional.kl_div` amount to.
 
     If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise `size_average`
     chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name ``"elementwise_mean"``
@@ -60,16 +60,16 @@ def _meaning_of_flags(size_average: bool | None, reduce: bool | None) -> Reducti
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)  # the stack is the caller of kl_div, kl_div, torch_reduction, _warn
+    warnings.warn(message, stacklevel=4)  # the levels: _warn, torch_reduction, kl_div, the caller of kl_div
 
 
-# torch.compile cannot trace a warning. With this mark, it runs the function once while it traces.
+# torch.compile cannot trace a warning. With this mark, torch.compile runs the function once, while it traces.
 # torch.compiler.assume_constant_result sets the same mark, but imports the whole compiler.
 _warn._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def reduce_terms(terms: Tensor, reduction: Reduction, *, batch_size: int) -> Tensor:
-    """Reduce the terms of a loss; ``"batchmean"`` divides their sum by the number of rows, `batch_size`."""
+    """Return the reduced terms of a loss; ``"batchmean"`` divides their sum by `batch_size`, the number of rows."""
     if reduction == "none":
         return terms
     if reduction == "mean":

@@ -65,11 +65,11 @@ def kl_per_dimension(
         mask: which examples count, boolean, of the shape of the examples. A mask that is False everywhere raises a
             warning, on the CPU only.
         weight: the weight of each example, 0 or more, of the shape of the examples.
-        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time). It is 0 for a
+        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time). Pass 0 for a
             distribution without batch shape, such as ``Independent(d, 2)``, which has no examples.
-        method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` serves pairs without an exact rule, such as
-            a prior that is a mixture.
-        draws: the number of draws of ``"monte_carlo"`` for each posterior. Its gradient is unbiased for any number.
+        method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
+            as a prior that is a mixture.
+        draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
         generator: the random generator of these draws; by default, torch's global one.
 
     Returns:
@@ -165,24 +165,25 @@ class KLRegularizer(torch.nn.Module):
     Arguments:
         coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
             any function from the number of steps to a number; or an `AdaptiveKLController`, whose `horizon` counts
-            calls of `step`. Its target is the KL summed over the latent dimensions and averaged over the examples. The
-            current value is the attribute `coefficient` of the regularizer; the controller itself does not change. For
-            another controller, pass ``lambda step: controller.coefficient`` and update it with the attribute `kl`.
+            calls of `step`. The controller's target is for the KL summed over the latent dimensions and averaged over
+            the examples. The current value is the attribute `coefficient` of the regularizer; the controller itself
+            does not change. For another controller, pass ``lambda step: controller.coefficient`` and update it with the
+            attribute `kl`.
         free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most this has no gradient.
         group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
             is summed over the other latent dimensions. None makes each latent dimension a group. 0 makes each channel a
             group, for posteriors of shape (batch, channels, height, width). () puts everything in one group.
         per_example: compare the KL of each example with `free_nats`, instead of the mean over the batch.
         capacity: :math:`C`, in nats: a number or a schedule. Not together with `free_nats`.
-        balance: two weights :math:`(a, b)`. The term is then :math:`a` times the term with a constant posterior, which
-            trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports it
-            from torch 2.12 on.
+        balance: two weights :math:`(a, b)`. The loss is then :math:`a` times the term with a constant posterior, which
+            trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports
+            `balance` from torch 2.12 on.
         batch_dims: the number of leading dimensions of examples in the posterior: 0 for the weights of a Bayesian
-            layer, which are one example, so that the KL is summed over all of them. It is also 0 for a posterior
-            without batch shape, such as ``Independent(d, 2)``.
-        method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` serves pairs without an exact rule, such as
-            a prior that is a mixture.
-        draws: the number of draws of ``"monte_carlo"`` for each posterior. Its gradient is unbiased for any number.
+            layer, which are one example, so that the KL is summed over all of them. `batch_dims` is also 0 for a
+            posterior without batch shape, such as ``Independent(d, 2)``.
+        method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
+            as a prior that is a mixture.
+        draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
         generator: the random generator of these draws; by default, torch's global one.
         sync: in a `torch.distributed` run, use the mean over all processes to decide which groups are free, on which
             side of the capacity the KL is, and how the coefficient changes. The gradients averaged by
@@ -197,15 +198,15 @@ class KLRegularizer(torch.nn.Module):
 
     Returns:
         When called with ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`,
-        a scalar in nats, in float32 or better, also under autocast. It is 0 if no example counts.
+        a scalar in nats, in float32 or better, also under autocast. The value is 0 if no example counts.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an argument does not fit.
         NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
-        the gradient of `kullback.kl_divergence`, times the coefficient. It is 0 in a group whose KL is at most
-        `free_nats`, and if the KL equals the capacity.
+        the gradient of `kullback.kl_divergence`, times the coefficient. The gradient is 0 in a group whose KL is at
+        most `free_nats`, and if the KL equals the capacity.
 
     Example:
         >>> from torch.distributions import Normal
@@ -277,7 +278,7 @@ class KLRegularizer(torch.nn.Module):
         self.sync = sync
         self._coefficient = coefficient
         self._capacity_schedule = capacity
-        # The value of steps_taken, which may be on an accelerator: reading it would synchronize.
+        # A copy of steps_taken, because reading that buffer from an accelerator would synchronize.
         self._steps = 0
         is_adaptive = isinstance(coefficient, AdaptiveKLController)
         self.register_buffer("steps_taken", torch.tensor(0))
@@ -286,8 +287,9 @@ class KLRegularizer(torch.nn.Module):
         )
         self.register_buffer("kl", torch.tensor(math.nan, dtype=torch.float32))
         self.register_buffer("_capacity", torch.tensor(0.0, dtype=torch.float32), persistent=False)
-        # The sum of the KL since the last step, and the weight of the examples. Not a buffer, because
-        # DistributedDataParallel would overwrite a buffer of all processes with the buffer of the first one.
+        # The weighted sum of the KL since the last step, and the sum of the examples' weights. This is not a buffer,
+        # because DistributedDataParallel would overwrite the buffer of every process with the buffer of the first
+        # process.
         self._sums = torch.zeros(2)
         self._follow_schedules()
 
@@ -316,7 +318,8 @@ class KLRegularizer(torch.nn.Module):
 
             sides = ((self.balance[0], detached(p), q), (self.balance[1], p, detached(q)))
         terms: list[Tensor] = []
-        everywhere: Tensor | None = None  # the means of the groups over all processes, equal for both sides
+        # The mean KL of each group over all processes, which is equal for both terms of `balance`.
+        everywhere: Tensor | None = None
         for share, one, other in sides:
             kl, weights = _of_examples(call, one, other, mask, weight, batch_dims, rule)
             kl = self._in_groups(call, kl)
@@ -344,7 +347,7 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
-        """Return the regularized sum of the groups' mean KL; `everywhere` has the means over all processes."""
+        """Return the regularized sum of the groups' mean KL; `everywhere` contains their mean KL over all processes."""
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
             return torch.where(count == 0, 0.0, side * (mean.sum() - self._capacity))
@@ -353,7 +356,7 @@ class KLRegularizer(torch.nn.Module):
         return mean.sum()
 
     def _in_groups(self, call: str, kl: Tensor) -> Tensor:
-        """Sum the KL, shape (examples, ...), over the latent dimensions of each group: shape (examples, groups)."""
+        """Return the sums of the KL, shape (examples, ...), over each group's dimensions: shape (examples, groups)."""
         latent = kl.ndim - 1
         kept = range(latent) if self.group_dims is None else self.group_dims
         if any(not 0 <= dim < latent for dim in kept):
@@ -365,7 +368,7 @@ class KLRegularizer(torch.nn.Module):
         return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
 
     def _add_to_sums(self, total: Tensor, count: Tensor) -> Tensor:
-        """Add the KL of a call to the sums of this step; return the means of the groups over all processes."""
+        """Add the KL of a call to the sums of this step; return the mean KL of each group over all processes."""
         if self.training:
             self._sums += torch.stack([total.sum(), count]).to(self._sums)
             if (self._capacity_schedule is not None or self.free_nats > 0) and self._is_shared():
@@ -390,7 +393,7 @@ class KLRegularizer(torch.nn.Module):
             self._follow_schedules()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KLRegularizer:
-        """Move to another device, but keep the dtypes: ``.half()`` would round the coefficient."""
+        """Apply `fn` to the buffers, but keep their dtypes, because ``.half()`` would round the coefficient."""
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, old in before.items():
@@ -403,7 +406,7 @@ class KLRegularizer(torch.nn.Module):
 
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
-    """Return posterior and prior without `Independent`: each latent dimension has its KL, in float32 or better."""
+    """Return posterior and prior in float32 or better, without `Independent`: each latent dimension has a KL."""
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)
     if prior is not None and not isinstance(prior, Distribution):
@@ -448,7 +451,7 @@ def _without_half(d: Distribution) -> Distribution:
 
 
 def _dims_of_examples(posterior: Distribution, batch_dims: int) -> int:
-    """Return the number of dimensions of examples: 0 if the posterior has only dimensions of one event."""
+    """Return the number of leading dimensions of examples: 0 if the posterior is a single event without batch shape."""
     return batch_dims if posterior.batch_shape or not posterior.event_shape else 0
 
 
@@ -499,7 +502,7 @@ def _kl(call: str, p: Distribution, q: Distribution, rule: _Rule) -> Tensor:
 
 
 def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum over the examples, and the sum of the weights."""
+    """Return the weighted sum of the KL over the examples, and the sum of the weights."""
     if weights is None:
         return kl.sum(0), kl.new_tensor(float(kl.shape[0]))
     weights = weights.to(kl.dtype).reshape(-1, *[1] * (kl.ndim - 1))

@@ -1,4 +1,4 @@
-"""Divergences from a teacher with its top classes, the mass of the other classes, and a few draws from these."""
+"""Divergences from a teacher with its top classes, the mass of the other classes, and a few draws from the others."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from kullback.partial_rows import ReferenceBlock, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"
-# A student is far from the teacher from this squared relative distance on: ratios q/p of about 1/2 or 3/2.
+# From this squared relative distance on, a student counts as far from the teacher: ratios q/p of about 1/2 or 3/2.
 _FAR = 0.25
-# A draw's q/p - 1 counts at most this much in the distance, far above the root of _FAR. The estimate has no bias for
-# any values of both. `tests/losses/test_sampled_tail.py` bounds its spread with these values.
+# In the distance, q/p - 1 of a draw is clipped to this value, which is far above sqrt(_FAR). The estimate is unbiased
+# for any values of both constants. `tests/losses/test_sampled_tail.py` bounds its spread for these values.
 _LARGEST_CHANGE = 3.0
 _LEAST = torch.finfo(torch.float32).tiny
 _LEAST_LOG = torch.finfo(torch.float32).min
@@ -41,8 +41,8 @@ _LEAST_LOG = torch.finfo(torch.float32).min
 class SampledTail(PartialTeacher):
     r"""A teacher's most probable classes at each position, the mass of all others, and draws from the others.
 
-    A reference file (`kullback.io.Reference`) stores these in less than a kilobyte a position. Unlike with a `TopK`,
-    the mean loss over the draws equals the loss with the whole teacher.
+    A reference file (`kullback.io.Reference`) stores these tensors in less than a kilobyte a position. Unlike with a
+    `TopK`, the mean loss over the draws equals the loss with the whole teacher.
 
     Arguments:
         top: the most probable classes and their log-probabilities, shape (..., k).
@@ -85,7 +85,7 @@ class SampledTail(PartialTeacher):
     def draw(
         cls, logits: Tensor, *, k: int = 64, draws: int = 32, generator: torch.Generator | None = None
     ) -> Self:
-        """Keep the top classes of a teacher's logits and draw from the others.
+        """Make a teacher from logits: keep the top classes and draw from the other classes.
 
         Arguments:
             logits: a teacher's logits, shape (..., classes).
@@ -166,7 +166,7 @@ class SampledTail(PartialTeacher):
         return torch.float64 if student == torch.float64 else torch.float32
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> SampledRows:
-        """Return the teacher's rows, without a gradient."""
+        """Return the teacher's rows, which get no gradient."""
         top, draws = (x.shape[-1] for x in self.index_tensors)
         both = self.top.log_probs, self.tail_log_probs
         log_probs = upcast(torch.cat([self.flat(x.detach()) for x in both], -1))
@@ -198,18 +198,18 @@ def sampled_tail_divergence(
         \frac1m \sum_{l=1}^m s_l
 
     q is normalized over all classes. The expectation over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and
-    the expectation of the gradient is its gradient. :math:`s_l` depends only on the other draws, K, M and q, so it is
-    independent of :math:`j_l`. It is 0 if teacher and student agree on the top classes, the tail's mass and the other
-    draws. It rises to the limit of t(p, q)/q at p = 0 (1 for KL) if they are far apart. Derivatives treat it as
-    constant, and stay unbiased.
+    the expectation of the gradient is the gradient of the divergence. :math:`s_l` depends only on the other draws, K, M
+    and q, so it is independent of :math:`j_l`. :math:`s_l` is 0 if teacher and student agree on the top classes, the
+    tail's mass and the other draws. The more they differ, the closer is :math:`s_l` to its maximum, the limit of t(p,
+    q)/q at p = 0 (1 for KL). Derivatives treat :math:`s_l` as a constant, and stay unbiased.
 
     If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer they are, the less
-    the estimate varies. If they are far apart, a rarely drawn class that the student prefers causes no spike of size
+    the estimate varies. If they differ greatly, a rarely drawn class that the student prefers causes no spike of size
     q/p, but the estimate may be negative by chance. For kinds whose terms grow faster than q, such as `ReverseKL` and
     `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
 
     Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes their terms, q for
-    KL and q/2 for TV, in proportion to :math:`s_l`: fully if student and teacher are far apart or M = 0. Without any
+    KL and q/2 for TV, in proportion to :math:`s_l`: in full if :math:`s_l` is at its maximum or M = 0. Without any
     draws (m = 0), a tail with mass contributes 0.
 
     Arguments:
@@ -253,9 +253,9 @@ def sampled_tail_divergence(
 class SampledRows(PartialRows):
     """The rows of a `SampledTail`."""
 
-    weights: Tensor  # of the terms; 1 for the top classes
+    weights: Tensor  # the weights of the terms; 1 for the top classes
     tail_mass: Tensor  # the teacher's mass outside the top classes
-    draws: int  # the number of drawn classes, which are the last ones
+    draws: int  # the number of drawn classes, the last columns of `indices`
 
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs", "weights", "tail_mass")
     leaves_out: ClassVar[bool] = False
@@ -267,7 +267,10 @@ class SampledRows(PartialRows):
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
-        """Return the tail's sum of q - p minus its estimate from the draws, times the share of each draw."""
+        """Return the mean over the draws of share * (excess - M (q/p - 1)), shape (rows,).
+
+        `excess` is the tail's mass under Q minus M, its mass under the teacher. Each difference is 0 on average.
+        """
         mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
         # Where log q is NaN, the terms are NaN already.
         log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
@@ -275,7 +278,8 @@ class SampledRows(PartialRows):
         excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
         if not self.draws:
             return torch.where(mass == 0, excess, 0).squeeze(-1)
-        # Padded draws are -inf on both sides. They are in rows without a tail, whose mass of 0 removes them.
+        # Padded draws have log-probability -inf in P and Q. Padded draws occur only in rows without a tail, whose mass
+        # of 0 removes them.
         change = torch.expm1(drawn_q - drawn_p.clamp(min=_LEAST_LOG))
         with torch.no_grad():
             apart = (top_q / 2).exp() - (top_p / 2).exp()
@@ -283,10 +287,10 @@ class SampledRows(PartialRows):
         return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return the share of each draw: from 0 if Q is near the teacher to 1 if it is far, without using that draw.
+        """Return the share of each draw, s_l divided by its maximum: from 0 if Q is near the teacher to 1 if Q is far.
 
-        It depends on the top classes, the tail's mass and the other draws: how much q/p varies over them, and how much
-        of the tail's mass under Q they miss.
+        A share does not depend on its draw. It depends on the top classes, the tail's mass and the other draws: on the
+        variation of q/p over these draws, and on the part of the tail's mass under Q that they miss.
 
         Arguments:
             top: the squared distance over the top classes.
@@ -308,7 +312,10 @@ def _sum_of_others(x: Tensor) -> Tensor:
 
 
 def _slope_without_p(kind: Divergence) -> Tensor | float:
-    """Return the limit of t(p, q) / q at p = 0; 0 if it is infinite, or not half reached at q / p = 10,000."""
+    """Return the limit of t(p, q) / q at p = 0; 0 if it is infinite or approached too slowly.
+
+    The approach is too slow if t(p, q) / q is below half of the limit at q / p = 10,000.
+    """
     if type(kind) is KL:
         return 1.0
     log_p = torch.tensor([-math.inf, -math.log(1e4)], dtype=torch.float64, device="cpu")
@@ -361,7 +368,7 @@ _DRAWING = Arguments(
 
 
 def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
-    """Check the arguments and return `k` and `draws`."""
+    """Return `k` and `draws` as integers; raise if an argument is invalid."""
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])

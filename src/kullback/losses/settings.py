@@ -1,4 +1,4 @@
-"""The settings of the losses over positions: records, checked once, and the checks of their fields."""
+"""The settings of the losses over positions: named tuples of settings, and the checks of their fields."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ EachSide: TypeAlias = float | tuple[float | None, float | None] | None
 
 
 def remembered(check: Callable[..., T]) -> Callable[..., T]:
-    """Cache a check of settings: a training loop repeats the same settings in each step."""
+    """Return `check` with a cache of its results, because a training loop repeats the same settings in each step."""
     cached = lru_cache(maxsize=256, typed=True)(check)
 
     def checked(*arguments: Any) -> T:
         if not torch.compiler.is_compiling():
-            with suppress(TypeError):  # a setting without a hash; an error of the check is raised again
+            # A setting may have no hash. A TypeError of the check itself is raised again by the second call.
+            with suppress(TypeError):
                 return cached(*arguments)
         return check(*arguments)
 
@@ -69,7 +70,7 @@ ARGUMENTS = Arguments(
     ),
     ignore_index=Whole(least=-(2**63), wanted="an integer of 64 bits", example=-100, strict=True),
 )
-# Of the functions that take only some of these.
+# The constraints of functions that take only some of these arguments.
 _TEMPERATURE = Arguments("top_k_divergence", temperature=ARGUMENTS.constraints["temperature"])
 _CLASSES = Arguments("top_k_divergence_bounds", classes=ARGUMENTS.constraints["classes"])
 HEAD_ARGUMENTS = Arguments(
@@ -104,7 +105,8 @@ class LossSettings(NamedTuple):
         settings = _checked_settings(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
             return settings
-        # Kinds of a user's class may be equal and yet differ.
+        # The cache may have returned a different kind that is equal to this one, because a user's class defines
+        # equality.
         return settings._replace(kind=check_kind(call, self.kind))
 
 
@@ -119,7 +121,7 @@ def _checked_settings(call: str, *fields: Any) -> LossSettings:
 class HeadSettings(NamedTuple):
     """The settings of `linear_distillation_loss` that `distillation_loss` does not have."""
 
-    softcap: Any  # pairs of numbers or None for student and teacher, once they are checked
+    softcap: Any  # once checked, a pair for student and teacher of a number or None
     logit_scale: Any
     chunk_bytes: int | None
     float32_logits: bool
@@ -140,7 +142,7 @@ def _checked_heads(call: str, *fields: Any) -> HeadSettings:
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:
-    """Return a number for the student and one for the teacher."""
+    """Return a pair: a number or None for the student, and a number or None for the teacher."""
     pair: Any = value if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or not all(x is None or 0 < number_from(x) < math.inf for x in pair):
         wanted = "a positive number or None, or a pair of these for student and teacher"
@@ -154,7 +156,7 @@ def _invalid(call: str, name: str, value: object, wanted: str, instead: str) -> 
 
 
 def check_kind(call: str, kind: object) -> Divergence:
-    """Return `kind` as a divergence; raise if it is not one, or is 0 for all distributions."""
+    """Return `kind` as a `Divergence`; raise if it is no divergence, or is 0 for all distributions."""
     kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
         wanted = "a divergence that is not 0 for all distributions"

@@ -21,10 +21,10 @@ _T = TypeVar("_T")
 def local_tensors(
     call: str, tensors: Mapping[str, Any], dims: Sequence[int | None], group: Any
 ) -> tuple[list[Any], Ranks]:
-    """Return this rank's part of each tensor, and the group; DTensors bring their group.
+    """Return this rank's part of each tensor, and the group, which is taken from the DTensors if there are any.
 
-    `dims` are the dimensions that have the classes, None for a tensor that is whole on every rank. Objects that are no
-    tensors are returned unchanged.
+    `dims` are the dimensions that contain the classes, None for a tensor that every rank has in full. Objects other
+    than tensors are returned unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}
@@ -75,16 +75,18 @@ def agreed_sides(
     same: Mapping[str, object],
     own: Mapping[str, int],
 ) -> tuple[Sides, dict[str, list[int]]]:
-    """Return the shards of both sides, and the numbers `own` of every rank. Raise on every rank if they disagree.
+    """Return the shards of student and teacher, and the numbers `own` of every rank.
+
+    Raises an error on every rank if values that must agree differ.
 
     Arguments:
         positions: the checked positions and settings.
         ranks: the group.
         tensors: the tensors by the names of their arguments.
-        sizes: the number of this rank's classes, by the argument that has them: first the student's, then the
-            teacher's, unless the teacher is whole on every rank.
+        sizes: the number of this rank's classes, by the name of the argument that contains the classes: first for the
+            student, then for the teacher unless every rank has the full teacher.
         same: other values that must agree, by the name of the argument.
-        own: numbers that may differ.
+        own: numbers that may differ between the ranks.
     """
     weights, labels, normalizer = positions.weights, positions.labels, positions.normalizer
     teacher = tensors["teacher"]

@@ -1,4 +1,4 @@
-"""Teachers: logits of all classes, or the probabilities of some; the interface that the losses use."""
+"""Teachers, which give logits of all classes or probabilities of some, and the interface that the losses use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LogitTeacher(NamedTuple):
     logits: Tensor
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
-        """Return the dtype of the loss; raise unless both sides are logits of the same positions, on one device."""
+        """Return the dtype of the loss; raise unless the logits have the same positions and are on one device."""
         teacher = self.logits
         if not are_logits(student, teacher):
             check_logits(call, "student", student, other=teacher)
@@ -44,13 +44,13 @@ class LogitTeacher(NamedTuple):
         return torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
 
     def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
-        """Return the loss of a student's logits."""
+        """Return the reduced loss for a student's logits."""
         settings, teacher = positions.settings, self.logits
         sizes = student.shape[-1], teacher.shape[-1]
         kept = compared_classes(positions.call, ("student", "teacher"), sizes, settings)
         if kept != sizes:
             student, teacher = student[..., : kept[0]], teacher[..., : kept[1]]
-        if kept[0] != kept[1]:  # no mass for the classes that a side lacks
+        if kept[0] != kept[1]:  # a side gives no mass to classes that it lacks
             student, teacher = (
                 torch.nn.functional.pad(x, (0, max(kept) - x.shape[-1]), value=-math.inf)
                 for x in (student, teacher)
@@ -61,7 +61,7 @@ class LogitTeacher(NamedTuple):
         if settings.reduction == "none":
             return positions.reduce(logit_divergence(rows, recordable(teacher), recordable(student)))
         shares, factor = positions.shares()
-        if student.ndim != 2:  # reshape costs time as a no-op too
+        if student.ndim != 2:  # reshape costs time even if it changes nothing
             teacher, student = _as_matrix(teacher), _as_matrix(student)
         shares = None if shares is None else shares.reshape(-1)
         return weighted_total(rows, teacher, student, shares, scale=factor, inplace=inplace)
@@ -69,7 +69,7 @@ class LogitTeacher(NamedTuple):
     def sharded_values(
         self, student: Tensor, positions: Positions, sides: Sides, needed: tuple[bool, bool], inplace: bool
     ) -> Tensor:
-        """Return the value of each position, from this rank's logits of the student."""
+        """Return the value of each position, from this rank's shard of the student's logits."""
         kind, temperature = positions.settings.kind, float(positions.settings.temperature)
         teacher = sides.padded(sides.teacher_part(recordable(self.logits)))
         of_loss = positions.dtype, positions.labels, inplace
@@ -89,8 +89,8 @@ class PartialRows(ABC):
     Attributes:
         kind: the divergence.
         indices: the teacher's classes in each row, shape (rows, k), negative for padding.
-        log_probs: their log-probabilities under the teacher, or other numbers that give these, shape (rows, ...). Only
-            these numbers can have a gradient.
+        log_probs: the log-probabilities of these classes under the teacher, or other numbers that determine them, shape
+            (rows, ...). Only these numbers can have a gradient.
         temperature: the divisor of the student's logits.
         dtype: the dtype of the values.
 
@@ -120,12 +120,13 @@ class PartialRows(ABC):
 
         Arguments:
             log_probs: the attribute `log_probs` in float64.
-            logits: the student's logits divided by the temperature, float64, shape (rows, k + 1): of the classes in
-                `indices`, -inf for padding, and last the logsumexp of the other classes, or of all unless `leaves_out`.
+            logits: float64, shape (rows, k + 1). The first k columns are the student's logits of the classes in
+                `indices`, divided by the temperature, -inf for padding. The last column is the logsumexp of the other
+                classes, or of all classes unless `leaves_out`.
         """
 
     def of_rows(self, rows: slice | Tensor) -> Self:
-        """Return a selection of the rows."""
+        """Return the selected rows, given as a slice or an index."""
         if isinstance(rows, slice) and rows == slice(0, len(self.indices)):
             return self
         return replace(self, **{name: getattr(self, name)[rows] for name in self.per_row})
@@ -133,13 +134,13 @@ class PartialRows(ABC):
     def classes(
         self, labels: HardLabels | None = None, shard: Shard | None = None
     ) -> SelectedClasses | ShardedClasses:
-        """Return the reader of the student's logits, for all classes or for one shard."""
+        """Return the row operation that reads the student's logits at `indices`, for all classes or for one shard."""
         of_labels = None if labels is None else labels.classes
         read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
         return read if shard is None else ShardedClasses(shard, read)
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return the divergence of each row, mixed with the cross-entropy if there are labels."""
+        """Return each row's divergence, mixed with its cross-entropy if there are labels, from columns of `classes`."""
         log_probs = log_probs.to(columns.dtype)
         if labels is None:
             return self.divergence(log_probs, columns)
@@ -154,14 +155,15 @@ class PartialRows(ABC):
     ) -> Tensor:
         """Return the value of each position, from the student's logits of all classes or of one shard.
 
-        The values of `excluded` positions are arbitrary constants: NaN there has no effect, also on higher derivatives.
+        The values of `excluded` positions are arbitrary constants. NaN at such a position has no effect, even on higher
+        derivatives.
         """
         positions = student.shape[:-1]
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
         columns, log_probs = self.classes(labels, shard).of(rows), self.log_probs
         if excluded is not None:
-            excluded = excluded.reshape(-1, 1)
-            columns = torch.where(excluded, 0, columns)
+            excluded = excluded.reshape(-1, *[1] * (log_probs.ndim - 1))
+            columns = torch.where(excluded.reshape(-1, 1), 0, columns)
             log_probs = torch.where(excluded, 0, log_probs)
         return self.values(log_probs, columns, labels).reshape(positions)
 
@@ -183,12 +185,12 @@ class PartialTeacher(ShortRepr, ABC):
     @property
     @abstractmethod
     def kept_indices(self) -> Tensor:
-        """The classes, shape (..., k)."""
+        """The indices of the classes whose probabilities are known, shape (..., k)."""
 
     @property
     @abstractmethod
     def kept_log_probs(self) -> Tensor:
-        """Their log-probabilities, or other numbers that give these. Only these numbers can have a gradient."""
+        """The log-probabilities of `kept_indices`, or numbers that determine them. Only they can have a gradient."""
 
     @abstractmethod
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> PartialRows:
@@ -201,7 +203,7 @@ class PartialTeacher(ShortRepr, ABC):
 
     @property
     def largest_index(self) -> int:
-        """The largest class index, -1 if the tensors have no values to read."""
+        """The largest class index; -1 if the tensors are empty or Python cannot read their values."""
         if not all(can_inspect(x) for x in self.index_tensors):
             return -1
         return max((int(x.max()) for x in self.index_tensors if x.numel()), default=-1)
@@ -210,17 +212,16 @@ class PartialTeacher(ShortRepr, ABC):
         """Raise unless the teacher supports `kind` and `temperature`."""
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return the dtype of the divergence: float64 if the student's or the teacher's numbers are float64, else
-        float32."""
+        """Return the dtype of the divergence: float64 if the student or the teacher is in float64, else float32."""
         return torch.float64 if torch.float64 in (student, self.kept_log_probs.dtype) else torch.float32
 
     def flat(self, x: Tensor) -> Tensor:
-        """Return a tensor with one row for each position, which autograd can save."""
+        """Return `x` as a matrix with one row for each position, which autograd can save."""
         positions = self.kept_indices.shape[:-1]
         return recordable(x).reshape(positions.numel(), x.shape[len(positions) :].numel())
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if the teacher is unknown at a position whose weight is not 0; without weights all count."""
+        """Raise if the teacher is unknown at a position whose weight is not 0; without weights, all positions count."""
 
     def check_indices(self, call: str, classes: int) -> None:
         """Raise if an index is not below the number of classes."""
@@ -235,7 +236,7 @@ class PartialTeacher(ShortRepr, ABC):
             )
 
     def checked_rows(self, positions: Positions, classes: int) -> PartialRows:
-        """Return `rows`; raise unless they fit the number of classes and are known at the positions that count."""
+        """Return `rows`; raise if an index is not below `classes` or the teacher is unknown at a counted position."""
         self.check_indices(positions.call, classes)
         self.check_counted(positions.call, positions.weights)
         settings = positions.settings
@@ -248,12 +249,12 @@ class PartialTeacher(ShortRepr, ABC):
         return self.result_dtype(student.dtype)
 
     def check_student(self, call: str, student: Tensor) -> None:
-        """Raise unless the student's logits have the same positions and device."""
+        """Raise unless the student's logits have the teacher's positions and device."""
         check_logits(call, "student", student)
         check_positions(call, student, self.kept_indices, self.remedy_of_device)
 
     def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
-        """Return the loss of a student's logits."""
+        """Return the reduced loss for a student's logits."""
         sizes = student.shape[-1], student.shape[-1]
         classes, _ = compared_classes(positions.call, ("student", "teacher"), sizes, positions.settings)
         positions.check_labels(classes)
@@ -262,7 +263,7 @@ class PartialTeacher(ShortRepr, ABC):
     def sharded_values(
         self, student: Tensor, positions: Positions, sides: Sides, needed: tuple[bool, bool], inplace: bool
     ) -> Tensor:
-        """Return the value of each position, from this rank's logits of the student."""
+        """Return the value of each position, from this rank's shard of the student's logits."""
         shard = Shard(sides.ranks, sides.own[0], sides.classes)
         return self._values(student, positions, sides.classes, shard)
 
@@ -274,20 +275,21 @@ class PartialTeacher(ShortRepr, ABC):
 
 @dataclass(slots=True, eq=False)
 class WeightedTerms(RowOperation):
-    """The weighted sum of each row's terms of some classes, as a row operation. Rows are not normalized.
+    """The row operation that sums weighted terms of a divergence over some classes. Its masses are not normalized.
 
-    The gradients by log p and log q use the kind's derivatives. Terms of weight 0 have no effect, even if they are NaN.
+    The gradients with respect to log p and log q come from the kind's derivatives. Terms of weight 0 have no effect,
+    even if they are NaN.
     """
 
     kind: Divergence
 
     def compute(self, log_p: Tensor, log_q: Tensor, weights: Tensor) -> tuple[Tensor]:
-        """Return the sums."""
+        """Return the weighted sum of each row, shape (rows,)."""
         terms = self.kind.terms(pair_of_logs(log_p, log_q))
         return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients by log p and log q."""
+        """Return the gradients with respect to log p and log q."""
         log_p, log_q, weights = tensors
         counted = weights * grad.unsqueeze(-1)
         by_p, by_q = self.kind.derivatives(pair_of_logs(log_p, log_q))
@@ -310,7 +312,7 @@ def partial_divergence(
     temperature: float,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """Return the divergence of each position from a teacher, which has to be an instance of `wanted`."""
+    """Return the divergence of each position from a teacher; raise unless the teacher is an instance of `wanted`."""
     kind = check_kind(call, kind)
     check_result_dtype(call, dtype)
     temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
@@ -327,7 +329,7 @@ def partial_divergence(
 
 
 def check_logits(call: str, name: str, x: object, *, other: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits. The error's remedy fits the other side's logits, `other`."""
+    """Raise unless `x` is a dense tensor of logits. The error's remedy fits `other`, the other side's logits."""
     if isinstance(x, Tensor):
         check_dense(call, name, x)
         if x.is_floating_point() and x.ndim > 0:
@@ -349,7 +351,7 @@ def check_logits(call: str, name: str, x: object, *, other: object = None) -> No
 
 
 def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
-    """Return the remedy for a list of tensors: join them, or average the losses."""
+    """Return the remedy for a list of tensors instead of one: join the tensors, or average their losses."""
     to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
     for join in ("stack", "cat") if positions else ():
         with suppress(RuntimeError):
@@ -366,7 +368,7 @@ def compared_classes(
 ) -> tuple[int, int]:
     """Return how many classes of student and teacher are compared; raise if the numbers `sizes` do not fit.
 
-    `names` are the arguments that have the classes.
+    `names` are the names of the arguments that contain the classes, for messages.
     """
     if 0 in sizes:
         check_any_class(call, names[sizes.index(0)], 0)
@@ -387,7 +389,7 @@ def compared_classes(
 
 
 def check_any_class(call: str, name: str, classes: int) -> None:
-    """Raise if there are no classes."""
+    """Raise if the number of classes is 0."""
     if classes == 0:
         instead = (
             f"{name}= with the classes in its {'first' if name.endswith('weight') else 'last'} dimension"
@@ -398,7 +400,7 @@ def check_any_class(call: str, name: str, classes: int) -> None:
 def check_positions(
     call: str, student: Tensor, teacher: Tensor, move: str, *, last: str = "classes", rows: str = "logits"
 ) -> None:
-    """Raise unless student and teacher have the same positions, which are all dimensions but the last, and device.
+    """Raise unless student and teacher have the same device and positions (all dimensions except the last).
 
     The code `move` moves the teacher to the student's device. `last` and `rows` name the student's last dimension and
     its rows in messages.

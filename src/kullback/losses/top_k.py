@@ -40,8 +40,8 @@ _CALL = "top_k_divergence"
 class TopK(PartialTeacher):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
 
-    An entry with log-probability -inf is padding, for positions that keep fewer than k classes. Its class counts as not
-    kept. Its index may be any valid class index, even a repeated one.
+    An entry with log-probability -inf is padding, for positions that keep fewer than k classes. The class of a padding
+    entry counts as not kept. The entry's index may be any valid class index, even a repeated one.
 
     Arguments:
         indices: the kept classes, integer, shape (..., k), in any order.
@@ -55,8 +55,8 @@ class TopK(PartialTeacher):
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: the shapes differ, an index is negative or repeated in its row, a log-probability is
             positive, a row's probabilities sum to more than one, a row has no mass with ``"renormalize"``, `tail` is
-            unknown, or every row contains NaN. If only some do, the losses raise it unless `mask`, `weight` or `labels`
-            exclude these positions.
+            unknown, or every row contains NaN. If only some rows contain NaN, the losses raise this error unless
+            `mask`, `weight` or `labels` exclude these positions.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ class TopK(PartialTeacher):
     validate: InitVar[bool] = True
     _largest: int = field(init=False, repr=False, default=-1)
     _unknown: Tensor | None = field(init=False, repr=False, default=None)
-    """Which positions contain NaN; None if none does, or the values were not checked."""
+    """A mask of the positions that contain NaN; None without such positions, or if the values were not checked."""
 
     def __post_init__(self, validate: bool) -> None:
         _check_form(self)
@@ -91,17 +91,17 @@ class TopK(PartialTeacher):
 
     @property
     def kept_indices(self) -> Tensor:
-        """The indices."""
+        """The indices of the kept classes."""
         return self.indices
 
     @property
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities."""
+        """The log-probabilities of the kept classes."""
         return self.log_probs
 
     @property
     def largest_index(self) -> int:
-        """The largest index, -1 if the values were not checked."""
+        """The largest index of a kept class; -1 if the values were not checked."""
         return self._largest
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
@@ -158,7 +158,7 @@ def top_k_divergence(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Compute the divergence of a student from a teacher's top classes.
+    r"""Compute the divergence of a student from a teacher that is known only at its top classes.
 
     Let K be the kept classes, p the teacher's probabilities as given, q the student's probabilities among all classes,
     and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. With f the
@@ -177,13 +177,13 @@ def top_k_divergence(
     p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
 
     ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
-    :math:`p_i \log(p_i/q_i) - p_i + q_i`. It is at most the value of ``"bucket"``, and 0 exactly if student and teacher
-    agree on K. But it ignores classes outside K and is not a divergence between distributions. Some libraries use only
-    the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its minimum
-    is at the renormalized probabilities instead of the teacher's.
+    :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and 0 exactly if student and
+    teacher agree on K. However, ``"zero"`` ignores classes outside K and is not a divergence between distributions.
+    Some libraries use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be
+    negative, and its minimum is at the renormalized probabilities instead of the teacher's.
 
-    The teacher's remaining mass may be only a rounding error. It counts as 0 where the student has no mass outside K,
-    for example if K is all classes, and does not cause +inf.
+    The teacher's remaining mass may be only a rounding error. Such a remainder counts as 0 where the student has no
+    mass outside K, for example if K is all classes, and does not cause +inf.
 
     Arguments:
         kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
@@ -243,9 +243,10 @@ class TopKRows(PartialRows):
         if self.tail == "renormalize":
             left = torch.full_like(logits[:, -1:], -torch.inf)
         else:
-            # If all classes are kept, any remainder is rounding.
+            # If all classes are kept, any remaining mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            # The mass outside is 0 if it is at most rounding and the student has none there.
+            # The teacher's mass outside the kept classes is 0 if it is at most the rounding error and the student has
+            # no mass there.
             kept = log_probs.exp().sum(-1, keepdim=True)
             is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
             some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
@@ -290,16 +291,16 @@ def _check_form(teacher: TopK) -> None:
 
 
 def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
-    """Check the rows, except for the `unknown` ones."""
+    """Raise if a row has impossible values, except for the `unknown` rows."""
     indices, log_probs = teacher.indices.long(), teacher.log_probs.detach()
-    if unknown is not None:  # a valid row takes the place of an unknown one
+    if unknown is not None:  # replace unknown rows by a valid row
         k = indices.shape[-1]
         indices = torch.where(unknown.unsqueeze(-1), torch.arange(k, device=indices.device), indices)
         log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
     kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    # Each padding entry gets its own negative number, which is not a class.
+    # Each padding entry gets a different negative number, which is not a class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     ordered = torch.where(is_padding, -places, indices).sort(-1).values
     is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")

@@ -18,8 +18,8 @@ from kullback.partial_rows import TopKBlock, log_tail_mass
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "top_k_divergence_bounds"
-Range = tuple[Tensor, Tensor]  # lower and upper limits of numbers that rounding makes uncertain
-_PADDING_P, _PADDING_Q = -1, 1 << 62  # equal to no class, nor to each other
+Range = tuple[Tensor, Tensor]  # lower and upper limits of numbers that have rounding errors
+_PADDING_P, _PADDING_Q = -1, 1 << 62  # no class has these indices, and the two differ
 
 
 class DivergenceBounds(NamedTuple):
@@ -59,7 +59,7 @@ def top_k_divergence_bounds(
 
     The lower bound merges all classes outside C into one class. Its last term becomes
     :math:`\varphi(p_A, q_0) + \varphi(p_0, q_B)` if :math:`p_A q_B > p_0 q_0`, that is, if Q's mass outside its list is
-    too small for the share of A. The upper bound puts P's and Q's mass outside C on separate classes. Bounded
+    too small for its part on A's classes. The upper bound puts P's and Q's mass outside C on separate classes. Bounded
     divergences such as JS then have a finite upper bound, and total variation is known up to the remaining masses. KL
     has no upper bound if Q may give probability 0 to a class of P. Each bound is attained by some P and Q if at least
     two classes are in neither list, or if the two lists together contain all `classes`. If each list contains all
@@ -72,7 +72,7 @@ def top_k_divergence_bounds(
         p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
         q: Q, for the same positions; k may differ.
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
-        classes: the number of all classes. By default the blocks' number, if they have one.
+        classes: the number of all classes. By default, the number that the blocks store, if they store it.
 
     Returns:
         `DivergenceBounds` in float64, one value for each position, without a gradient.
@@ -125,7 +125,7 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """One distribution: its listed classes (padded), and ranges of their log-probabilities and of the mass outside."""
+    """A distribution's listed classes (padded), and the ranges of their log-probabilities and of the mass outside."""
 
     indices: Tensor
     low: Tensor
@@ -140,7 +140,8 @@ class _ListedClasses(NamedTuple):
         kept = log_probs != -torch.inf
         indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
         tail = _mass_outside(x)
-        # The errors of the listed probabilities sum to less than this: p (1 + |log p|) is at most p + 1/e.
+        # `rounding` exceeds the sum of the errors of the listed probabilities, because p (1 + |log p|) is at most p +
+        # 1/e.
         rounding = torch.full_like(tail, (k + 1) * eps)
         if classes is not None:
             whole = kept.sum(-1) >= classes
@@ -151,7 +152,7 @@ class _ListedClasses(NamedTuple):
         )
 
     def among(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ranges of the log-probabilities where `mask` is True, -inf elsewhere."""
+        """Return the lower and upper limits of the log-probabilities where `mask` is True, -inf elsewhere."""
         return torch.where(mask, self.low, -torch.inf), torch.where(mask, self.high, -torch.inf)
 
 
@@ -179,7 +180,7 @@ def _bounds(
         complete = listed >= classes
     is_too_small = complete | (
         p_a[0] * q_b[0] > p.most * q.most
-    )  # the mass outside, for the shares of A and B
+    )  # the masses outside the lists are too small for A and B
     lower = same + torch.where(is_too_small, torch.maximum(apart, merged), merged)
 
     same = _largest_terms(kind, common_p, common_q).sum(-1)
@@ -211,9 +212,9 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the smallest terms for logarithms in these ranges: 0 if the ranges overlap, else from the nearest ends.
+    """Return the smallest terms for log p and log q in these ranges: 0 if the ranges overlap, else at the nearest ends.
 
-    For a fixed q, the term falls as p approaches q, and for a fixed p as q approaches p.
+    For a fixed q, the term decreases as p approaches q. For a fixed p, it decreases as q approaches p.
     """
     above, below = p[0] > q[1], p[1] < q[0]
     nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))
@@ -226,14 +227,15 @@ def _smallest_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
 
 
 def _largest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the largest terms for logarithms in these ranges, which are at the farthest ends."""
+    """Return the largest terms for log p and log q in these ranges, which are at the ends farthest from each other."""
     return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
 
 
 def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool) -> Tensor:
-    """Return the largest sum of terms over one list's classes, among which the other side's unlisted mass is split.
+    """Return the largest sum of terms over the classes of one list, if the other side's unlisted mass is split among
+    them.
 
-    The sum is convex in the split, so it is largest when all of the mass is on one class.
+    The sum is a convex function of the split, so its maximum has all of the mass on one class.
     """
     nothing = torch.full_like(listed[1], -torch.inf)
     none = _terms(kind, *((listed[1], nothing) if swap else (nothing, listed[1])))

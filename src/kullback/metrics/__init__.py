@@ -1,6 +1,6 @@
 """Drop-ins for torchmetrics' KL divergence, `kl_divergence` and `KLDivergence`, and the metric `PolicyKL`.
 
-The metrics are subclasses of `torchmetrics.Metric`. Accessing them imports torchmetrics, which you can install with
+The metrics are subclasses of `torchmetrics.Metric`. Access to a metric imports torchmetrics, which you can install with
 ``pip install torchmetrics``. The function needs only torch.
 """
 

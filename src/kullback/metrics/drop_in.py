@@ -56,16 +56,17 @@ def kl_divergence(
     Arguments:
         p: P, the data, shape (..., classes), with any number of leading dimensions; torchmetrics requires one.
         q: Q, the model or prior, of the same shape.
-        log_prob: whether `p` and `q` hold log-probabilities. Otherwise they hold weights, which are normalized.
+        log_prob: whether `p` and `q` are log-probabilities. Otherwise they are weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
         representation: the exact type of `p` and `q`: ``"logits"``, ``"log-probs"`` (the same as ``log_prob=True``),
             ``"counts"`` (weights, which are normalized; the default) or ``"probs"`` (which must sum to one).
-        mask: True for the rows that count, a bool tensor of shape (...). The others may have any values, including NaN.
-            A mask that is False everywhere raises a warning, on the CPU only.
+        mask: True for the rows that count, a bool tensor of shape (...). The other rows may have any values, including
+            NaN. A mask that is False everywhere raises a warning, on the CPU only.
 
     Returns:
-        the mean or sum over the rows that count, a scalar, in nats; or their values, of shape (...), or with a mask in
-        one dimension. The dtype is the promoted dtype of `p` and `q`. The mean of no rows is NaN.
+        the mean or sum over the rows that count, a scalar in nats. With ``"none"``, the values of these rows, of shape
+        (...) or, with a mask, in one dimension. The dtype is the promoted dtype of `p` and `q`. The mean of no rows is
+        NaN.
 
     Raises:
         ArgumentTypeError: `p` or `q` is not a tensor or `log_prob` is not a bool.
@@ -73,8 +74,9 @@ def kl_divergence(
         IncompatibleTensorError: `p` and `q` differ in shape or device. It is a RuntimeError too, as in torchmetrics.
 
     Gradient:
-        to both, through the normalization. It is 0 for P = Q, at masked rows, at ``-inf`` on both sides and at a weight
-        of exactly 0. If the value is +inf, the classes that make it infinite add 0 to the gradient of P.
+        to both, through the normalization. The gradient is 0 for P = Q, at masked rows, at classes that are ``-inf`` in
+        both, and at a weight of exactly 0. If the value is +inf, the classes that make it infinite add 0 to the
+        gradient of P.
 
     Example:
         >>> import torch
@@ -114,7 +116,7 @@ _ARGUMENTS = Arguments(
 
 
 def check_reduction(call: str, reduction: object) -> None:
-    """Raise unless torchmetrics' KL divergence has this reduction."""
+    """Raise unless `reduction` is one of torchmetrics' reductions."""
     _ARGUMENTS.check(call, reduction=reduction)
 
 
@@ -135,7 +137,7 @@ def resolve_representation(call: str, log_prob: object, representation: object) 
 def row_values(
     call: str, p: Tensor, q: Tensor, representation: RepresentationName, mask: Tensor | None
 ) -> tuple[Tensor, torch.dtype]:
-    """Return KL(P || Q) of each row that is not masked, in float32 or better, and the dtype the caller expects."""
+    """Return KL(P || Q) of each row that `mask` keeps, in float32 or better, and the dtype of the final result."""
     for name, x in {"p": p, "q": q}.items():
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             made = tensor_remedy(name, x, floating=False) or f"torch.as_tensor({name})"
@@ -187,12 +189,12 @@ def _represent(
         explanation = error.explanation
         if explanation is None:
             raise
-        # Its remedy may name a class, which the caller did not use.
+        # The error's remedy may name a class, although the caller passed only a word such as "logits".
         names_a_class = any(isinstance(piece, Name) for piece in explanation.instead)
         instead = _OTHER_REPRESENTATIONS if names_a_class else explanation.instead
         place = f"{call}({argument}=...){counted}"
         raise error.replace(call=call, argument=argument, place=place, instead=instead) from None
     if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
-        # The average must not be over rows that were rounded to half precision.
+        # The rows are computed in float32, because an average of rows rounded to half precision would be inaccurate.
         return kind(x.float(), validate=False)
     return checked

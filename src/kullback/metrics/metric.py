@@ -1,6 +1,7 @@
 """The drop-in for `torchmetrics.KLDivergence`. Importing this module imports torchmetrics."""
 
-# No postponed annotations here: TorchScript, which can compile metrics, reads the annotations of the class.
+# This module has no postponed annotations, because TorchScript, which can compile metrics, reads the annotations of the
+# class.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ class ExactMetric(Metric):
     exact_states = ()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Change device and dtype, but keep the dtype of the states that must stay exact."""
+        """Apply `fn` to the states, but keep the dtype of the states in `exact_states`."""
         super()._apply(fn, exclude_state=(*exclude_state, *self.exact_states))
         defaults: dict[str, Any] = self._defaults
         for name in defaults.keys() & set(self.exact_states):
@@ -51,15 +52,15 @@ class KLDivergence(ExactMetric):
     synchronizes like all states. With ``reduction="none"`` the metric keeps the values of all rows instead.
 
     Arguments:
-        log_prob: whether p and q hold log-probabilities. Otherwise they hold weights, which are normalized.
+        log_prob: whether p and q are log-probabilities. Otherwise they are weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row, flattened.
         representation: the exact type of p and q: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as in
             `kullback.metrics.kl_divergence`.
         kwargs: arguments of `torchmetrics.Metric`, such as ``sync_on_compute`` or ``dist_sync_on_step``.
 
     Raises:
-        ArgumentTypeError: `log_prob` is not a bool; at `update`, p or q is not a tensor.
-        ArgumentValueError: `reduction` or `representation` is not a known word; at `update`, the values are not
+        ArgumentTypeError: `log_prob` is not a bool or, in `update`, p or q is not a tensor.
+        ArgumentValueError: `reduction` or `representation` is not a known word or, in `update`, the values are not
             distributions.
         OptionalDependencyError: torchmetrics is not installed.
 
@@ -113,7 +114,8 @@ class KLDivergence(ExactMetric):
         self.add_state("counts", sketch.counts, dist_reduce_fx="sum")
         self.add_state("minimum", sketch.minimum, dist_reduce_fx="min")
         self.add_state("maximum", sketch.maximum, dist_reduce_fx="max")
-        # A zero that is added to every batch, so promotion gives it the dtype of the result.
+        # This state is always 0. Each batch adds a zero of the batch's dtype, so that promotion yields the dtype of the
+        # result.
         self.add_state("precision", torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, p: Tensor, q: Tensor, mask: Tensor | None = None) -> None:
@@ -144,7 +146,7 @@ class KLDivergence(ExactMetric):
 
         .. math:: \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
 
-        It assumes independent rows. Neighboring positions of a text are dependent.
+        The standard error assumes independent rows. Neighboring positions of a text are dependent.
 
         Returns:
             a scalar in the dtype of `compute`; NaN for fewer than two rows, +inf if a row is infinite.
@@ -164,7 +166,7 @@ class KLDivergence(ExactMetric):
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Return quantiles of the divergence over all rows so far, over all processes.
 
-        They are within 0.5% of the exact quantiles for divergences from 1e-15 to 1e39. Minimum and maximum are exact.
+        For divergences from 1e-15 to 1e39, they are within 0.5% of the exact quantiles. Minimum and maximum are exact.
 
         Arguments:
             probabilities: numbers from 0 to 1, in any shape.
@@ -188,7 +190,7 @@ class KLDivergence(ExactMetric):
             return sketch.quantile(probabilities).to(self._result_dtype())
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot one or several values, as in every torchmetrics metric.
+        """Plot one or several values, as every torchmetrics metric does.
 
         Arguments:
             val: a result of `forward` or `compute`, or a list of results; by default the result of `compute`.
@@ -226,7 +228,7 @@ class KLDivergence(ExactMetric):
         return dim_zero_cat(self.measures).dtype if len(self.measures) else self.dtype
 
     def _synchronized(self) -> AbstractContextManager[None]:
-        """Return the context for `compute`, with the states of all processes merged."""
+        """Return a context that merges the states of all processes, as for `compute`."""
         return self.sync_context(
             dist_sync_fn=self.dist_sync_fn,
             should_sync=self._to_sync,

@@ -1,6 +1,6 @@
 """The metric `PolicyKL`. Importing this module imports torchmetrics."""
 
-# No postponed annotations here, as in kullback.metrics.metric.
+# As kullback.metrics.metric, this module has no postponed annotations.
 
 import warnings
 from typing import Any
@@ -15,11 +15,12 @@ from kullback.estimators import EstimateWarning
 from kullback.losses.log_probs import estimates
 from kullback.metrics.metric import ExactMetric
 
-# The sums of a sequence: k1, k3 and the number of tokens with mass under P and Q; q/p - 1 and the number of all tokens.
+# The columns of a sequence's sums. Over tokens with mass under P and Q: k1, k3 and the number of tokens. Over all
+# tokens: q/p - 1 and the number of tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
 _COLUMNS = 5
-# A mean of q/p differs significantly from 1 if there are at least this many sequences, and it is more than this many
-# standard errors (p < 0.0002) plus this tolerance away. Rounding errors are below the tolerance.
+# A mean of q/p differs significantly from 1 if there are at least `_FEWEST_SEQUENCES` sequences and the distance from 1
+# is more than `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`. Rounding errors are below `_ROUNDED`.
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 
@@ -40,8 +41,8 @@ class PolicyKL(ExactMetric):
         \text{sequence mean } \frac1N \sum_i S_i
 
     The token mean estimates KL(P || Q) per token, and the sequence mean estimates it per sequence, both in nats. k1 and
-    k3 are unbiased. k1 may be negative; k3 varies less if P and Q are close. Tokens of a sequence are dependent, so the
-    standard errors only assume independent sequences.
+    k3 are unbiased. k1 may be negative; k3 varies less if P and Q are close. Tokens of a sequence are dependent. The
+    standard errors therefore assume only that the sequences are independent.
 
     The mean of q/p has expectation 1 if P has mass wherever Q has, and if the tokens were sampled with the
     probabilities p. Log-probabilities after top-p, top-k or min-p violate this: k3 then omits the mass of Q where P
@@ -52,8 +53,8 @@ class PolicyKL(ExactMetric):
         kwargs: arguments of `torchmetrics.Metric`.
 
     Returns:
-        `compute` returns a dict of scalars to log, in float64 if the device has it. Means over no tokens are NaN, like
-        the standard errors of fewer than two sequences.
+        `compute` returns a dict of scalars to log, in float64 if the device has it. A mean over no tokens is NaN, and
+        so is a standard error from fewer than two sequences.
 
         * ``"k1"`` and ``"k3"``: the means over tokens; a token with q = 0 < p makes them +inf;
         * ``"sequence_k1"`` and ``"sequence_k3"``: the means over sequences;
@@ -64,10 +65,11 @@ class PolicyKL(ExactMetric):
         * ``"outside"``: the fraction of tokens with probability 0 under either P or Q, but not both.
 
     Warns:
-        EstimateWarning: at `compute`, tokens are outside, or k1 and k3 contradict each other.
+        EstimateWarning: in `compute`, if a token has probability 0 under only one of P and Q, or if the mean of q/p
+            differs significantly from 1.
 
     Raises:
-        ArgumentValueError: `threshold` is negative or not a number; at `update`, the shapes do not fit.
+        ArgumentValueError: `threshold` is negative or not a number or, in `update`, the shapes do not fit.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:
@@ -100,7 +102,7 @@ class PolicyKL(ExactMetric):
         empty = torch.zeros(1 + _COLUMNS + _COLUMNS**2, dtype=dtype, device=self.device)
         self.add_state("state", empty, dist_reduce_fx=_merge)
         self.add_state("beyond", torch.zeros((), dtype=dtype, device=self.device), dist_reduce_fx="sum")
-        # Tokens with q = 0 < p, and with p = 0 < q.
+        # The numbers of tokens with q = 0 < p, and with p = 0 < q.
         self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
 
     def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
@@ -148,7 +150,7 @@ class PolicyKL(ExactMetric):
         return results | {"beyond": self.beyond / tokens, "outside": outside / tokens}
 
     def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
-        """Return a mean and its error by name; `infinite` is added to the mean."""
+        """Return a dict of the mean plus `infinite`, by `name`, and its standard error."""
         mean = mean + infinite
         error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))
         return {name: mean, f"{name}_error": error}
@@ -207,7 +209,7 @@ def _parts(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _merge(states: Tensor) -> Tensor:
-    """Merge states, shape (states, values), into one, like the variances of Chan, Golub and LeVeque (1979)."""
+    """Return the merged state of several states, shape (states, values), by Chan, Golub and LeVeque (1979)."""
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)

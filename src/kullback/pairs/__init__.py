@@ -1,6 +1,6 @@
-"""Pairs of distributions: closed forms by family, and generic rules for every other pair."""
+"""Divergences of pairs of distributions, by closed forms for pairs of families and generic rules for other pairs."""
 
-from kullback.pairs import (  # they register their rules
+from kullback.pairs import (  # the import registers their rules
     closed_forms as closed_forms,
     densities as densities,
     families as families,

@@ -23,9 +23,9 @@ from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable
 
-# The number of steps of the upper bound. Each step lowers it, and it is valid after any number of steps.
+# The number of steps of the optimization of the upper bound. The bound is valid after each step, and each lowers it.
 _ITERATIONS = 100
-# The powers t of the integrals of f^t g. Each power gives a valid bound, and the best one is used.
+# The powers t of the integrals of f^t g. Each power gives a valid bound, and `kl_bounds` uses the best.
 _POWERS = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 2.0)
 
 
@@ -33,8 +33,8 @@ class Bounds(NamedTuple):
     """A lower and an upper bound for a divergence, one of each for every element of the batch.
 
     Arguments:
-        lower: not negative and not more than the divergence.
-        upper: not less than the divergence.
+        lower: the lower bound, which is not negative.
+        upper: the upper bound.
 
     Example:
         >>> from kullback import Bounds
@@ -55,9 +55,9 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
     .. math:: KL(P \| Q) \le \sum_{ab} \phi_{ab} \left(\log \frac{\phi_{ab}}{\psi_{ab}} + KL(f_a \| g_b)\right)
 
     for all :math:`\phi, \psi \ge 0` where :math:`\sum_b \phi_{ab}` are the weights of P, and
-    :math:`\sum_a \psi_{ab}` the weights of Q. The variational upper bound is the minimum over both. Normal components
-    also have a lower bound, from Jensen's inequality and integrals of :math:`f_a^t g_b`, and a second upper bound. For
-    other components `lower` is 0.
+    :math:`\sum_a \psi_{ab}` the weights of Q. The variational upper bound is the minimum over :math:`\phi` and
+    :math:`\psi`. For normal components there are also a lower bound, from Jensen's inequality and integrals of
+    :math:`f_a^t g_b`, and a second upper bound. For other components `lower` is 0.
 
     Arguments:
         p: P, a `MixtureSameFamily` whose components have a known divergence. A distribution that is not a mixture
@@ -74,7 +74,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
     Gradient:
         the gradient of the bound at the best :math:`\phi, \psi` and power flows to the weights and components of P and
-        Q. It is 0 where a bound is 0 or infinite.
+        Q. The gradient is 0 where a bound is 0 or infinite.
 
     Example:
         >>> import torch
@@ -123,7 +123,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
 
 def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distribution]:
-    """Return the log-weights, and the components along the last batch dimension, in float64."""
+    """Return the log-weights of a mixture, and its components along the last batch dimension, in float64."""
     d = upcast_copy(expanded(d, shape))
     if isinstance(d, MixtureSameFamily) and not overrides_density(d):
         return log_weights_of(d), d.component_distribution
@@ -132,7 +132,7 @@ def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distributio
 
 
 def _divergences(f: Distribution, g: Distribution) -> Tensor:
-    """Return KL for all pairs of components, shape (..., a, b)."""
+    """Return KL(f_a || g_b) for all pairs of components, with shape (..., a, b)."""
     return estimate("kl_bounds", with_dimension(f, -1), with_dimension(g, -2), SolveOptions()).value
 
 
@@ -142,13 +142,13 @@ def _log_sums(log_weights: Tensor, x: Tensor) -> Tensor:
 
 
 def _weighted(log_weights: Tensor, x: Tensor) -> Tensor:
-    """Return sum_a w_a x_a; a component without weight adds nothing."""
+    """Return sum_a w_a x_a, where a component of weight 0 adds 0 even if x_a is infinite."""
     used = log_weights > -torch.inf
     return torch.where(used, torch.exp(log_weights) * torch.where(used, x, 0), 0).sum(-1)
 
 
 def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tensor) -> Tensor:
-    """Return the upper bound at psi_ab = w_b r_ab and the best phi; r and phi are optimized in turn."""
+    """Return the upper bound at psi_ab = w_b r_ab and the best phi, after optimizing r and phi in turn."""
     with torch.no_grad():
         proportions = torch.full_like(divergences, 1 / divergences.shape[-2])
         for _ in range(_ITERATIONS):
@@ -163,15 +163,15 @@ def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tens
 
 
 def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
-    """Return t H(f_a) + log int f_a^t g_b for normal components, shape (powers, ..., a, b); H is the entropy.
+    """Return t H(f_a) + log int f_a^t g_b for normal components, with shape (powers, ..., a, b); H is the entropy.
 
-    It is (t d - log det(1 + t G) - t |C^-1 z|^2) / 2 with G = L^-1 S L^-T, C C^T = 1 + t G and z = L^-1 (m_a - m_b).
-    L is the Cholesky factor of f_a's covariance, and S is the covariance of g_b.
+    The formula is (t d - log det(1 + t G) - t |C^-1 z|^2) / 2 with G = L^-1 S L^-T, C C^T = 1 + t G and
+    z = L^-1 (m_a - m_b). L is the Cholesky factor of f_a's covariance, and S is the covariance of g_b.
     """
     first, second = moments(f), moments(g)
     if first is None or second is None:
         return None
-    # A covariance that all components share has no dimension for them.
+    # A covariance that all components share has no dimension of components.
     roots = [x[1].root.expand(*d.batch_shape, *x[1].root.shape[-2:]) for x, d in ((first, f), (second, g))]
     root = of_root(roots[0].unsqueeze(-3))
     z = whitened((first[0].unsqueeze(-2) - second[0].unsqueeze(-3)).unsqueeze(-1), root)
@@ -188,5 +188,5 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
 
 
 def _least(log_weights: Tensor, products: Tensor) -> Tensor:
-    """Return the minimum of log sum_b w_b e^x_ab over the powers; power 0 gives 0."""
+    """Return the minimum of log sum_b w_b e^x_ab over the powers, including the power 0, where it is 0."""
     return _log_sums(log_weights, products).amin(0).clamp(max=0)

@@ -1,4 +1,4 @@
-"""Copies of distributions with changed parameters, for any class, and the lists of parts and parameters in them."""
+"""Copies of distributions of any class with changed parameters, and lists of the distributions and tensors in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
 from kullback.pairs.density_overrides import overrides_density
 
-# A function of the distribution or transform that has a tensor, of the attribute's name, and of the tensor.
+# A function of three arguments: a distribution or transform, the name of one of its attributes, and the tensor there.
 Change = Callable[[Any, str, Tensor], Tensor]
 
 
@@ -44,7 +44,7 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
                 copies[id(value)] = change(thing, name, value)
             new.__dict__[name] = copies[id(value)]
         elif isinstance(value, weakref.ref):
-            # This reference is to the inverse of the original; torch makes a new inverse on demand.
+            # A weak reference in a transform is to the inverse of the original. Torch makes a new inverse on demand.
             new.__dict__[name] = None
         elif isinstance(value, _CONTAINERS) and type(value) is not torch.Size:
             new.__dict__[name] = _copied(value, change, copies)
@@ -52,9 +52,9 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
 
 
 def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribution:
-    """Return a distribution, or a copy with parameters that autograd can save; raise if they are not dense numbers.
+    """Return `d`, or a copy with parameters that autograd can save; raise if one is not dense, real and with values.
 
-    Shapes that the distribution, or one inside it, keeps as a tuple or a list become a `torch.Size` in the copy.
+    In the copy, shapes that were tuples or lists are of type `torch.Size`.
     """
     if have_ordinary_tensors(d):
         return d
@@ -93,14 +93,14 @@ def have_ordinary_tensors(*distributions: Distribution) -> bool:
 
 
 def without_empty_wrapper(d: Distribution) -> Distribution:
-    """Return the distribution inside of an `Independent` that moves no dimension."""
+    """Return `d` without outer `Independent` wrappers that reinterpret no dimension."""
     while isinstance(d, Independent) and not d.reinterpreted_batch_ndims and not overrides_density(d):
         d = d.base_dist
     return d
 
 
 def with_torch_sizes(d: Distribution) -> Distribution:
-    """Return a distribution, or a copy whose shapes are of type `torch.Size`; torch allows tuples and lists too."""
+    """Return `d`, or a copy whose shapes are of type `torch.Size`, because torch also allows tuples and lists."""
     if all(type(x) is torch.Size for part in parts_of(d) for x in (part.batch_shape, part.event_shape)):
         return d
     new = with_tensors(d, lambda _owner, _name, x: x)
@@ -110,9 +110,10 @@ def with_torch_sizes(d: Distribution) -> Distribution:
 
 
 def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
-    """Return the tensors in distributions, in the distributions inside them and in their transforms.
+    """Return the tensors in distributions or transforms, and in all distributions and transforms inside them.
 
-    With `of_parameters`, return only the floating-point parameters, without the tensors that torch derives from them.
+    With `of_parameters`, the result has only the floating-point parameters, not the tensors that torch derives from
+    them.
     """
     tensors: list[Tensor] = []
     waiting: deque[Any] = deque(things)
@@ -147,19 +148,22 @@ def are_valid(d: Distribution) -> bool:
 
 
 def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
-    """Return which numbers, or which events, satisfy a constraint."""
+    """Return a mask of the numbers in x that satisfy a constraint; for constraints of events, it broadcasts to x."""
     inside = constraint.check(x)
     return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside
 
 
 def zero_of(tensors: Iterable[Tensor]) -> Tensor:
-    """Return 0 with derivatives of 0 by every tensor; each derivative may be differentiated again."""
+    """Return a scalar 0 whose derivative with respect to every tensor is 0 and can be differentiated again."""
     zeros = [torch.expm1(torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0)).sum() for x in tensors]
     return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 
 def parameters_of(*things: Any) -> list[Tensor]:
-    """Return the parameters, without the tensors that torch derives from them: their derivatives may be infinite."""
+    """Return the floating-point parameters, without the tensors that torch derives from them.
+
+    Derivatives with respect to such derived tensors may be infinite.
+    """
     return _tensors_in(*things, of_parameters=True)
 
 
@@ -179,17 +183,17 @@ def _parameters_among(thing: Distribution | Transform, attributes: dict[str, Any
 
 
 def detached(d: Distribution) -> Any:
-    """Return a copy with detached parameters."""
+    """Return a copy of a distribution with detached parameters."""
     return with_tensors(d, lambda _owner, _name, x: x.detach())
 
 
 def upcast_copy(d: Distribution) -> Any:
-    """Return a copy with float64 parameters."""
+    """Return a copy of a distribution with float64 parameters."""
     return with_tensors(d, lambda _owner, _name, x: upcast(x) if x.is_floating_point() else x)
 
 
 def unvalidated(d: Distribution) -> Any:
-    """Return a copy that does not validate values, and whose inner distributions do not either."""
+    """Return a copy of a distribution that does not validate values, nor do the distributions inside it."""
     new = with_tensors(d, lambda _owner, _name, x: x)
     for part in parts_of(new):
         part._validate_args = False  # noqa: SLF001
@@ -197,7 +201,7 @@ def unvalidated(d: Distribution) -> Any:
 
 
 def expanded(d: Distribution, shape: torch.Size) -> Any:
-    """Return a distribution with a larger batch shape; torch's `expand` alone drops a `log_prob` attribute."""
+    """Return `d` expanded to a batch shape, with its `log_prob` attribute, which torch's `expand` drops."""
     if d.batch_shape == shape:
         return d
     new = d.expand(shape)
@@ -207,7 +211,7 @@ def expanded(d: Distribution, shape: torch.Size) -> Any:
 
 
 def with_dimension(d: Distribution, axis: int) -> Any:
-    """Return a copy with an additional batch dimension of size 1, at axis -1 or -2."""
+    """Return a copy of a distribution with an additional batch dimension of size 1, at axis -1 or -2."""
     if any("log_prob" in vars(part) for part in parts_of(d)):
         raise no_rule(
             "kl_bounds",
@@ -228,10 +232,10 @@ def with_dimension(d: Distribution, axis: int) -> Any:
 def parts_of(*distributions: Distribution) -> list[Any]:
     """Return distributions and, after them, the distributions inside them."""
     parts = list(distributions)
-    for part in parts:  # the list grows meanwhile
+    for part in parts:  # the loop also visits the parts that it appends
         for value in vars(part).values():
             if isinstance(value, Distribution):
-                parts.append(value)  # noqa: PERF401 - a comprehension is one more call
+                parts.append(value)  # noqa: PERF401 - a comprehension costs a call
     return parts
 
 

@@ -1,6 +1,7 @@
-"""The rule that serves each ordered pair of torch's classes, selected as `solve` selects it, but without a computation.
+"""The table of the rules for KL of each ordered pair of torch's classes.
 
-If the rule depends on the parameters, the entry is the rule for typical parameters.
+The rule is selected as in `solve`, but integrals and sums are not computed. If the rule depends on the parameters, the
+table has the rule for typical parameters.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _TYPICAL: dict[str, object] = {
     "total_count": 2,
     "transforms": [AffineTransform(0.5, 2.0)],
 }
-# Typical parameters of classes that use a name with another meaning.
+# Typical parameters of classes that give a name of `_TYPICAL` another meaning.
 _TYPICAL_OF: dict[str, dict[str, object]] = {
     "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
     "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], **_FLOAT64)},
@@ -87,7 +88,7 @@ _TYPICAL_OF: dict[str, dict[str, object]] = {
 
 
 class Entry(NamedTuple):
-    """An ordered pair of torch's classes, by name, and the rule that serves it, a key of `MEANING`."""
+    """The names of an ordered pair of torch's classes, and its rule, a key of `MEANING`."""
 
     p: str
     q: str
@@ -96,7 +97,7 @@ class Entry(NamedTuple):
 
 @functools.cache
 def families() -> dict[type[Distribution], Distribution]:
-    """Return every class of distributions that torch exports, with a typical member of each."""
+    """Return a typical distribution of every class of distributions that torch exports, by class."""
     kinds = (getattr(torch_distributions, name) for name in sorted(torch_distributions.__all__))
     return {
         kind: typical(kind)
@@ -122,19 +123,19 @@ def typical(kind: type[Distribution]) -> Distribution:
 
 
 def is_univariate(kind: type[Distribution]) -> bool:
-    """Return whether all distributions of a class are univariate, for any parameters."""
+    """Return whether all distributions of a class are univariate, whatever their parameters."""
     return kind not in WRAPPERS and not families()[kind].event_shape
 
 
 def matrix() -> Iterator[Entry]:
-    """Yield the rule of every ordered pair of torch's classes."""
+    """Yield the entry of every ordered pair of torch's classes."""
     for kind_p, p in families().items():
         for kind_q, q in families().items():
             yield Entry(kind_p.__name__, kind_q.__name__, rule_of(p, q))
 
 
 def rule_of(p: Distribution, q: Distribution) -> str:
-    """Return the rule that serves two distributions, a key of `MEANING`."""
+    """Return the rule that computes KL of two distributions, a key of `MEANING`."""
     try:
         check_comparable("kl_divergence", p, q)
     except ArgumentValueError:

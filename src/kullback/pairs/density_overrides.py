@@ -1,6 +1,6 @@
-"""Whether a subclass or an instance overrides the `log_prob`, or the draws, of its family.
+"""Tests for a distribution whose class or instance overrides `log_prob`, or another method, of its family.
 
-The rules of the family do not serve such a distribution. Its own `log_prob` is integrated or summed instead.
+The formulas of the family do not apply to such a distribution. Its `log_prob` is integrated or summed instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch.distributions import Distribution, ExponentialFamily
 from kullback.pairs.family import FAMILIES
 from kullback.pairs.torch_registry import TORCH, is_of_torch
 
-# Classes of other libraries whose `log_prob` is another formula for the density of their family, unless they set the
-# attribute that is named here. Pyro's classes accept further shapes, and GPyTorch's are faster.
+# Classes of other libraries that override `log_prob` but keep the density of their family: Pyro's classes accept more
+# shapes, and GPyTorch's classes are faster. If the attribute that the value names is set, the density is different.
 _SAME_DENSITY = {
     "pyro.distributions.torch.Binomial": "approx_log_prob_tol",
     "pyro.distributions.torch.Categorical": "",
@@ -22,7 +22,7 @@ _SAME_DENSITY = {
     "gpytorch.priors.prior.Prior": "_transform",
 }
 _BASES = (Distribution, ExponentialFamily)
-# The class whose method overrides the method of a family; None if there is no such class.
+# For a class and the name of a method: the class that overrides this method of the family; None if none does.
 _OVERRIDING: dict[tuple[type, str], type | None] = {}
 
 
@@ -52,7 +52,7 @@ def class_overrides_density(kind: type) -> bool:
 
 
 def forget_overrides() -> None:
-    """Forget which classes override a family, because there is a new family."""
+    """Clear the stored results, because a new family has been registered."""
     _OVERRIDING.clear()
 
 

@@ -1,4 +1,4 @@
-"""Errors for distributions that no rule can serve: maps outside their domain, and parameters that are not finite."""
+"""The errors for transforms applied outside of their domain, and for parameters that are invalid or cannot be read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kullback.pairs.family import support_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-# Rounding may move the end of a support out of the domain of a map by this much, relative to the end of the domain:
-# a few times the rounding of float32, in which users compute ends.
+# The accepted distance of an end of a support from the domain of a transform, relative to the end of the domain. The
+# limit is a few times the rounding of float32, because users compute ends in float32.
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
@@ -33,7 +33,7 @@ _LARGEST_PROBABILITY = 1 + 1e-6  # above 1 by rounding
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise if a map is not one-to-one, or is applied to mass outside its domain, such as the logarithm to a Normal."""
+    """Raise if a transform is not one-to-one, or if its input has mass outside of its domain, like log of a Normal."""
     for argument, d in (("p", p), ("q", q)):
         check_bijective(call, argument, d)
         inner = _unwrapped(d)
@@ -42,14 +42,14 @@ def check_domains(call: str, p: Distribution, q: Distribution) -> None:
 
 
 def _unwrapped(d: Distribution) -> Distribution:
-    """Return the distribution inside `Independent` and mixtures."""
+    """Return the distribution inside all outer `Independent` wrappers and mixtures."""
     while isinstance(d, Independent | MixtureSameFamily):
         d = d.base_dist if isinstance(d, Independent) else d.component_distribution
     return d
 
 
 def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
-    """Check all transforms in a distribution, and return the ends of its support; None if they are not known."""
+    """Check all transforms in a distribution, and return the ends of its support; None if they are unknown."""
     d = _unwrapped(d)
     if not isinstance(d, TransformedDistribution):
         return _ends_of(support_of(d))
@@ -78,7 +78,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
 
 
 def _ends_of(constraint: object) -> Ends | None:
-    """Return the ends of an interval, None for an infinite end; for any other set, return None."""
+    """Return the two ends of an interval, each None if it is infinite; return None for a set that is no interval."""
     while hasattr(constraint, "base_constraint"):
         constraint = getattr(constraint, "base_constraint")  # noqa: B009
     ends = (getattr(constraint, name, None) for name in ("lower_bound", "upper_bound"))
@@ -105,7 +105,7 @@ def _interval(ends: Ends) -> str:
 
 
 def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise if a sum or an integral cannot read the values of the parameters, or if a parameter is invalid."""
+    """Raise if a parameter is invalid, or if a sum or an integral cannot read the values of the parameters."""
     parameters = _parameters(p, q)
     are_readable = can_inspect_all([x for *_, x in parameters])
     if is_traced():
@@ -162,7 +162,7 @@ def _call_of(call: str) -> tuple[str, ...]:
 
 
 def _parameters(p: Distribution, q: Distribution) -> list[tuple[str, Distribution, str, Tensor]]:
-    """Return each parameter after the name of its side, the distribution on this side that has it, and its name."""
+    """Return (argument, distribution, name, tensor) for each parameter of P and Q and of the distributions in them."""
     parameters: list[tuple[str, Distribution, str, Tensor]] = []
     for argument, d in (("p", p), ("q", q)):
         for part in parts_of(d):

@@ -1,7 +1,7 @@
-"""A family of distributions: one record with the facts that the rules need, and the table of all records.
+"""`Family`, the record of the facts about a family of distributions, and the table of all records.
 
 The closed forms from moments, the test for an infinite divergence, the conversion from SciPy, the change of units, the
-compiled kernels and `fit` all read the records. So none of them needs a table of types of its own.
+compiled kernels and `fit` read the records. So none of them needs a separate table of types.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch.distributions import Distribution, Transform, constraints
 
 from kullback.common.dtypes import upcast
 
-# An end of a support: a number, the name of a parameter, or None if it is neither.
+# An end of a support: a number, the name of a parameter, or None for an end that is neither.
 End = float | str | None
 REAL: tuple[End, End] = (-inf, inf)
 POSITIVE: tuple[End, End] = (0.0, inf)
 UNIT: tuple[End, End] = (0.0, 1.0)
 
 CHOICE = "logits|probs"
-"""Stands among the parameters of a family for the one of the two that the user passed."""
+"""The name that represents either logits or probs, whichever the user passed, among a family's parameters."""
 
 
 class Means(Protocol):
-    """The means of the target of a fit. A statistic is a function of points and of the parameters after it."""
+    """The means under the target of a fit. A statistic is a function of `Points` and of further parameters."""
 
     def mean(self) -> Tensor:
         """Return E[x]."""
@@ -37,7 +37,7 @@ class Means(Protocol):
     def mean_of(
         self, statistic: Callable[..., Tensor], *parameters: Tensor, corner: Tensor | None = None
     ) -> Tensor:
-        """Return E[statistic(x, *parameters)]; `corner` is the place where the statistic has a corner."""
+        """Return E[statistic(x, *parameters)]; `corner` is an x at which the statistic has no derivative."""
         ...
 
     def mean_log(self) -> Tensor:
@@ -45,11 +45,11 @@ class Means(Protocol):
         ...
 
     def deviation(self, about: Tensor, *, of_log: bool = False) -> Tensor:
-        """Return the root of the mean square of x, or of log x, about a number."""
+        """Return the square root of E[(x - about)^2], or of E[(log x - about)^2] with `of_log`."""
         ...
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation from one integral; None for a target that is no density."""
+        """Return the mean and the standard deviation from one integral; None for a target without a density."""
         ...
 
     def median(self) -> Tensor:
@@ -57,7 +57,7 @@ class Means(Protocol):
         ...
 
     def extreme(self, side: int) -> Tensor | None:
-        """Return the smallest (-1) or largest (1) number with mass; None if it is not known."""
+        """Return the smallest (side -1) or the largest (side 1) number with mass; None if it is unknown."""
         ...
 
 
@@ -66,11 +66,11 @@ class ScipyForm(NamedTuple):
 
     Attributes:
         name: the name of the distribution, such as ``"gamma"``, or of the class of its object.
-        make: returns the member from the shape parameters and the arguments in `takes`.
-        takes: the arguments of `make` after the shape parameters: ``"loc"``, ``"scale"``, both or none. If it takes one
-            or none, the member is shifted or scaled by the rest.
-        first: for integers, the number by which SciPy's variable exceeds the family's.
-        reads: for a class of objects, the attributes that are the arguments of `make`.
+        make: returns the torch distribution from the shape parameters and the arguments in `takes`.
+        takes: the arguments of `make` after the shape parameters: ``"loc"``, ``"scale"``, both or none. A loc or scale
+            that `make` does not take becomes an affine transform of the torch distribution.
+        first: for integers, SciPy's variable minus the family's variable.
+        reads: for an object without shape parameters, the names of its attributes that are the arguments of `make`.
     """
 
     name: str
@@ -87,32 +87,33 @@ Units = Mapping[str, int]
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A family of distributions. Only the type is required; without the other facts, other rules serve its pairs.
+    """A family of distributions. Only the type is required; without the other facts, generic rules compute KL.
 
-    A subclass that overrides `log_prob` is not of the family.
+    A subclass that overrides `log_prob` does not belong to the family.
 
     Attributes:
         type: the class of the distributions.
-        parameters: the names of the attributes that hold the parameters, which are tensors, separated by spaces. They
-            are in the order of the kernels, and of the fields of `density` if that is a class. `CHOICE` stands for
-            logits or probs.
-        density: a class of `Density` whose fields are the parameters, or the function that returns the density of a
-            distribution. Support and tails decide where a divergence is +inf.
-        support: the ends of the support: numbers, names of parameters, or None for another end. A class of `Density`
-            has them, so they stand here only beside a function.
-        is_full: whether P has mass in its whole support for all parameters. A name is a parameter that may be 0, where
-            P is the point 0.
-        tensors: attributes with the same numbers as `parameters` that are faster to read; or, for `CHOICE`, as given.
-        units: the power of the unit of x in each parameter of the constructor, or a function that returns it.
-        log_moments: returns the `LogMoments` of a member, for KL from it to every family with `from_log_moments`.
-        from_log_moments: returns KL from the `LogMoments` of P and a member Q.
-        image: returns the member that is the image of another one under x -> loc + scale x.
-        cdf: returns the elementary steps of the distribution function of a member, for maps by it.
-        curve: the distribution function of the standard member, an `Increasing` of `densities/mapped.py`.
-        scipy: the distributions of SciPy that are members.
-        match: returns the parameters of the member with the smallest KL from a target, from its `Means`, the parameters
-            of the start and the names of fixed ones; None without a formula.
-        start: the parameters at which `fit` starts, if those of the ranges alone (0, 1 or 1/2) are no member.
+        parameters: the names of the tensor attributes that are the parameters, separated by spaces, in the order of the
+            kernels, and of the fields of `density` if it is a class. `CHOICE` represents logits or probs.
+        density: a class of `Density` whose fields are the parameters, or a function that returns the density of a
+            distribution. The support and the tails of the density decide where a divergence is +inf.
+        support: the ends of the support: numbers, names of parameters, or None for another end. The support is needed
+            here only if `density` is a function; a class `density` has the same attribute.
+        is_full: whether P has mass in its whole support for all parameters. A name is the name of a parameter that may
+            be 0: then all mass of P is at the point 0.
+        tensors: the names of attributes that have the same numbers as `parameters` and are faster to read. For
+            `CHOICE`, they contain the logits or probs that the user passed.
+        units: a map from each parameter of the constructor to its power of the unit of x, or a function that returns
+            this map.
+        log_moments: returns the `LogMoments` of a distribution P, for KL to every family with `from_log_moments`.
+        from_log_moments: returns KL(P || Q) from the `LogMoments` of P and a distribution Q of this family.
+        image: returns the distribution of loc + scale x, from the distribution of x, loc and scale.
+        cdf: returns the elementary steps of the distribution function, for transforms by this function.
+        curve: the distribution function for location 0 and scale 1, an `Increasing` of `densities/mapped.py`.
+        scipy: the distributions of SciPy that belong to the family.
+        match: returns the parameters with the smallest KL from a target to the family, or None without a formula. The
+            arguments are the target's `Means`, the initial parameters and the names of the fixed parameters.
+        start: the parameters at which `fit` starts, if the defaults from their ranges (0, 1 or 1/2) are invalid.
     """
 
     type: type[Distribution]
@@ -139,7 +140,7 @@ class Family:
 
     @property
     def has_integers(self) -> bool | None:
-        """Whether the numbers are integers; None for vectors, and if the class does not say."""
+        """Whether the values are integers; None for vectors, or if the class declares no support."""
         support: Any = self.type.support
         with suppress(NotImplementedError, AttributeError):
             return None if support.event_dim else support.is_discrete
@@ -156,7 +157,7 @@ FAMILIES: dict[type, Family] = {}
 
 
 def symmetric_image(member: Any, loc: Tensor, scale: Tensor) -> Distribution:
-    """Return the image of a member of a symmetric family with a location and a scale; its other parameters stay."""
+    """Return the distribution of loc + scale x for an x of a symmetric location-scale family."""
     kind = type(member)
     others = {name: upcast(getattr(member, name)) for name in FAMILIES[kind].parameters.split()}
     moved = {"loc": loc + scale * others["loc"], "scale": scale.abs() * others["scale"]}
@@ -164,17 +165,17 @@ def symmetric_image(member: Any, loc: Tensor, scale: Tensor) -> Distribution:
 
 
 def match_of_mean(name: str, of_mean: Callable[[Tensor, Parameters], Tensor]) -> MatchRule:
-    """Return the rule of a family whose parameter follows from the mean of the target, and from the start."""
+    """Return the `match` of a family whose parameter is a function of the target's mean and the initial parameters."""
     return lambda target, start, fixed: {name: of_mean(target.mean(), start)}
 
 
 def family_of(kind: type) -> Family | None:
-    """Return the record of the nearest class that has one: of the type itself, or of one of its bases."""
+    """Return the record of a class, or of its nearest base class that has a record; None without one."""
     return next((FAMILIES[each] for each in kind.__mro__ if each in FAMILIES), None)
 
 
 def support_of(d: Distribution) -> Any:
-    """Return the constraint of the values of a distribution; None if its class has none."""
+    """Return the support of a distribution, a constraint; None if its class declares none."""
     with suppress(NotImplementedError, AttributeError):
         return d.support
     return None

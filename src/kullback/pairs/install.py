@@ -35,7 +35,7 @@ _OPTIONS = SolveOptions(wants_error=False)
 
 
 def _serve(p: Distribution, q: Distribution) -> Tensor:
-    """Answer a call from torch. Without a rule, raise a NotImplementedError, as callers with a fallback expect."""
+    """Return KL for a call of torch's function; raise a NotImplementedError without a rule, as torch does."""
     value = fused_divergence(p, q)
     if value is not None:
         return value
@@ -86,11 +86,11 @@ def install() -> Installation:
 
     .. math:: \text{torch.distributions.kl\_divergence}(p, q) = \text{kullback.kl\_divergence}(p, q)
 
-    It serves every pair of torch's classes and their subclasses, also pairs without a rule in torch. It also serves the
-    pairs of `register_kl`, registered before or after the call. Rules of other packages, such as Pyro or GPyTorch, stay
-    in force: the most specific rule for two types is used, whoever registered it. Random draws are never used. If no
-    deterministic rule reaches its tolerance, the error is a NotImplementedError, like torch's error for an unknown
-    pair. A second call has no effect.
+    Kullback then computes KL for every pair of torch's classes and their subclasses, also for pairs without a rule in
+    torch. The same is true of the pairs of `register_kl`, registered before or after the call. Rules of other packages,
+    such as Pyro or GPyTorch, stay in force: the most specific rule for two types is used, whoever registered it. Random
+    draws are never used. If no deterministic rule reaches its tolerance, the error is a NotImplementedError, like
+    torch's error for an unknown pair. A second call of `install` has no effect.
 
     Returns:
         a context manager that restores torch's previous rules at the end of the block.
@@ -115,7 +115,8 @@ def install() -> Installation:
     with _lock:
         was_installed = bool(REPLACED)
         if not was_installed:
-            # The least specific pair serves where torch has no rule, and never precedes a third party's.
+            # The entry for the least specific pair serves all pairs without a rule in torch, and never precedes a rule
+            # of a third party.
             of_torch = [pair for pair, rule in registry().items() if is_of_torch(rule)]
             anything = [_ANYTHING] if _ANYTHING not in registry() else []
             _enter(dict.fromkeys([*of_torch, *anything, *user_pairs()]))
@@ -155,7 +156,7 @@ def uninstall() -> None:
 
 
 def _enter(pairs: Iterable[TypePair]) -> None:
-    """Put kullback into torch's table for these pairs of types."""
+    """Replace the rules in torch's table for these pairs of types by `_serve`."""
     table = registry()
     for pair in pairs:
         if not is_ours(table.get(pair)):
@@ -172,7 +173,7 @@ def _enter_while_installed(pair: TypePair) -> None:
 
 
 def _is_served(type_p: type, type_q: type) -> bool:
-    """Return whether two types are torch's classes, or their subclasses, with a deterministic rule."""
+    """Return whether kullback has a deterministic rule for two types, which are torch's classes or subclasses."""
     key = ("served", type_p, type_q)
     if key not in PLANS:
         PLANS[key] = _has_rule((type_p, type_q))
@@ -184,6 +185,6 @@ def _has_rule(types: TypePair) -> bool:
     if None in kinds:
         return False
     p, q = (families()[kind] for kind in kinds if kind is not None)
-    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # this depends on the distributions that they wrap
+    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # it depends on the wrapped distributions
         return True
     return rule_of(p, q) not in ("monte_carlo", "not_comparable")

@@ -1,7 +1,7 @@
-"""The closed forms that C++ kernels compute from the parameters of P and Q, without copying them.
+"""The closed forms that C++ kernels compute from the parameters of P and Q, without copies of the parameters.
 
-The plain torch functions compute the other cases: other devices, tensors of torch.func, second derivatives, and
-parameters so extreme that the arithmetic would leave the range of float64.
+Functions in plain torch compute all other cases: other devices, tensors of torch.func and second derivatives. They
+also compute KL for parameters so extreme that the arithmetic of the kernels would overflow or underflow.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kullback.kernels.native.native_closed_forms import Form, Parameters, diverg
 from kullback.pairs.family import CHOICE, FAMILIES
 from kullback.pairs.numerics.parameters import given_logits
 
-# Computes the divergence of P and Q; returns None if other rules have to compute it.
+# A function that returns the divergence of P and Q, or None if another rule has to compute it.
 Shortcut = Callable[[Any, Any], Tensor | None]
 Reader = Callable[[Any], Parameters]
-# A formula of kullback. It returns None if it does not apply to the parameters.
+# A closed form in plain torch: a function that returns KL(P || Q), or None if it does not apply to the parameters.
 FormFunction = Callable[..., Tensor | None]
 Code = ElementForm | RowForm
 
@@ -37,7 +37,7 @@ _is_available = cache(library.is_available)
 
 
 class _Variant(NamedTuple):
-    """The parameters that a kernel reads from P and from Q, and the kernel."""
+    """A kernel, and the functions that read its parameters from P and from Q."""
 
     read_p: Reader
     read_q: Reader
@@ -45,12 +45,13 @@ class _Variant(NamedTuple):
 
 
 class NativeForm:
-    """The kernel of a closed form, or a kernel for logits and another for probabilities.
+    """The kernel of a closed form, or two kernels, for logits and for probabilities.
 
     Arguments:
         function: the closed form in plain torch, which computes second derivatives.
-        code: the kernel; with `CHOICE` among the parameters, the kernel for logits.
-        type_p: the family of P, whose record lists the parameters. It may be registered after the closed form.
+        code: the kernel, or the kernel for logits if `CHOICE` is among the parameters.
+        type_p: the family of P, whose record has the names of the parameters. The record may be registered after the
+            closed form.
         type_q: the family of Q, likewise.
     """
 
@@ -79,7 +80,7 @@ class NativeForm:
 
     @property
     def form(self) -> Form:
-        """The operator; for a choice of parameters, the one for logits."""
+        """The kernel; with two kernels, the kernel for logits."""
         return self._of_logits.form
 
     def __call__(self, p: Any, q: Any) -> Tensor | None:
@@ -98,7 +99,7 @@ class NativeForm:
         return divergence(variant.form, parameters, required)
 
     def _variant_of(self, p: Any, q: Any) -> _Variant | None:
-        """Return the variant for the parameters that the user passed; None if P has logits and Q probabilities."""
+        """Return the kernel for the parameters that the user passed; None if one side has logits, the other probs."""
         in_logits = {
             given_logits(getattr(d, "_categorical", d))
             for d, has_choice in zip((p, q), self._has_choice, strict=True)
@@ -123,7 +124,7 @@ def _variant(function: FormFunction, code: Code, parameters: tuple[str, str], ch
 
 
 def reader_of(name: str, *others: str) -> Reader:
-    """Return a function that reads attributes of a distribution."""
+    """Return a function that returns a tuple of these attributes of a distribution."""
     if others:
         return attrgetter(name, *others)
     get: Callable[[Any], Tensor] = attrgetter(name)
@@ -134,13 +135,13 @@ def divergence_of(form: Form, parameters: Parameters) -> Tensor | None:
     """Return the divergence by a kernel, in the dtype of the parameters; None if the kernel does not support them."""
     required = required_gradients(parameters)
     if required is None and any(isinstance(x, Tensor) and x.is_inference() for x in parameters):
-        parameters = tuple(map(recordable, parameters))  # autograd saves no tensor of inference mode
+        parameters = tuple(map(recordable, parameters))  # autograd cannot save a tensor of inference mode
         required = required_gradients(parameters)
     return None if required is None else divergence(form, parameters, required)
 
 
 def is_ordinary_call() -> bool:
-    """Return whether there are kernels, and no transform of torch.func or similar changes how operators run."""
+    """Return whether the kernels are available and no transform, such as torch.func's, changes how operators run."""
     return (
         _is_available()
         and _functorch.peek_interpreter_stack() is None

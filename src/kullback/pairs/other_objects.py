@@ -1,6 +1,6 @@
-"""Lines of code, for error messages, that make a distribution of an object of SciPy or scikit-learn.
+"""Lines of code, for error messages, that turn an object of SciPy or scikit-learn into a distribution.
 
-The libraries are not imported: their objects are known by the names of their classes.
+The libraries are not imported: the names of the classes identify their objects.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _MIXTURE = "MixtureSameFamily(Categorical(torch.tensor({weights})), {parts})"
 
 
 def line_for(x: object, name: str) -> str | None:
-    """Return the line that makes a distribution, or draws, of an object; None for an object that is not known.
+    """Return the line of code that turns an object into a distribution or draws; None for an unknown object.
 
     Arguments:
-        x: the argument.
-        name: its name in the line.
+        x: the object, which the user passed as an argument.
+        name: the name of the argument, which the line contains.
     """
     if isinstance(x, type):
         return _of_class(x)
@@ -31,7 +31,7 @@ def line_for(x: object, name: str) -> str | None:
 
 
 def _of_class(x: type) -> str | None:
-    """Return the line that makes a distribution of a class, which the user passed instead of an instance."""
+    """Return the line of code that makes an instance, for a user who passed a class; None for an unknown class."""
     is_scipy = any(kind.__name__ == "_ProbabilityDistribution" for kind in x.__mro__)
     if not (is_scipy or issubclass(x, Distribution)):
         return None
@@ -64,7 +64,7 @@ def _of_kernel_density(x: Any, name: str) -> str:
 
 
 def _vectors(draws: str, weights: str, parts: str, name: str) -> str:
-    """Return the line for a mixture of vectors: draws as P, the density as Q."""
+    """Return the line for a mixture of vectors: its draws if it is P, and its density if it is Q."""
     return draws if name == "p" else _MIXTURE.format(weights=weights, parts=parts)
 
 

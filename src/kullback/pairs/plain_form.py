@@ -1,4 +1,4 @@
-"""`plain_form`: an equal distribution without needless wrappers and maps: a Normal for an affine map of a Normal."""
+"""`plain_form`, which removes needless wrappers and transforms: an affine transform of a Normal becomes a Normal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from kullback.pairs.registry import is_plain
 
 
 def plain_form(d: Distribution) -> Distribution:
-    """Return an equal distribution with fewer wrappers and maps; the same object if there are none to remove."""
+    """Return the same distribution with fewer wrappers and transforms; `d` itself if none can be removed."""
     if is_plain(type(d)) or overrides_density(d):
         return d
     if isinstance(d, Independent):
@@ -53,10 +53,10 @@ def plain_form(d: Distribution) -> Distribution:
 
 
 def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution] | None:
-    """Return both variables before the last map of P, or of Q, onto a part of the line; None if there is none.
+    """Return P and Q after undoing the last transform of P, or of Q, that maps the line onto a part; None without one.
 
-    A map such as exp brings one end of the line close to 0, where float64 cannot resolve the mass of a slow tail.
-    Before the map it can, and the divergence is the same.
+    A transform such as exp brings an infinite end close to 0, where float64 cannot resolve the mass of a slowly falling
+    tail. Undoing the transform does not change the divergence, and float64 resolves this mass on the whole line.
     """
     for side, other in ((p, q), (q, p)):
         if not is_map(side) or side.event_shape:
@@ -102,7 +102,7 @@ def _of_map(d: TransformedDistribution) -> Distribution:
 
 
 def _image_in_family(base: Any, step: Transform) -> Distribution | None:
-    """Return the image of a distribution if it is of a family of torch with other parameters; None otherwise."""
+    """Return the distribution of step(x) if it belongs to a registered family; None otherwise."""
     if overrides_density(base):
         return None
     if isinstance(step, AffineTransform):

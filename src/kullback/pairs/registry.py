@@ -1,4 +1,4 @@
-"""The rules for pairs of types: closed forms, reductions and the rules of users. A plan has the rules of one pair."""
+"""The table of the rules for pairs of types: closed forms, reductions and users' rules. `plan_for` returns a pair's."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from kullback.results.estimate import Estimate
 RuleFunction = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=RuleFunction)
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
-"""The classes whose rules depend on the distributions that they wrap."""
+"""The classes that wrap other distributions: the rule for a pair depends on the wrapped distributions."""
 
 SURFACES: dict[type, str] = {
     type(constraints.simplex): "vectors of probabilities",
     type(constraints.corr_cholesky): "Cholesky factors of correlation matrices",
     type(constraints.positive_definite): "positive-definite matrices",
 }
-"""Event spaces whose densities are with respect to a measure of their own, and their names."""
+"""The names of event spaces whose densities have a base measure different from Lebesgue measure, by constraint."""
 
 FormT = TypeVar("FormT", bound=FormFunction)
 
@@ -48,8 +48,8 @@ FormT = TypeVar("FormT", bound=FormFunction)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    The bound is a function of P, Q and the value. None means the common bound, `kullback.pairs.rounding`. `native`
-    computes the same in C++. A form that `yields` is replaced by another one for its types.
+    `error` is a function of P, Q and the value; None means the common bound, `kullback.pairs.rounding`. `native`
+    computes the same value in C++. If `yields` is true, another closed form for the same types replaces this form.
     """
 
     function: FormFunction
@@ -66,11 +66,11 @@ class UserRule(NamedTuple):
     pair: TypePair
 
 
-# A reduction turns a pair into other pairs. Its arguments are P, Q, and a function of a pair that returns its estimate.
+# A function of P, Q and kl that computes a divergence from other pairs; kl(p, q) returns the estimate of a pair.
 Reduction = Callable[..., Estimate | None]
 ReductionT = TypeVar("ReductionT", bound=Reduction)
 
-# All registered rules, by their role and their types.
+# All registered rules, by role and by pair of types.
 _RULES: dict[str, dict[TypePair, Any]] = {"user": {}, "closed_form": {}, "shortcut": {}, "reduction": {}}
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
@@ -89,11 +89,11 @@ def closed_form(
     native: Code | Shortcut | None = None,
     yields: bool = False,
 ) -> Callable[[FormT], FormT]:
-    """Register a closed form for a pair of types; it serves their subclasses too, unless those have their own.
+    """Register a closed form for a pair of types, and for their subclasses that have no closed form themselves.
 
-    The function takes the two distributions and reads their parameters through `upcast`. It returns a float64 tensor
-    that broadcasts to the batch shape, or None if it does not apply to the parameters. The caller checks supports,
-    event shapes and dtypes. If C++ computes the closed form too, `native` is the kernel, or a function that calls it.
+    The function takes the two distributions, reads their parameters through `upcast`, and returns a float64 tensor that
+    broadcasts to the batch shape, or None if the form does not apply to the parameters. The caller checks supports,
+    event shapes and dtypes. `native` is a C++ kernel of the closed form, or a function that calls such a kernel.
     """
 
     def enter(function: FormT) -> FormT:
@@ -112,12 +112,12 @@ def closed_form(
 
 
 def native_form(type_p: type, type_q: type) -> KernelForm:
-    """Return the kernel of a closed form."""
+    """Return the kernel of the closed form for exactly these types."""
     return cast(NativeForm, _RULES["closed_form"][type_p, type_q].native).form
 
 
 def shortcut(type_p: type, type_q: type) -> Callable[[Shortcut], Shortcut]:
-    """Register a function that computes the divergence of exactly these two types without other checks."""
+    """Register a function that computes KL for exactly these two types, without any checks before it."""
 
     def enter(function: Shortcut) -> Shortcut:
         _register("shortcut", (type_p, type_q), function)
@@ -127,7 +127,7 @@ def shortcut(type_p: type, type_q: type) -> Callable[[Shortcut], Shortcut]:
 
 
 def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
-    """Register a function f(p, q, kl) that turns a pair into other pairs, whose `Estimate` kl(p, q) returns."""
+    """Register a function f(p, q, kl) that computes a divergence from the estimates kl(p, q) of other pairs."""
 
     def enter(function: ReductionT) -> ReductionT:
         _register("reduction", (type_p, type_q), function)
@@ -142,19 +142,19 @@ def user_pairs() -> Iterator[TypePair]:
 
 
 def on_registration(listener: Callable[[TypePair], None]) -> None:
-    """Call a function with every pair of types that `register_kl` registers from now on, as a decorator."""
+    """Register a function, as a decorator, that is called with every pair of types that `register_kl` registers."""
     _LISTENERS.append(listener)
 
 
 class Step(NamedTuple):
-    """A rule in its place among the others.
+    """A rule that `solve` tries in a fixed order.
 
     Attributes:
-        rule: a function of the pair, the kind and the options; it returns None for a pair that it does not serve.
-        kinds: whether it serves KL, and whether it serves other kinds.
-        methods: the methods that allow it.
-        of_family: whether it computes by the family of a distribution, which must not override its density.
-        serves: a function that returns whether the rule may serve the types of a plan.
+        rule: a function of the pair, the kind of divergence and the options, which returns None for other pairs.
+        kinds: whether the rule applies to KL, and whether it applies to other divergences.
+        methods: the values of the option `method` that allow the rule.
+        of_family: whether the rule uses the formulas of a family, so that it is not used if `log_prob` is overridden.
+        serves: a function that returns whether the rule may apply to the types of a plan.
     """
 
     rule: Callable[..., Estimate | None]
@@ -168,27 +168,27 @@ _STEPS: list[Step] = []
 
 
 def set_order(steps: Iterable[Step]) -> None:
-    """Set the order of the rules of a pair."""
+    """Set the rules that are tried for every pair, in their order."""
     _STEPS[:] = steps
     forget_plans()
 
 
 class Plan(NamedTuple):
-    """The rules that serve a pair of types, and the properties that follow from the types alone.
+    """The rules for a pair of types, and the properties that follow from the types alone.
 
     Attributes:
         types: the types of P and Q.
-        user_rules: the most specific rules of `register_kl`: one, none, or several that are equally specific.
-        third_party: the rule that torch would call without kullback, unless it is torch's own rule for torch's types.
+        user_rules: the most specific rules of `register_kl`: none, one, or several that are equally specific.
+        third_party: the rule that torch would call without kullback, unless it is torch's rule for torch's types.
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
-        closed_form: the formula. It is also None for a class that overrides the `log_prob` of its family.
-        reduction: the function that turns the pair into other pairs.
-        shortcut: the closed form in C++, or another function that computes the divergence without further checks. None
-            if a subclass changes the support, or if there is a rule of a user, or of another package for a subclass.
-        is_plain: whether both are classes of torch that wrap no other distribution.
-        is_comparable: whether the types alone show that both are densities over one space.
-        kl: the rules for KL that come after `shortcut`, in their order.
-        other: the rules for the other kinds.
+        closed_form: the closed form; None without one, or if a class overrides the `log_prob` of its family.
+        reduction: the reduction; None without one.
+        shortcut: a function that computes KL without checks, such as a C++ kernel. It is None if a subclass changes
+            the support, or if a user, or another package for a subclass, has registered a rule.
+        is_plain: whether both types are classes of torch that wrap no other distribution.
+        is_comparable: whether the types alone show that P and Q have densities over the same space.
+        kl: the rules for KL after `shortcut`, in their order.
+        other: the rules for the other divergences, in their order.
     """
 
     types: TypePair
@@ -218,7 +218,7 @@ class Plan(NamedTuple):
 
 
 def plan_for(type_p: type, type_q: type) -> Plan:
-    """Return the plan of two types. It is cached until a rule is registered, here or with torch."""
+    """Return the plan of two types, which is cached until a rule is registered with kullback or torch."""
     plan = PLANS.get(("kullback", type_p, type_q))
     return _made_plan((type_p, type_q)) if plan is None else plan
 
@@ -255,8 +255,8 @@ def _made_plan(types: TypePair) -> Plan:
 
 
 def _space(kind: type) -> tuple[bool | None, str | None]:
-    """Return whether events of a class of torch are discrete, and the name of their space if it has its own measure."""
-    support = getattr(kind, "support", None)  # of the class, for any parameters
+    """Return whether events of a class of torch are discrete, and the name of their space if it is in `SURFACES`."""
+    support = getattr(kind, "support", None)  # the attribute of the class, for any parameters
     return getattr(support, "is_discrete", None), SURFACES.get(type(support))
 
 
@@ -272,7 +272,7 @@ def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
-    """Return the most specific matching pair alone, or all matching pairs if none is the most specific."""
+    """Return a list of the most specific matching pair; all matching pairs if none is more specific than all others."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
     best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
     return best or matches
@@ -289,8 +289,9 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     .. math:: \text{rule}(p, q) = KL(P \| Q)
 
     The most specific rule wins: a rule for (A, B) serves all subclasses of A and B, unless another rule is registered
-    for closer types, here or with `torch.distributions.register_kl`. A rule of this function precedes a rule of torch
-    for the same types. Torch's registry does not change, except after `install`: then torch uses the rule too.
+    for more specific types, here or with `torch.distributions.register_kl`. A rule that you register here precedes
+    torch's rule for the same types. Torch's registry does not change, except after `install`: then torch uses the rule
+    too.
 
     Arguments:
         type_p: the type of P, a subclass of `torch.distributions.Distribution`.
@@ -342,7 +343,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 got=safe_repr(rule),
                 instead="@register_kl(MyDistribution, MyDistribution) above def kl(p, q): ...",
             )
-        _check_unserved(type_p, type_q)  # a decorator may be kept, and used after another rule was registered
+        _check_unserved(type_p, type_q)  # a rule may have been registered since the decorator was made
         _register("user", (type_p, type_q), rule)
         for listener in _LISTENERS:
             listener((type_p, type_q))
@@ -352,7 +353,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
 
 def _check_unserved(type_p: type, type_q: type) -> None:
-    """Raise if there is a rule for exactly this pair, or if a new one would make another pair ambiguous."""
+    """Raise if there is a rule for exactly this pair, or if a new rule would make another pair ambiguous."""
     rules = _RULES["user"]
     if (type_p, type_q) in rules:
         raise RegistrationError(
@@ -365,7 +366,7 @@ def _check_unserved(type_p: type, type_q: type) -> None:
             )
         )
     for other_p, other_q in rules:
-        # Two types that match both pairs; neither pair is more specific for them.
+        # `first` and `second` match both pairs of types, and neither pair is more specific for them.
         first, second = _narrower(type_p, other_p), _narrower(type_q, other_q)
         if first is None or second is None or (first, second) in {*rules, (type_p, type_q)}:
             continue
@@ -393,5 +394,5 @@ def _narrower(a: type, b: type) -> type | None:
 
 
 def names_of(p: type, q: type) -> str:
-    """Return two types, for messages."""
+    """Return the names of two types in parentheses, for messages."""
     return f"({p.__name__}, {q.__name__})"

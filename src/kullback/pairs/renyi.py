@@ -1,9 +1,9 @@
 """Closed forms of Renyi divergences of orders from 1/2 on; smaller orders follow by exchanging P and Q.
 
 If the density of R is proportional to p^a q^(1 - a), the divergence is KL(R || Q) + a / (1 - a) KL(R || P), at every
-order a except 0 and 1. No log-normalizer appears alone in it, so nearly equal P and Q lose no digits. With natural
-parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these are not valid, the integral of
-p^a q^(1 - a) is infinite.
+order a except 0 and 1. This formula does not subtract log-normalizers, so no digits are lost if P and Q are nearly
+equal. With natural parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these are not valid,
+the integral of p^a q^(1 - a) is infinite.
 
 Each formula takes the order `alpha` and `rest` = 1 - alpha, which has full precision if alpha is near 1.
 
@@ -22,20 +22,22 @@ from torch.distributions import Distribution
 from kullback.pairs.density_overrides import overrides_density
 
 RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
-# The families whose members have one formula with each other, the formula, and the bound on its rounding error.
+# For each formula: the families of P and Q, the formula, and the bound on its rounding error.
 _RULES: list[tuple[tuple[type, ...], RenyiRule, Callable[..., Tensor] | None]] = []
-# The rounding error of a formula with a few dozen operations; tests/pairs/closed_forms/test_renyi.py compares it.
+# The rounding error of a formula with a few dozen operations, relative to 1 + the value;
+# tests/pairs/closed_forms/test_renyi.py checks it.
 _ROUNDING = 1e-13
 WIDE_RATIO = 1e150
-"""The square of a ratio of scales above this may overflow."""
+"""The largest ratio of scales in the formulas: the square of a larger ratio may overflow."""
 
 
 def renyi_form(
     *families: type, error: Callable[..., Tensor] | None = None
 ) -> Callable[[RenyiRule], RenyiRule]:
-    """Register the formula of families with each other, as a function of P, Q, the order and 1 minus the order.
+    """Register a formula for P and Q in any of these families: a function of P, Q, the order and 1 minus the order.
 
-    It may return None. `error` bounds its rounding error, from P, Q and the value; None means the common bound.
+    The formula may return None. `error` is a function of P, Q and the value that bounds the rounding error; None means
+    the common bound.
     """
 
     def enter(rule: RenyiRule) -> RenyiRule:
@@ -48,9 +50,9 @@ def renyi_form(
 def renyi_in_closed_form(
     p: Distribution, q: Distribution, alpha: float, rest: float, *, wants_error: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return Renyi's divergence of an order from 1/2 on other than 1, and its error if `wants_error`, else None.
+    """Return Renyi's divergence of an order from 1/2 on, except 1, and its rounding error; None without a formula.
 
-    If there is no formula, return None alone.
+    The error is None unless `wants_error` is true.
     """
     if overrides_density(p) or overrides_density(q):
         return None
@@ -68,10 +70,10 @@ def renyi_in_closed_form(
 
 
 def mixed(to_p: Tensor, to_q: Tensor, finite: Tensor, alpha: float, rest: float) -> Tensor:
-    """Return the divergence from KL(R || P) and KL(R || Q)."""
+    """Return Renyi's divergence from `to_p` = KL(R || P) and `to_q` = KL(R || Q)."""
     return where_finite(finite, to_q + alpha / rest * to_p)
 
 
 def where_finite(finite: Tensor, value: Tensor) -> Tensor:
-    """Return a divergence, and +inf where the integral of p^a q^(1 - a) is infinite."""
+    """Return the value where the mask `finite` is true, and +inf elsewhere."""
     return torch.where(finite, value.clamp(min=0), torch.inf)

@@ -1,4 +1,4 @@
-"""The rounding error of a closed form that has no error bound of its own."""
+"""The rounding error of closed forms that are registered without an error bound."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from kullback.pairs.registry import ClosedForm
 
 # The relative and absolute rounding error of a closed form; tests/pairs/test_audit.py finds no larger one.
 _ROUNDING, _TINY = 1e-12, 1e-15
-# The number of perturbed evaluations of a closed form between two families, and the safety factor of their spread.
-# tests/pairs/closed_forms/test_rounding_bounds.py: the bounds hold with these.
+# The number of perturbed evaluations of a closed form between two families, and the safety factor for their spread.
+# tests/pairs/closed_forms/test_rounding_bounds.py checks the resulting bounds.
 _TRIALS, _SAFETY = 8, 32.0
-# The largest |log x| of a float x: the smallest one is e^-745.
+# The largest |log x| of a positive float x, because the smallest is e^-745.
 _FARTHEST_LOG = 745.0
 
 
 def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Return the rounding error of the value of a closed form.
+    """Return an estimate of the rounding error of the value of a closed form.
 
-    Between two members of one family no term is negative. Between two families large terms may cancel. The values at
-    parameters that are perturbed by the rounding of their logarithms show by how much (stochastic arithmetic).
+    If P and Q are of one family, no term of the formula is negative. If they are of two families, large terms may
+    cancel. Then the error is estimated from the values at parameters that are perturbed by the rounding errors of their
+    logarithms (stochastic arithmetic).
 
     A stochastic arithmetic for reliable scientific computation (Vignes, 1993)
     """
@@ -42,11 +43,11 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
         if not x.is_floating_point():
             return x
         x = upcast(x.detach())
-        # Pseudorandom numbers -1, 0 and 1 for each element; `torch.vmap` refuses random draws.
+        # A pseudorandom number -1, 0 or 1 for each element. Not random draws, which `torch.vmap` refuses.
         places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
         mixed = (places + 40_503 * (next(patterns) + 1)) * 2_654_435_761 % (1 << 32)
         signs = ((mixed >> 15) % 3 - 1).to(x.dtype)
-        if isinstance(owner, Uniform) and name in ("low", "high"):  # the support of P stays inside that of Q
+        if isinstance(owner, Uniform) and name in ("low", "high"):  # P's support stays inside Q's
             signs = (high if name == "high" else -high) * signs.abs() * x.sign()
         distance = safe_log(x.abs()).clamp(min=-_FARTHEST_LOG).abs()
         return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + distance))

@@ -1,7 +1,7 @@
-"""The conversion of SciPy's distributions to torch: frozen distributions, and those of SciPy's new interface.
+"""The conversion of SciPy's distributions to torch: frozen distributions, and objects of SciPy's new interface.
 
-The result is torch's own family if there is one; otherwise it calls SciPy for the density. This module does not import
-SciPy, because a caller who passes its objects has imported it.
+The result is a distribution of torch if torch has the family. Otherwise it is a `Distribution` that calls SciPy for the
+density. This module does not import SciPy, because a caller who passes SciPy's objects has imported it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.family import FAMILIES, ScipyForm
 from kullback.pairs.numerics.parameters import given_logits
 
-# The maximum number of outcomes in a list of probabilities: 8 MB.
+# The largest number of outcomes in a list of probabilities, which then takes 8 MB.
 _MOST_OUTCOMES = 1_000_000
-# The largest error of the sum of these probabilities that counts as rounding of SciPy's formulas.
+# The largest |sum - 1| of these probabilities that counts as rounding of SciPy's formulas.
 _MASS = 1e-6
 
 _ONE = torch.Size()
@@ -50,7 +50,7 @@ def is_frozen(thing: object) -> bool:
 
 
 _NEW_INTERFACE = "_ProbabilityDistribution"
-# The tables of `rv_discrete(values=...)` and histograms have no parameters to freeze.
+# The classes of `rv_discrete(values=...)` and of histograms, which can be used without freezing parameters.
 _TABLES = ("rv_sample", "rv_histogram")
 _FROZEN = ("_frozen", *_TABLES, _NEW_INTERFACE)
 
@@ -60,8 +60,8 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 
     Arguments:
         call: the name of the function that the user called, for messages.
-        argument: the name of its argument.
-        frozen: the argument.
+        argument: the name of the argument, for messages.
+        frozen: the SciPy distribution.
     """
     if any(kind.__name__ in _TABLES for kind in type(frozen).__mro__):
         frozen = frozen()
@@ -89,9 +89,10 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 
 
 def with_equal_outcomes(p: Any, q: Any) -> tuple[Any, Any]:
-    """Return two distributions over 0, 1, ... with as many classes in both; the added ones have no mass.
+    """Return two Categoricals over 0, 1, ... with the same number of classes; added classes have probability 0.
 
-    Other pairs are returned unchanged. Integers of SciPy are values, not classes, so 0 to 9 and 0 to 19 are comparable.
+    Other pairs are returned unchanged. The outcomes of SciPy's distributions are integers, not classes, so 0 to 9 and
+    0 to 19 are comparable.
     """
     bases: list[Any] = [d.base_dist if isinstance(d, ShiftedCounts) else d for d in (p, q)]
     if not all(isinstance(base, families.Categorical) for base in bases):
@@ -119,16 +120,16 @@ def _upcast(x: Any) -> Tensor:
 
 
 def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the shape parameters, loc and scale of a univariate distribution, from positional or keyword arguments."""
+    """Return the shape parameters, loc and scale of a frozen univariate distribution."""
     shapes, loc, scale = frozen.dist._parse_args(*frozen.args, **frozen.kwds)  # noqa: SLF001
     return [_upcast(x) for x in shapes], _upcast(loc), _upcast(scale)
 
 
-# ---- On the line.
+# ---- Continuous distributions.
 
 
 def _form(name: str) -> ScipyForm | None:
-    """Return the form of a distribution of SciPy; None if it is of no family of torch."""
+    """Return the `ScipyForm` of SciPy's distribution with this name; None if torch has no such family."""
     return next((form for form in _forms() if form.name == name), None)
 
 
@@ -137,7 +138,7 @@ def _forms() -> Iterator[ScipyForm]:
 
 
 def _member(form: ScipyForm, thing: Any) -> Distribution | None:
-    """Return the member from an object with attributes."""
+    """Return the torch distribution from the attributes of SciPy's object that the form reads."""
     return form.make(*(_upcast(attrgetter(name)(thing)) for name in form.reads.split()))
 
 
@@ -156,16 +157,16 @@ def _continuous(frozen: Any) -> Distribution | None:
 
 
 def _moved(d: Distribution, loc: Tensor | None = None, scale: Tensor | None = None) -> Distribution:
-    """Return the image of a distribution under a change of its scale, and then of its location."""
+    """Return the distribution of loc + scale x, where None means a loc of 0 or a scale of 1."""
     if scale is not None and not bool((scale == 1).all()):
         d = TransformedDistribution(d, [_affine(0.0, scale)])
     return d if loc is None or not bool((loc != 0).any()) else TransformedDistribution(d, [_affine(loc, 1.0)])
 
 
 def _mixture_of_bins(frozen: Any, loc: Tensor, scale: Tensor) -> Distribution:
-    """Return the density of a histogram, as a mixture of one uniform density for each bin with mass."""
+    """Return the distribution of a histogram, a mixture of one Uniform for each bin with mass."""
     edges = _upcast(frozen.dist._hbins)  # noqa: SLF001
-    shares = _upcast(frozen.dist._hpdf[1:-1]) * edges.diff()  # noqa: SLF001  # it has a 0 at both ends
+    shares = _upcast(frozen.dist._hpdf[1:-1]) * edges.diff()  # noqa: SLF001  # `_hpdf` has a 0 at both ends
     has_mass = shares > 0
     low, high = (loc.unsqueeze(-1) + scale.unsqueeze(-1) * end[has_mass] for end in (edges[:-1], edges[1:]))
     return families.MixtureSameFamily(
@@ -178,7 +179,7 @@ def _affine(loc: Tensor | float, scale: Tensor | float) -> AffineTransform:
 
 
 class ScipyDensity(Distribution):
-    """A distribution on the line whose density, support and draws come from SciPy."""
+    """A univariate distribution whose density, support and draws come from SciPy."""
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
 
@@ -204,7 +205,7 @@ class ScipyDensity(Distribution):
                 got=f"ends that require a gradient, and {self._name} of SciPy",
                 instead="torch.no_grad() around the call, or detached parameters",
             )
-        with np.errstate(all="ignore"):  # far out, some of SciPy's formulas overflow, which the result shows
+        with np.errstate(all="ignore"):  # some formulas of SciPy overflow in the tails
             log_pdf = _upcast(self._log_pdf(value.numpy()))
         rounded_to_zero = (log_pdf == -torch.inf) & self.support.check(value) & self._takes_logarithm()
         return torch.where(rounded_to_zero, UNDERFLOWED, log_pdf)
@@ -213,8 +214,8 @@ class ScipyDensity(Distribution):
         return self.frozen.dist.logpdf(x, *(parameter.numpy() for parameter in self.parameters))
 
     def _takes_logarithm(self) -> bool:
-        """Return whether SciPy takes the logarithm of the density, which may round to 0, as in most families."""
-        *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last classes are SciPy's own base classes
+        """Return whether SciPy computes logpdf as the logarithm of the density, which may underflow to 0."""
+        *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last classes are SciPy's base classes
         return not any("_logpdf" in vars(kind) for kind in kinds)
 
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
@@ -234,7 +235,7 @@ register_density(ScipyDensity)(black_box)
 
 
 class NewScipyDensity(ScipyDensity):
-    """A distribution of SciPy's new interface; one of them, not a batch."""
+    """A distribution of SciPy's new interface with batch shape ()."""
 
     def __init__(self, frozen: Any) -> None:
         super().__init__(frozen, [_upcast(0.0), _upcast(1.0)])
@@ -267,7 +268,7 @@ def _of_new_interface(d: Any) -> Distribution | None:
     return NewScipyDensity(d)
 
 
-# ---- On the integers.
+# ---- Distributions on the integers.
 
 
 class ShiftedCounts(TransformedDistribution):
@@ -281,18 +282,18 @@ class ShiftedCounts(TransformedDistribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The integers; the density determines which of them have mass."""
+        """The non-negative integers, as declared to torch; the density determines which integers have mass."""
         return constraints.nonnegative_integer
 
 
 class ShiftedDensity(AffineDensity):
-    """The density of y + loc, where y has another density on the integers."""
+    """The density of y + loc, where y has the density `part` on the integers."""
 
     integer: ClassVar[bool] = True
 
     @property
     def smooth(self) -> bool:
-        """Whether the density before the shift is smooth."""
+        """Whether the probabilities of `part` are a smooth function of y."""
         return cast(IntegerDensity, self.part).smooth
 
     def coordinate(self) -> Coordinate:
@@ -326,7 +327,10 @@ def _discrete(frozen: Any) -> Distribution | None:
 def _listed(
     low: Tensor, high: Tensor, log_pmf: Callable[[Any], Any], shape: torch.Size = _ONE
 ) -> Distribution | None:
-    """Return a distribution on the integers between two ends; None if they are too many, or other numbers have mass."""
+    """Return a distribution on the integers low, ..., high from its log-probabilities.
+
+    The result is None for a million integers or more, or if the probabilities do not sum to 1.
+    """
     if not bool((high - low < _MOST_OUTCOMES).all()):
         return None
     steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")

@@ -1,9 +1,10 @@
-"""The divergence of two distributions: the rules in their order, and the steps that all rules share."""
+"""The divergence of two distributions: `estimate` tries the rules in a fixed order, and checks and rounds a result."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -65,15 +66,15 @@ from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.pairs.unsolved import not_converged, unserved
 from kullback.results.estimate import Estimate
 
-# Formulas with an exponential saturate at e^709, the exponential of `LARGEST_EXPONENT`.
+# A value above this counts as an overflow: formulas limit exponents to `LARGEST_EXPONENT`, and e^709 is 8.2e307.
 _OVERFLOW = 8e307
 _KL = KL()
 
 
 class Pair(NamedTuple):
-    """P and Q of a call, the plan of their types, and the dtype of their parameters.
+    """P and Q, the name of the function that the user called, the plan of their types, and their dtype and parameters.
 
-    The list of the parameters is empty while compiling, and where the kernels have computed the divergence.
+    `parameters` is empty under torch.compile, and after a kernel has computed the divergence.
     """
 
     call: str
@@ -84,20 +85,20 @@ class Pair(NamedTuple):
     parameters: list[Tensor]
 
     def names(self) -> str:
-        """Return the types, for messages."""
+        """Return the names of the types of P and Q, for messages."""
         return names_of(type(self.p), type(self.q))
 
 
 def estimate(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence = _KL
 ) -> Estimate:
-    """Return a divergence by the first rule that serves the pair, or by the method in `options`.
+    """Return a divergence by the first rule that applies to the pair and that the method in `options` allows.
 
     Arguments:
         call: the name of the function that the user called, for messages.
         p: P.
         q: Q.
-        options: method, tolerances and the generator for random draws.
+        options: the method, the tolerances and the generator for random draws.
         kind: the divergence.
     """
     plan = plan_for(type(p), type(q))
@@ -112,7 +113,7 @@ def estimate(
 def estimate_by_rules(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence = _KL
 ) -> Estimate:
-    """Return a divergence as `estimate`, of a pair that the kernels have declined."""
+    """Return the result of `estimate` for a pair that no kernel supports."""
     parameters = [] if torch.compiler.is_compiling() else parameters_of(p, q)
     pair = Pair(call, p, q, plan_for(type(p), type(q)), dtype_of(p, q), parameters)
     if pair.plan.is_plain:
@@ -128,13 +129,13 @@ def estimate_by_rules(
                 return result
             if not torch.compiler.is_compiling():
                 return _checked(pair, result, kind, options)
-            # A whole graph has only sums over classes, which are exact: it refuses integrals and series.
+            # A graph that must not break can only have sums over classes, which are exact and need no check.
             return result if is_whole_graph() else outside_of_graphs(_checked)(pair, result, kind, options)
     raise unserved(call, p, q, kind, options)
 
 
 def estimate_exchanged(call: str, p: Distribution, q: Distribution, options: SolveOptions) -> Estimate:
-    """Return KL(Q || P). Errors name the sides as the user did."""
+    """Return KL(Q || P). In messages, P and Q have the names of the user's arguments."""
     if torch.compiler.is_compiling():
         return estimate(call, q, p, options)
     with sides_exchanged():
@@ -142,14 +143,14 @@ def estimate_exchanged(call: str, p: Distribution, q: Distribution, options: Sol
 
 
 def _by_checks(pair: Pair, kind: Divergence, options: SolveOptions) -> None:
-    """Raise if P and Q have no divergence."""
+    """Raise if no divergence of P and Q is defined."""
     check_comparable(pair.call, pair.p, pair.q, pair.plan)
     if not pair.plan.is_plain:
         check_domains(pair.call, pair.p, pair.q)
 
 
 def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Compute the divergence of Pyro's masked distributions: 0 where P or Q is masked, like their log-densities."""
+    """Return the divergence of Pyro's masked distributions, which is 0 where P or Q is masked, like their log_prob."""
     p, q = pair.p, pair.q
     if not (_is_masked(p) or _is_masked(q)):
         return None
@@ -175,7 +176,7 @@ def _has_mask(kind: type) -> bool:
 
 
 def _by_rule_of_users(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Use the most specific rule that was registered with kullback, or with torch for a class that is not torch's."""
+    """Return KL by the most specific rule registered with kullback, or with torch for a third party's class."""
     p, q, plan = pair.p, pair.q, pair.plan
     own = plan.user_rule(pair.call)
     if plan.third_party is not None and plan.third_party_first:
@@ -200,8 +201,8 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
 
 
 def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
-    sums = map(torch.sum, map(torch.detach, pair.parameters))  # the sum of numbers is NaN if one of them is
+    """Return NaN without a gradient for the batch elements with a NaN parameter, and other rules' values elsewhere."""
+    sums = map(torch.sum, map(torch.detach, pair.parameters))  # a sum is NaN if one of its terms is
     if not can_inspect_all(pair.parameters) or not any(map(math.isnan, sums)):
         return None
     is_nan: Tensor | None = None
@@ -250,8 +251,8 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
     value = form.function(p, q)
     if value is None:
         return None
-    value = value.clamp(min=0) + 0.0  # turns -0 into 0
-    if not is_always_finite(type(p), type(q)):  # because of their supports or tails
+    value = _at_least_zero(value)
+    if not is_always_finite(type(p), type(q)):  # then supports or tails may make it infinite
         densities = densities_of(p, q)
         infinite = None if densities is None else is_infinite(*densities)
         value = value if infinite is None else torch.where(infinite, torch.inf, value)
@@ -260,7 +261,7 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
 
 
 def _of_form(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions) -> Estimate:
-    """Return the value of a closed form, with a bound on its rounding error if it is wanted."""
+    """Return the estimate with the value of a closed form and, if `wants_error`, a bound on its rounding error."""
     error, p, q = None, pair.p, pair.q
     if options.wants_error:
         fixed = value.detach()
@@ -270,7 +271,10 @@ def _of_form(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions)
 
 
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
-    """Set +inf, without a gradient, where a formula overflowed; None if another rule has to replace a NaN."""
+    """Return the value with +inf, without a gradient, where the formula overflowed; None if another rule is needed.
+
+    Another rule is needed if the value is NaN for valid parameters.
+    """
     if not can_inspect_all((value,)):
         return torch.where(value >= _OVERFLOW, torch.inf, value)
     overflows = ~(value.detach() < _OVERFLOW)
@@ -283,14 +287,19 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
         return torch.where(overflows, torch.inf, value)
     if bool(overflows.all()):
         return torch.full_like(value.detach(), torch.inf) + zero_of(parameters_of(p, q))
-    # The derivatives of an overflow may be NaN, so another element of the batch replaces it.
+    # The derivatives of an overflow may be NaN, so the elements that overflow are replaced by another batch element.
     replaced = _with_elements_replaced(p, q, overflows)
     computed = form.function(replaced[0], replaced[1])
-    return None if computed is None else torch.where(overflows, torch.inf, computed)
+    return None if computed is None else torch.where(overflows, torch.inf, _at_least_zero(computed))
+
+
+def _at_least_zero(value: Tensor) -> Tensor:
+    """Return the larger of a value and 0; -0 becomes 0."""
+    return value.clamp(min=0) + 0.0
 
 
 def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) -> tuple[Any, Any]:
-    """Return P and Q after replacing the `excluded` elements of a batch by another element."""
+    """Return P and Q with the `excluded` batch elements replaced by an element that is not excluded."""
     shape = excluded.shape
     other = int((~excluded).flatten().nonzero()[0])
 
@@ -304,13 +313,13 @@ def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) 
 
 
 def _by_reduction(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence of other pairs. For kinds other than KL, it is the same divergence of them."""
+    """Return the divergence from other pairs, by the reduction of the plan."""
     reduce = cast("Reduction", pair.plan.reduction)
     return reduce(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, options, kind))
 
 
 def _by_rule_of_torch(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Use a rule that a third party registered with torch for torch's classes."""
+    """Return KL by the rule that a third party registered with torch for torch's classes."""
     rule = cast("ThirdPartyRule", pair.plan.third_party)
     if rule.for_own_class or any(map(overrides_density, parts_of(pair.p, pair.q))):
         return None
@@ -320,15 +329,15 @@ def _by_rule_of_torch(pair: Pair, kind: Divergence, options: SolveOptions) -> Es
 def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
     try:
         return Estimate(rule.function(p, q), None, "closed_form")
-    except NotImplementedError:  # a rule of torch raises this for a pair that it does not serve
+    except NotImplementedError:  # a rule of torch raises this if it does not apply
         return None
 
 
-# ---- Rules of the other kinds.
+# ---- Rules of the other divergences.
 
 
 def _by_classes(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Sum over the classes of two categorical distributions."""
+    """Return the divergence of two categorical distributions as a sum over the classes."""
     parts = categorical_of(pair.p), categorical_of(pair.q)
     if parts[0] is None or parts[1] is None:
         return None
@@ -345,14 +354,15 @@ def _has_classes(kind: type) -> bool:
 
 
 def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Compute Renyi's divergence, or a power divergence, from the closed form of Renyi's divergence."""
+    """Return Renyi's divergence or a power divergence from the closed form of Renyi's divergence."""
     power, alpha = power_of(kind), order_of(kind)
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
         return None
     p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
     if is_small:  # equal to the divergence of (Q, P) at order 1 - alpha
         p, q, alpha, rest = q, p, rest, alpha
-    result = _renyi(pair.call, p, q, alpha, rest, options)
+    with sides_exchanged() if is_small and not torch.compiler.is_compiling() else nullcontext():
+        result = _renyi(pair.call, p, q, alpha, rest, options)
     if result is None:
         return None
     value, error = result.value, result.error
@@ -366,7 +376,7 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
 def _power_of_renyi(
     renyi: Tensor, error: Tensor | None, alpha: float, rest: float, times: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `times` (1 - e^(-rest R)) / (alpha rest), and its error; an overflow is +inf without a gradient."""
+    """Return `times` (1 - e^(-rest R)) / (alpha rest) for R = `renyi`, and its error; an overflow becomes +inf."""
     exponent = -rest * renyi
     beyond = exponent > LARGEST_EXPONENT
     value = -times / (alpha * rest) * torch.expm1(torch.where(beyond, 0, exponent))
@@ -378,9 +388,9 @@ def _power_of_renyi(
 def _renyi(
     call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: SolveOptions
 ) -> Estimate | None:
-    """Return Renyi's divergence of order alpha = 1 - rest; None if it has no formula.
+    """Return Renyi's divergence of order alpha = 1 - rest; None without a formula.
 
-    The divergence of `Independent` distributions is the sum over their dimensions.
+    For `Independent` distributions, the divergence is the sum over the event dimensions.
     """
     if not (isinstance(p, Independent) and isinstance(q, Independent)):
         result = renyi_in_closed_form(
@@ -395,19 +405,21 @@ def _renyi(
     if summand is None:
         try:
             summand = estimate(call, *bases, options, Renyi(alpha).simplest())
-        except NoRuleError:  # its message would name an order and a pair that the user did not pass
+        except NoRuleError:  # its message names an order and a pair that the user did not pass
             return None
+        except ConvergenceError as error:  # `estimate` checks the sum, and names the user's kind and pair
+            summand = error.estimate
         if summand.error is None:
             summand = replace(summand, error=torch.full_like(summand.value, math.inf))
     shape = batch_shape_of(*bases)
     return with_numbers(summand, lambda x: sum_of_dimensions(x.expand(shape), dimensions))
 
 
-# ---- Both.
+# ---- Rules of KL and of the other divergences.
 
 
 def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Compute the divergence of the same distributions without empty wrappers, identities and round trips of maps."""
+    """Return the divergence of the plain forms of P and Q; None if both have no simpler form."""
     p, q = plain_form(pair.p), plain_form(pair.q)
     if p is pair.p and q is pair.q:
         return None
@@ -416,7 +428,7 @@ def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estim
 
 
 def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return 0 for a distribution and itself; None if a derivative by one side alone would be needed."""
+    """Return 0 if P and Q are equal; None if they differ, or have different tensors that require gradients."""
     p, q = pair.p, pair.q
     if torch.compiler.is_compiling() and p is not q:
         return None
@@ -428,7 +440,7 @@ def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimat
 
 
 def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Sum or integrate two univariate densities."""
+    """Return the divergence of two univariate densities, by a sum or an integral."""
     if torch.compiler.is_compiling():
         _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
         return outside_of_graphs(_by_densities)(pair, kind, options)
@@ -452,7 +464,7 @@ def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
 
 
 def _leave_graph(pair: Pair, description: str) -> None:
-    """Break the graph that torch compiles; the message is shown if the graph must not break."""
+    """Break the graph of torch.compile. Torch shows the message if the graph must not break."""
     torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
         msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
         "without fullgraph=True, or call it outside"
@@ -460,7 +472,7 @@ def _leave_graph(pair: Pair, description: str) -> None:
 
 
 def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Estimate the divergence from random draws."""
+    """Return an estimate of the divergence from random draws."""
     if torch.compiler.is_compiling():
         _leave_graph(pair, "a mean over draws, which checks the values of its terms")
         return outside_of_graphs(_by_draws)(pair, kind, options)
@@ -468,13 +480,13 @@ def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     return from_draws.estimate(pair.call, pair.p, pair.q, options, kind)
 
 
-# The kinds that a rule serves: KL, and the others; and the methods that allow it.
+# Values of `Step.kinds`, whether a rule applies to KL and to other divergences, and of `Step.methods`.
 _KL_ALONE, _OTHERS, _ALL = (True, False), (False, True), (True, True)
 _ANY = frozenset(METHODS)
 _DRAWS = frozenset({"monte_carlo"})
 _EXACT = _ANY - _DRAWS
 _FORMULA, _SUM, _AUTO = (frozenset({"auto", *names}) for names in (["closed_form"], ["summation"], []))
-# Maps that do not change a divergence of any kind.
+# The reductions that are valid for every divergence.
 _OF_ALL_KINDS = (kl_transformed_transformed, kl_of_dimensions)
 set_order(
     (
@@ -503,7 +515,7 @@ set_order(
 
 
 def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
-    """Round to the dtype of the parameters, and expand to the batch shape."""
+    """Return the estimate with value and error rounded to the parameters' dtype and expanded to the batch shape."""
     p, q = pair.p, pair.q
     dtype, shape = pair.dtype, batch_shape_of(p, q)
     if error is not None:
@@ -521,14 +533,14 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 
 
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
-    """Return a sum or an integral whose error is small enough, or another result of the pair; raise if there is none.
+    """Return a sum or an integral if its error is small enough, otherwise the result of another computation.
 
-    The others are 0 for P = Q, and the divergence of the distributions before the last maps of their variables.
+    This result is 0 if P = Q, or the divergence after undoing the last transforms of P and Q. Raise without one.
     """
     error = cast("Tensor", result.error)
     is_nan = result.value.isnan() & error.isnan()  # because a parameter is NaN
     short = ~(options.is_accepted(result.value, error) | is_nan)
-    # Values that cannot be read are sums over classes, which are exact: integrals and series refuse them.
+    # If the values cannot be read, the result is a sum over classes, which is exact; integrals and series have raised.
     if not can_inspect_all((short,)) or not bool(short.any()):
         return result
     same = _by_identity(pair, kind, options) if options.method == "auto" else None

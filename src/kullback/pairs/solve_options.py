@@ -11,12 +11,13 @@ from kullback.common.constraints import GENERATOR, Arguments, Number, Whole
 
 METHODS = ("auto", "closed_form", "series", "summation", "quadrature", "monte_carlo")
 FEWEST_DRAWS = 4
-"""The smallest number of draws, for each element of the batch, that gives a standard error."""
+"""The smallest number of draws, per element of the batch, that gives a standard error."""
 MASS_ERROR = 1e-10
-"""The required error of the mass of a density, for any value: nodes that miss mass may miss the value."""
+"""The largest accepted error of a density's integral: nodes that miss mass may also miss terms of a divergence."""
 
-# The relative and absolute errors of sums and integrals: those they aim at, and those a result may have by default. The
-# docstring of `kl_divergence` promises the first, and tests/pairs/test_sweep.py checks the second.
+# Relative and absolute errors of sums and integrals. `_AIM` is the target of the computation, which the docstring of
+# `kl_divergence` states. `_REQUIRED` is the largest error of a result that is returned by default;
+# tests/pairs/test_sweep.py checks this limit.
 _AIM = (1e-10, 1e-15)
 _REQUIRED = (1e-6, 1e-9)
 
@@ -35,14 +36,14 @@ OPTIONS = Arguments(
 
 
 class Tolerance(NamedTuple):
-    """The target error of a sum or an integral, and its largest number of terms or nodes per element of the batch."""
+    """The target error of a sum or an integral, and the largest number of terms or nodes per element of the batch."""
 
     rtol: float
     atol: float
     max_evaluations: int
 
     def is_met(self, value: Tensor, error: Tensor) -> Tensor:
-        """Return where an error is small enough."""
+        """Return a mask of the elements whose error is at most max(rtol |value|, atol)."""
         return error <= (self.rtol * value.detach().abs()).clamp(min=self.atol)
 
 
@@ -59,16 +60,16 @@ class SolveOptions(NamedTuple):
     confidence: float = 0.95
 
     def target(self) -> Tolerance:
-        """Return the target of sums and integrals."""
+        """Return the tolerance that sums and integrals aim at."""
         rtol = _AIM[0] if self.rtol is None else self.rtol
         return Tolerance(rtol, max(self.atol, _AIM[1]), self.max_evaluations)
 
     def required(self) -> float:
-        """Return the relative error that a result has to reach."""
+        """Return the largest relative error that a returned result may have; with a larger error, `solve` raises."""
         return _REQUIRED[0] if self.rtol is None else self.rtol
 
     def is_accepted(self, value: Tensor, error: Tensor) -> Tensor:
-        """Return which results are accurate enough to return, with an allowance for rounding to their dtype."""
+        """Return a mask of the results that are accurate enough to return, allowing for rounding to their dtype."""
         rounding = 0.0 if value.dtype == torch.float64 else torch.finfo(value.dtype).eps
         allowed = (self.required() + rounding) * value.detach().abs()
         return (error <= allowed.clamp(min=max(self.atol, _REQUIRED[1]))) & (error < torch.inf)

@@ -1,4 +1,4 @@
-"""Where a divergence is +inf: P has mass outside of Q's support, or P's tail falls too slowly for Q."""
+"""The tests for an infinite divergence: P has mass outside of Q's support, or -log q grows too fast in P's tail."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from kullback.pairs.torch_registry import PLANS
 _Pair = tuple[Tensor | None, Tensor | None]
 _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 
-# If the terms grow at least as log(p / q) to this power, their sum counts as infinite wherever KL is. Powers are
-# measured and rounded to tenths, so 0.95 separates 1, as for KL, from 0.9.
+# If the terms of a divergence grow at least as log(p / q) to this power, it counts as infinite wherever KL is infinite.
+# Powers are rounded to tenths, so 0.95 separates the power 1, which KL has, from 0.9.
 _NO_LESS_THAN_KL = 0.95
-# Coefficients of tails with a smaller relative difference count as equal, because they are rounded products.
+# Two tail coefficients count as equal up to this relative difference, because they are rounded products.
 _ROUNDING = 1e-12
 
 
@@ -95,7 +95,7 @@ def _is_discrete(support: Any) -> bool | None:
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:
-    """Return whether KL is +inf for all parameters of two families, by their supports and constant tails."""
+    """Return whether KL is +inf for all parameters of two families, from the supports and parameter-free tails."""
     if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
         return False
     tails = _constant_tails(p), _constant_tails(q)
@@ -108,7 +108,7 @@ def is_always_infinite(p: Family, q: Family) -> bool:
 
 
 def is_always_finite(p: type, q: type) -> bool:
-    """Return whether KL is finite for all parameters of two families, because no test of `is_infinite` applies."""
+    """Return whether KL is finite for all parameters of two families: no test of `is_infinite` applies to them."""
     key = ("finite", p, q)
     if key not in PLANS and not torch.compiler.is_compiling():
         densities = [_unknown_density(FAMILIES[kind]) if kind in FAMILIES else None for kind in (p, q)]
@@ -117,7 +117,7 @@ def is_always_finite(p: type, q: type) -> bool:
 
 
 def _unknown_density(family: Family) -> Density | None:
-    """Return the density of a member whose parameters are all NaN, for unknown; None if the record has no class."""
+    """Return the density of a member with NaN, for unknown, as every parameter; None if the record has no class."""
     if not isinstance(family.density, type):
         return None
     unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")
@@ -125,7 +125,7 @@ def _unknown_density(family: Family) -> Density | None:
 
 
 def _constant_tails(family: Family) -> tuple[Tail, Tail]:
-    """Return the tails that all members of a family share, with NaN for a field that depends on the parameters."""
+    """Return the lower and the upper tail of a family; a field that depends on the parameters is NaN."""
     density = _unknown_density(family)
     tails = () if density is None else (density.lower_tail(), density.upper_tail())
     constant = [Tail(*(math.nan if isinstance(x, Tensor) else x for x in tail)) for tail in tails]
@@ -133,7 +133,10 @@ def _constant_tails(family: Family) -> tuple[Tail, Tail]:
 
 
 def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
-    """Return whether P's support extends beyond an end of Q's for all parameters. A named end is a finite parameter."""
+    """Return whether P's support extends beyond an end of Q's support, for all parameters.
+
+    An end that is the name of a parameter is finite.
+    """
     if not isinstance(end_p, float) or end_q is None:
         return False
     if isinstance(end_q, str):
@@ -152,7 +155,7 @@ def is_infinite(p: Density, q: Density) -> Tensor | None:
 
 
 def _both_ends(p: Density, q: Density) -> list[_Ends]:
-    """Return P's and Q's lower end and their tails there, then the same at the upper ends."""
+    """Return (end of P, end of Q, tail of P, tail of Q) at the lower ends, and the same at the upper ends."""
     return [
         (p.low(), q.low(), p.lower_tail(), q.lower_tail()),
         (p.high(), q.high(), p.upper_tail(), q.upper_tail()),
@@ -160,7 +163,7 @@ def _both_ends(p: Density, q: Density) -> list[_Ends]:
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:
-    """Return where at least one test is true; None if all tests are None."""
+    """Return the elementwise `or` of the masks that are not None; None if all masks are None."""
     mask: Tensor | None = None
     for test in tests:
         if test is not None:
@@ -169,9 +172,10 @@ def _any(*tests: Tensor | None) -> Tensor | None:
 
 
 def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
-    """Return P's tail power minus the power of -log q, at the lower and upper ends of both supports.
+    """Return a - b for P's tail u^-a and -log q ~ u^b, at the lower and at the upper ends of both supports.
 
-    It is infinite where P's tail or -log q is not a power of the distance, and None if this holds for all elements.
+    A result is infinite where the ends differ or a tail is not of this form. A result is None if this is true of all
+    elements of the batch.
     """
     lower, upper = p.lower_tail(), p.upper_tail()
     may_be = [isinstance(tail.level, Tensor) or tail.level == 1.0 for tail in (lower, upper)]
@@ -196,12 +200,15 @@ def _margin(
 
 
 def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Tensor | None:
-    """Return where P has mass outside of Q's support: beyond its lower or upper end, or in a gap; None if nowhere."""
+    """Return a mask of the elements where P has mass beyond an end, or in a gap, of Q's support; None for nowhere."""
     return _any(_reaches_out(*lower, below=True), _reaches_out(*upper, below=False), _reaches_into_gaps(p, q))
 
 
 def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
-    """Return where P's support overlaps a gap between the intervals of Q's; None if Q's is a single interval."""
+    """Return a mask of the elements where P's support overlaps a gap between the intervals of Q's support.
+
+    The result is None if Q's support is a single interval.
+    """
     pieces = q.pieces()
     if pieces is None or p.integer:
         return None
@@ -215,7 +222,7 @@ def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
-    """Return where P's support extends beyond an end of Q's."""
+    """Return a mask of the elements where P's support extends beyond an end of Q's support; None for nowhere."""
     if end_q is None:
         return None
     if end_p is None:
@@ -224,7 +231,7 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
 
 
 def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    """Return where both supports have the same end and E_P[-log q] diverges there."""
+    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges there."""
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     if end_p is end_q is None:
@@ -234,7 +241,7 @@ def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: 
 
 
 def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
-    """Return where two ends are equal; a None end is infinite. The result is None if they are never equal."""
+    """Return a mask of the elements where two ends are equal; an end None is infinite. None if they are never equal."""
     if end_p is None and end_q is None:
         return torch.ones((), dtype=torch.bool, device="cpu")
     if end_p is None or end_q is None:
@@ -244,7 +251,10 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 
 
 def _diverges(tail: Tail, other: Tail) -> Tensor:
-    """Return where P's mean of -log q over the tail is infinite: -log q outgrows the inverse of P's mass beyond it."""
+    """Return a mask of the elements where the mean of -log q over P's tail is infinite.
+
+    That is the case if -log q grows at least as fast as 1 / (P's mass beyond x).
+    """
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
     diverges = (
@@ -261,7 +271,7 @@ def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | N
 
 
 def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
-    """Return a mask of infinite sums of terms; `end` says how the terms grow as q / p falls to 0."""
+    """Return a mask of the elements with an infinite sum of terms; `end` describes their growth as q / p falls to 0."""
     if end.limit < math.inf:
         return None
     if 0 < end.rate < math.inf:
@@ -272,7 +282,7 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
-    """Return where in the batch the integral of p^alpha q^(1 - alpha) is certainly +inf; None if nowhere."""
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf; None for nowhere."""
     if 0 <= alpha <= 1:
         return None
     if alpha < 0:
@@ -289,7 +299,7 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
 def _power_diverges_at(
     end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail, alpha: float, factor: Tensor | float
 ) -> Tensor | None:
-    """Return where the integral of p^alpha q^(1 - alpha), for an order above 1, diverges at an end of P."""
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha), for alpha > 1, diverges at P's end."""
     same_end = _same_end(end_p, end_q)
     diverges = None if same_end is None else _outgrows(tail, other, alpha, factor) & same_end
     if end_p is None:
@@ -297,13 +307,14 @@ def _power_diverges_at(
     inside = end_p.isfinite() if same_end is None else end_p.isfinite() & ~same_end
     return _any(
         diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor)
-    )  # where q is positive and finite
+    )  # q is finite at an inner point
 
 
 def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> Tensor:
-    """Return where (alpha - 1) times -log of Q's tail mass outgrows alpha times -log of P's tail mass.
+    """Return a mask of the elements where Q(x)^(1 - alpha) grows faster than P(x)^-alpha, for the tail masses P and Q.
 
-    At a tie of level 0, the integrand is u^factor. At higher levels it is constant; other ties are unknown.
+    If they grow alike in tails of level 0, the integrand is u^factor. At higher levels it is constant. At lower levels
+    the result is unknown, and false.
     """
     level, power = (tensor_of(x, torch.float64) for x in tail[:2])
     diverges = tensor_of(factor, torch.float64) >= -1
@@ -314,7 +325,7 @@ def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> 
 
 
 def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
-    """Return the sign of alpha (-log of P's tail) - (alpha - 1) (-log of Q's tail), far out; 0 if it is unknown."""
+    """Return the limit of the sign of (alpha - 1) log Q(x) - alpha log P(x) for the tail masses; 0 for unknown."""
     level, power, coefficient, level_q, power_q, coefficient_q = (
         tensor_of(x, torch.float64) for x in (*tail, *other)
     )
@@ -327,7 +338,7 @@ def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
 
 
 def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
-    """Return where the terms of a divergence, which grow as powers, have a certainly finite sum at both ends."""
+    """Return a mask of the elements where a divergence with terms that grow as powers of p / q is certainly finite."""
     result = torch.tensor(p.is_splittable() and q.is_splittable(), device="cpu")
     for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
         if end.limit < math.inf:

@@ -1,4 +1,4 @@
-"""Access to torch's registry of rules, and to the rules of third parties such as Pyro or GPyTorch in it."""
+"""Access to torch's table of rules, including the rules of third parties such as Pyro or GPyTorch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch import Tensor
 from torch.distributions import kl
 
 TORCH = "torch.distributions."
-"""The modules of torch's classes and rules begin with this."""
+"""The prefix of the module names of torch's classes and rules."""
 TorchRule = Callable[[Any, Any], Tensor]
 TypePair = tuple[type, type]
 
-# Torch's cache of the rules for pairs of types. Torch clears it when a rule is registered. Kullback keeps its plans in
-# it, under its own keys.
+# Torch's cache of the rules for pairs of types, which torch clears when a rule is registered. Kullback also caches its
+# plans there, under different keys.
 PLANS: dict[Any, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
 
 # The rules in torch's table that kullback has replaced; None for pairs that had no rule.
 REPLACED: dict[TypePair, TorchRule | None] = {}
-# Kullback's own rules; they never count as a third party's.
+# The functions of kullback in torch's table; they never count as rules of a third party.
 OURS: set[TorchRule] = set()
 
 
 class ThirdPartyRule(NamedTuple):
-    """A rule in torch's table that serves a pair of types: from a third party, or torch's own for exponential families.
+    """A rule in torch's table for a pair of types: a third party's rule, or torch's rule for exponential families.
 
     Attributes:
         function: the rule.
-        pair: the types of its registration.
+        pair: the types that the rule is registered for.
     """
 
     function: TorchRule
@@ -36,17 +36,17 @@ class ThirdPartyRule(NamedTuple):
 
     @property
     def is_of_torch(self) -> bool:
-        """Whether the rule is torch's own."""
+        """Whether torch defines the rule."""
         return self.function.__module__ == kl.__name__
 
     @property
     def for_own_class(self) -> bool:
-        """Whether the rule is registered for a class that is not torch's."""
+        """Whether the rule is registered for a class that torch does not define."""
         return not all(map(is_of_torch, self.pair))
 
 
 def registry() -> dict[TypePair, TorchRule]:
-    """Return torch's table of rules, not a copy."""
+    """Return torch's table of rules itself, not a copy."""
     return kl._KL_REGISTRY  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
@@ -56,7 +56,7 @@ def forget_plans() -> None:
 
 
 def is_ours(rule: object) -> bool:
-    """Return whether a rule in torch's table is kullback's own."""
+    """Return whether a rule in torch's table is kullback's function."""
     return rule in OURS
 
 
@@ -66,9 +66,9 @@ def is_of_torch(thing: type | TorchRule) -> bool:
 
 
 def third_party_rule(types: TypePair) -> ThirdPartyRule | None:
-    """Return the rule that torch would call for two types without kullback; None if it is torch's own rule.
+    """Return the rule that torch would call for two types without kullback; None if torch defines this rule.
 
-    Torch's generic rule for exponential families is returned too, for classes that are not torch's.
+    Torch's generic rule for exponential families is also returned if torch does not define P's class.
     """
     rule = rule_without_kullback(*types)
     if rule is not None and rule.is_of_torch:
@@ -78,7 +78,7 @@ def third_party_rule(types: TypePair) -> ThirdPartyRule | None:
 
 
 def _distances(type_p: type, type_q: type, pair: tuple[type, type]) -> tuple[int, int]:
-    """Return the positions of a rule's types among the base classes of two types."""
+    """Return the position of each type of a rule in the list of base classes of P's and of Q's type."""
     return type_p.__mro__.index(pair[0]), type_q.__mro__.index(pair[1])
 
 
@@ -92,7 +92,7 @@ def rule_without_kullback(type_p: type, type_q: type) -> ThirdPartyRule | None:
         return None
     # Torch's order: the closest type of P decides first, then the closest type of Q.
     pair = matches[0]
-    for match in matches[1:]:  # torch 2.10 cannot compile a `min` of these
+    for match in matches[1:]:  # not `min` with a key, which torch 2.10 cannot compile
         if _distances(type_p, type_q, match) < _distances(type_p, type_q, pair):
             pair = match
     rule = rules[pair]

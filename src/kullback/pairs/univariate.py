@@ -1,4 +1,4 @@
-"""Divergences of two univariate densities, by summation over integers or quadrature along the line, for every kind."""
+"""Every divergence of two univariate densities, by a sum over integers or by quadrature."""
 
 from __future__ import annotations
 
@@ -33,35 +33,36 @@ from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, SolveOptions, Tolerance
 from kullback.pairs.support import is_divergence_infinite
 
-# The first number of nodes of an element; an element that needs more gets the maximum.
-# benchmarks/panel_constants.py: 600 takes 50 % more points, and 2,400 saves 4 %, but one hard element
-# gives all of its batch as many.
+# The number of nodes in the first round; a batch element that needs more gets the maximum in the second round.
+# benchmarks/panel_constants.py: with 600 nodes the computation takes 50 % more points in total. 2,400 nodes save 4 %,
+# but a single hard element makes its whole batch use that many.
 _FIRST_EVALUATIONS = 1200
-# The largest number of elements of a batch that are computed again alone if they missed their tolerance. Each takes as
-# long as a call of its own, so a batch of hopeless elements ends after 16.
+# The largest number of batch elements that are each computed again alone because they missed their tolerance. Each
+# takes as long as a separate call, so the limit bounds the time of a batch that cannot reach its tolerance.
 _ALONE = 16
-# The number of elements of a batch that are summed or integrated at once. Each has hundreds of nodes, and larger
-# temporaries slow the computation down. benchmarks/panel_constants.py: 2,048 pairs take 1.3 s in blocks of 64, 1.5 s in
-# blocks of 512, and 2.2 s at once.
+# The number of batch elements that are summed or integrated together. Each has hundreds of nodes, and large temporary
+# tensors are slow. benchmarks/panel_constants.py: 2,048 pairs take 1.3 s in blocks of 64, 1.5 s in blocks of 512, and
+# 2.2 s in a single block.
 _BLOCK = 512
-# Absolute values of the logarithm of the sum in Renyi's divergence. Above the first, a result that is not exact enough
-# is computed again from the logarithms of the terms. Above the second, every sum over integers is computed so, because
-# the rounding of the logarithms counts. Above the third, every integral is, because the terms overflow.
+# Three limits for |log S|, with the sum S of the terms of Renyi's divergence. Beyond the first limit, a result that is
+# not exact enough is computed again from the logarithms of the terms. Beyond the second limit, this is done for every
+# sum over integers, because large logarithms have large rounding errors. Beyond the third limit, this is done for every
+# integral, because the terms overflow.
 # tests/pairs/integration/test_renyi_far_apart.py covers sums and integrals of such pairs.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
-# The largest number of times that the scale of the sum is estimated again, after nodes missed the peak of the terms.
+# The largest number of new estimates of the scale of the sum, if the nodes of an earlier estimate missed the peak.
 _SCALINGS = 3
 
 
 def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
-    """Return the method that serves two densities, None if there is none."""
+    """Return "summation" or "quadrature" for two densities; None if neither can compute the divergence."""
     if p.integer != q.integer or getattr(kind, "alpha", 0) == math.inf:
         return None
     return "summation" if p.integer else "quadrature"
 
 
 class _Pair(NamedTuple):
-    """Two densities whose parameters broadcast to a shape, their divergence, and the options."""
+    """Two densities whose parameters broadcast to `shape`, the kind of divergence, and the options."""
 
     p: Density
     q: Density
@@ -69,16 +70,16 @@ class _Pair(NamedTuple):
     kind: Divergence
     options: SolveOptions
     splits: bool
-    """Whether the batch may be cut into parts."""
+    """Whether some elements of the batch can be computed separately."""
     has_derivatives: bool
-    """Whether a parameter may need a derivative, also by forward mode or torch.func."""
+    """Whether a derivative with respect to a parameter may be needed, also by forward mode or torch.func."""
 
     def mapped(self, change: Callable[[Tensor], Tensor], shape: torch.Size) -> _Pair:
-        """Return the densities with `change` applied to every parameter, which then broadcast to `shape`."""
+        """Return the pair with `change` applied to every parameter; the new parameters broadcast to `shape`."""
         return self._replace(p=self.p.mapped(change), q=self.q.mapped(change), shape=shape)
 
     def elements(self, index: Tensor) -> _Pair:
-        """Return some elements of a batch that is the first dimension of the parameters, by indices or by a mask."""
+        """Return the elements with these indices, or in this mask, along the first dimension of the parameters."""
         size = int(index.sum()) if index.dtype == torch.bool else len(index)
         return self.mapped(lambda x: x[index], torch.Size([size]))
 
@@ -92,7 +93,7 @@ def divergence_of_densities(
     """
     splits = p.is_splittable() and q.is_splittable()
     tensors = [*p.tensors(), *q.tensors()]
-    # A distribution that is known only by its density may have parameters that are not listed.
+    # The parameters of a distribution with only a log_prob are not in `tensors`.
     has_derivatives = (
         not splits
         or any(map(attrgetter("requires_grad"), tensors))
@@ -101,7 +102,7 @@ def divergence_of_densities(
     pair = _Pair(p, q, shape, kind, options, splits, has_derivatives)
     infinite = is_divergence_infinite(p, q, growth_of(kind))
     value, error, unintegrated = _chosen(infinite, pair, _endless, _finite)
-    # The terms of mass that is not on the nodes may be as large as the others.
+    # Where the nodes missed mass, the terms of this mass may be as large as the others.
     is_incomplete = (unintegrated > 10 * MASS_ERROR) & value.isfinite()
     error = error + torch.where(is_incomplete, unintegrated * (1 + value.detach().abs()), 0)
     return value, torch.where(error.isnan(), torch.inf, error)
@@ -113,8 +114,13 @@ def _endless(pair: _Pair) -> Integral:
 
 
 def _finite(pair: _Pair) -> Integral:
-    """Return the divergences, which are not infinite by the supports or the tails."""
+    """Return the divergences of a pair that is not known to have an infinite divergence."""
     p, q, is_kl = pair.p, pair.q, isinstance(pair.kind, KL)
+    if pair.splits:  # elements with an infinite end need another coordinate
+        for density in (p, q):
+            endless = density.reaches_infinity()
+            if endless is not None:
+                return _chosen(endless, pair, _finite, _finite)
     if (is_kl and not isinstance(p, MixtureDensity)) or not pair.splits:
         return _in_blocks(pair)
     of_p = is_far_and_narrow(p)
@@ -131,7 +137,7 @@ def _chosen(
     one: Callable[[_Pair], Integral],
     other: Callable[[_Pair], Integral],
 ) -> Integral:
-    """Compute the chosen elements of a batch in one way and the others in the other."""
+    """Return the integrals of the chosen batch elements by the function `one`, and of the others by `other`."""
     if chosen is None or not bool(chosen.any()):
         return other(pair)
     chosen = chosen.expand(pair.shape)
@@ -147,7 +153,7 @@ def _chosen(
 
 
 def _joined(chosen: Tensor, one: Integral, other: Integral) -> Integral:
-    """Return the integrals of the chosen elements of a batch and of the others, in their places."""
+    """Return the integrals `one` at the chosen positions of a batch, and `other` at the remaining positions."""
     zero = torch.zeros(chosen.shape, dtype=torch.float64, device="cpu")
     return Integral(
         *(zero.masked_scatter(chosen, x).masked_scatter(~chosen, y) for x, y in zip(one, other, strict=True))
@@ -155,7 +161,7 @@ def _joined(chosen: Tensor, one: Integral, other: Integral) -> Integral:
 
 
 def _by_components(pair: _Pair) -> Integral:
-    """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each in the unit of the component."""
+    """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each term in the unit of the component P_k."""
     weights, part, whole, q = components_in_own_scale(pair.p, pair.q)
     weights = weights.expand([*pair.shape, -1])
     both = (_in_blocks(pair._replace(p=part, q=d, shape=weights.shape)) for d in (q, whole))
@@ -165,7 +171,7 @@ def _by_components(pair: _Pair) -> Integral:
 
 
 def _in_blocks(pair: _Pair) -> Integral:
-    """Sum or integrate block by block over the batch."""
+    """Return the integrals of a pair, computed in blocks of the batch."""
     shape, is_kl, count = pair.shape, isinstance(pair.kind, KL), pair.shape.numel()
     if count == 0:
         return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
@@ -184,7 +190,7 @@ def _in_blocks(pair: _Pair) -> Integral:
         return Integral(value.reshape(shape), error.reshape(shape), unintegrated.reshape(shape))
     parts: list[Integral] = []
     with progress_bar("pairs", show=count > _BLOCK) as update:
-        # Mixtures have as many numbers each as components.
+        # An element of a mixture has as many numbers as components, so blocks of mixtures are smaller.
         numbers = max(count, *map(torch.numel, (*p.tensors(), *q.tensors())))
         size = max(1, _BLOCK * count // numbers)
         for start in range(0, count, size):
@@ -196,7 +202,10 @@ def _in_blocks(pair: _Pair) -> Integral:
 
 
 def _in_rounds(pair: _Pair) -> Integral:
-    """Give all elements few nodes, and the maximum to elements that need more; a few elements are repeated alone."""
+    """Return the integrals from few nodes for all elements, and from the maximum for elements that need more.
+
+    The first 16 elements that still miss their tolerance are computed again, each alone.
+    """
     options, size = pair.options, pair.shape.numel()
     few = options._replace(max_evaluations=min(_FIRST_EVALUATIONS, options.max_evaluations))
     result = _computed(pair._replace(options=few))
@@ -222,8 +231,8 @@ def _in_rounds(pair: _Pair) -> Integral:
     is_infinite = value.isinf()
     if not is_tracked(result.value) or (len(rounds) == 1 and not bool(is_infinite.any())):
         return result
-    # Each round is repeated with the finite elements that no later round replaced. The derivatives of the others may be
-    # NaN, which times 0 is NaN.
+    # For the derivatives, each round is repeated with only the finite elements that no later round replaced. The
+    # derivatives of the others may be NaN, which a factor of 0 does not remove.
     for number, (elements, limits, values) in enumerate(rounds):
         own = elements[(last_round[elements] == number) & ~is_infinite[elements]]
         if own.numel():
@@ -235,7 +244,7 @@ def _in_rounds(pair: _Pair) -> Integral:
 
 
 def _computed(pair: _Pair) -> Integral:
-    """Sum or integrate the terms; a sum of powers that is far from 1 is computed from the logarithms of its terms."""
+    """Return the integrals of the terms. For Renyi's divergence, a sum far from 1 uses the logarithms of its terms."""
     result, options = _of_terms(pair), pair.options
     order = order_of(pair.kind) if isinstance(pair.kind, Renyi) else None
     if order is None or order in (0.0, 1.0):
@@ -266,7 +275,7 @@ def _computed(pair: _Pair) -> Integral:
 
 
 def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
-    """Sum or integrate the terms, divided by e^log_scale; see `DivergenceTerms`."""
+    """Return the sums or integrals of the terms, divided by e^log_scale; see `DivergenceTerms`."""
     p, q, shape, kind, options = pair[:5]
     terms, target = DivergenceTerms(kind, log_scale=log_scale), options.target()
     with torch.set_grad_enabled(torch.is_grad_enabled() and pair.has_derivatives):
@@ -288,12 +297,13 @@ def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
 
 
 def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target: Tolerance) -> Integral:
-    """Integrate the terms of P and Q, or of densities with the same values and other derivatives."""
+    """Return the integrals of the terms of p and q, which equal the pair's densities but may have other derivatives."""
     if isinstance(pair.kind, KL) and (pair.splits or is_far_and_narrow(p) is None):
         reaches_out = terms.beyond is not None
         return integrate_kl(
             p, q, pair.shape, target, q_reaches_out=reaches_out, has_derivatives=pair.has_derivatives
         )
-    # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
+    # No shares are used if the terms have a corner, as in total variation. The derivative with respect to the position
+    # of a corner is not exact in a share.
     is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(pair.kind).corners
     return integrate_divergence(p, q, terms, pair.shape, target, None if is_whole else shares_in_own_scale)

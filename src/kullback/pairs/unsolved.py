@@ -1,4 +1,4 @@
-"""The errors for a pair that no rule serves, and for a sum or an integral that did not reach its tolerance."""
+"""The errors for a pair without a rule, and for a sum or an integral that did not reach its tolerance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kullback.results.estimate import Estimate
 def not_converged(
     call: str, names: str, result: Estimate, short: Tensor, kind: Divergence, options: SolveOptions
 ) -> Explanation:
-    """Return the message for the `short` elements of a result, which did not reach the required error."""
+    """Return the message for a result; `short` is the mask of the elements that did not reach the required error."""
     is_kl, error = isinstance(kind, KL), cast("Tensor", result.error)
     again = f"{call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
     return explain(
@@ -38,14 +38,14 @@ def not_converged(
 
 
 def _by_random_draws(kind: Divergence) -> str:
-    """Return the last remedy of an error: random draws, if they can estimate this kind."""
+    """Return the last remedy of a message, random draws, or "" if draws cannot estimate this divergence."""
     return ", or method='monte_carlo' for an estimate from draws" if from_draws.serves(kind) else ""
 
 
 def unserved(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: SolveOptions
 ) -> NoRuleError:
-    """Return the error for a pair that no rule serves."""
+    """Return the error for a pair without a rule."""
     names = names_of(type(p), type(q))
     own = next((d for d in parts_of(p, q) if overrides_density(d)), None)
     if own is not None and options.method == "auto":

@@ -14,7 +14,8 @@ from kullback.common.dtypes import accurate_dtype
 from kullback.common.inputs import can_inspect
 from kullback.errors import KullbackError, invalid_type, invalid_value
 
-# Number of integers that `agree` sends, equal for all calls, because gloo aborts on messages of unexpected length.
+# The number of integers that `agree` sends. It is the same in all calls, because gloo aborts on messages of unexpected
+# length.
 _HEADER = 32
 
 
@@ -49,14 +50,14 @@ class Ranks:
         self.rank = dist.get_rank(group)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the tensors of all ranks, stacked in rank order; their shapes are equal."""
+        """Return the tensors `x` of all ranks, which have equal shapes, stacked in rank order: shape (ranks, ...)."""
         gathered = x.new_empty(self.size, *x.shape)
         if x.numel():
             dist.all_gather(list(gathered.unbind(0)), x.contiguous(), group=self.group)
         return gathered
 
     def sum(self, x: Tensor) -> Tensor:
-        """Overwrite a contiguous tensor with the sum over all ranks and return it."""
+        """Overwrite the contiguous tensor `x` with its sum over all ranks, and return `x`."""
         if x.numel():
             dist.all_reduce(x, group=self.group)
         return x
@@ -79,9 +80,9 @@ def agree(
     own: Mapping[str, int],
     problem: KullbackError | None,
 ) -> dict[str, list[int]]:
-    """Return all ranks' values of each integer in `own`; raise on every rank if the ranks do not make the same call.
+    """Return the values of each integer in `own` on all ranks; raise on every rank if their calls differ.
 
-    It makes one all-gather of a few integers. Reading them synchronizes with an accelerator.
+    The function makes one all-gather of a few integers. Reading the integers synchronizes with an accelerator.
 
     Arguments:
         ranks: the group.
@@ -89,13 +90,13 @@ def agree(
         same: values that must be equal on all ranks: integers, tensors of one integer, or objects that are compared
             by their repr. A key is the argument and a description, such as "student number of positions".
         own: integers that may differ between ranks.
-        problem: the error in this rank's arguments, or None. All ranks raise, so that none waits for this one.
+        problem: the error in this rank's arguments, or None. All ranks raise, so that no rank waits for this one.
     """
     same = {"group call": ranks.call, **same}
     stand_ins = [0 if problem else _number(x) for x in same.values()]
     numbers = [int(problem is not None), *stand_ins, *own.values()]
     numbers += [0] * (_HEADER - len(numbers))
-    # One copy to the device for all numbers that are not tensors.
+    # All numbers that are not tensors are copied to the device at once.
     header = torch.tensor([0 if isinstance(x, Tensor) else x for x in numbers], device=device)
     for place, number in enumerate(numbers):
         if isinstance(number, Tensor):
@@ -129,7 +130,7 @@ def agree(
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
-    """Raise if a backward pass is differentiated or batched."""
+    """Raise an error if the backward pass with gradient `grad` is differentiated or batched."""
     if torch.is_grad_enabled() or not can_inspect(grad):
         raise invalid_value(
             ranks.call,
@@ -160,5 +161,5 @@ def pattern(x: Tensor | None) -> Tensor | int:
 
 
 def stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Stack tensors of one number per row as the columns of a matrix, in the device's most accurate dtype."""
+    """Return a matrix whose columns are tensors of one number per row, in the device's most accurate dtype."""
     return torch.stack(list(numbers), -1).to(accurate_dtype(numbers[0].device))

@@ -1,11 +1,11 @@
-"""Combine numbers of each rank's classes into values and gradients of whole rows, for each kind of divergence.
+"""For each kind of divergence, combine numbers from the classes of every rank into values and gradients of the rows.
 
 A rank has the masses p and q of its classes, normalized over the classes of all ranks. `local` computes a few numbers
 per row from them. The ranks sum or gather these numbers, and `merge` computes the value and the sums for the gradient.
 
-Let b be the derivatives by the log-masses of a side, m its masses, and S the sum of b over the row. The gradient by a
-logit is b - m S. At the class with the most mass this would cancel. There the gradient is -(O - M S), with O and M the
-sums of b and m over the other classes.
+Let b be the derivatives with respect to the log-masses of P (or Q), m its masses, and S the sum of b over the row. The
+gradient with respect to a logit is b - m S. At the class with the most mass, this difference would cancel. The gradient
+there is computed as -(O - M S), where O and M are the sums of b and m over the other classes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kullback.parallel.collectives import stacked
 
 
 class DerivativeSums(NamedTuple):
-    """Sums of the derivatives and masses of a side, one for each row."""
+    """Sums of the derivatives and masses of P or of Q over the classes of a row; each tensor has shape (rows,)."""
 
-    others: Tensor  # the sum of the derivatives without the class with the most mass
+    others: Tensor  # the sum of the derivatives of all classes except the class with the most mass
     top: Tensor  # the derivative at that class
     mass: Tensor  # the mass of all other classes
 
 
 class Merged(NamedTuple):
-    """Merged numbers of rows, equal on all ranks: divergences, sums of each side, and extra numbers of the rule."""
+    """Merged numbers of rows, equal on all ranks: divergences, sums of P and of Q, and a rule's extra numbers."""
 
     values: Tensor
     sums: tuple[DerivativeSums | None, DerivativeSums | None]
@@ -45,7 +45,7 @@ class Merged(NamedTuple):
 
 
 class CombineRule:
-    """The rule for a divergence that is a sum over classes. Its numbers are summed over the ranks."""
+    """The rule for a divergence that is a sum over classes. The results of `local` are summed over the ranks."""
 
     gathers = False
 
@@ -55,7 +55,7 @@ class CombineRule:
         self.rank = rank
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
-        """Return the numbers of this rank's classes.
+        """Return a few numbers for each row, computed from this rank's classes.
 
         Arguments:
             pair: the masses and log-ratios of these classes.
@@ -70,20 +70,20 @@ class CombineRule:
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
-        """Merge the sums over the ranks; or, if `gathers` is true, the numbers of each rank, stacked."""
+        """Merge `numbers`: the sums over the ranks or, if `gathers`, the stacked numbers of each rank."""
         columns = list(numbers.unbind(-1))
         return Merged(columns[0], _sides(columns[1:], wanted))
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
-        """Return the derivatives by log p and by log q of this rank's classes."""
+        """Return the derivatives of the divergences with respect to log p and log q of this rank's classes."""
         return self.kind.derivatives(pair)
 
 
 class _RenyiRule(CombineRule):
     """Renyi's divergence of order alpha other than 0, 1 and infinity.
 
-    Where the sum of p^alpha q^(1 - alpha) is near 1, it is computed from the power divergence, which keeps more digits.
-    Elsewhere it is computed from logarithms, which neither overflow nor underflow.
+    Where the sum of p^alpha q^(1 - alpha) is near 1, the value is computed from the power divergence, which keeps more
+    digits. Elsewhere the value is computed from logarithms, which neither overflow nor underflow.
     """
 
     gathers = True
@@ -103,7 +103,7 @@ class _RenyiRule(CombineRule):
                 if top is not None:
                     numbers += [
                         torch.where(mask, -torch.inf, logs).logsumexp(-1) for mask in (top, ~top)
-                    ]  # of the others, of the top
+                    ]  # over the other classes, at the class with the most mass
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
@@ -142,7 +142,7 @@ class _RenyiRule(CombineRule):
 
 
 class _LargestRatioRule(CombineRule):
-    """Renyi's divergence of infinite order: the largest log-ratio, and the first class that has it."""
+    """Renyi's divergence of infinite order: the largest log-ratio. The first class with it has the gradient."""
 
     gathers = True
 
@@ -277,7 +277,7 @@ def _without_infinite(logs: Tensor) -> Tensor:
 
 
 def _finite_peak(logs: Tensor) -> Tensor:
-    """Replace -inf by 0, so that the logs can be subtracted."""
+    """Return the logarithms with 0 in place of -inf, because -inf - (-inf) would be NaN."""
     return torch.where(logs == -torch.inf, 0, logs)
 
 

@@ -1,7 +1,8 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
-Each rank computes the masses of its own classes. The ranks exchange a few numbers per row. The arithmetic is in float64
-(float32 on devices without float64), by the native kernels if they support the rows, else in torch over blocks of rows.
+Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The arithmetic is in
+float64 (float32 on devices without float64), by the native kernels if they support the rows, else in torch over blocks
+of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, 
 
 
 class Normalizer(NamedTuple):
-    """Normalizers of a side's rows over all ranks. The log of a row's sum is peak / temperature + log(total)."""
+    """The normalizers of P's or Q's rows over all ranks. A row has the logsumexp peak / temperature + log(total)."""
 
     peak: Tensor
     total: Tensor
@@ -53,28 +54,28 @@ class SweepResults(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ShardedRows(RowOperation):
-    """Divergences of rows whose classes are sharded. All ranks call the methods with the same rows in one order."""
+    """Divergences of rows whose classes are sharded. All ranks must call the same methods on the same rows."""
 
     ranks: Ranks
     kind: Divergence
     temperature: float
-    classes: int  # of all ranks together
-    needed: tuple[bool, bool]  # whether any rank needs a gradient by P, and by Q
+    classes: int  # the number of classes of all ranks together
+    needed: tuple[bool, bool]  # whether any rank needs a gradient with respect to P, and to Q
     start: int  # the first class of this rank
-    dtype: torch.dtype = torch.float64  # of the values
-    labels: HardLabels | None = None  # their cross-entropy is mixed with the divergences
+    dtype: torch.dtype = torch.float64  # the dtype of the values
+    labels: HardLabels | None = None  # the true classes, whose cross-entropy is mixed with the divergences
     inplace: bool = False  # whether the gradient overwrites Q's logits
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, SweepResults]:
-        """Return the value of each row, the same on every rank, as a row operation."""
+        """Return the value of each row, the same on every rank, and the results that `gradients` needs."""
         state = self.sweep(p, q, self.needed, self.labels)
         return state.values().to(self.dtype), state
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients by this rank's logits. They need no collective: `compute` keeps the sums.
+        """Return the gradients with respect to this rank's logits, without a collective.
 
-        All ranks have the same values, and the same gradient of the loss by these values. The result is this rank's
-        part of the gradient of that one loss; losses are not summed over the ranks.
+        The sums come from `compute`. All ranks have the same values, and the same gradient of the loss by these values.
+        The result is this rank's part of the gradient of one common loss. Losses are not summed over the ranks.
         """
         check_first_derivative(self.ranks, grad)
         p, q = tensors
@@ -91,7 +92,7 @@ class ShardedRows(RowOperation):
         wanted: Wanted,
         inplace: bool = False,
     ) -> Evaluation:
-        """Return the results of `kernels.value_and_gradient`, with the gradients by this rank's logits."""
+        """Return the results of `kernels.value_and_gradient`, with gradients for this rank's logits only."""
         sharded = replace(self, kind=rows.kind)
         state = sharded.sweep(p, q, self.needed if any(wanted) else (False, False), rows.labels)
         by_p, by_q = sharded.side_gradients(p, q, state, weights, wanted, (inplace, inplace))
@@ -100,7 +101,7 @@ class ShardedRows(RowOperation):
     def sweep(
         self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
     ) -> SweepResults:
-        """Compute the values, and the sums that the needed gradients require. It makes two collectives."""
+        """Return the values, and the sums that the needed gradients require. The method makes two collectives."""
         sums = [log_sums(x, self.temperature) for x in (p, q)]
         if labels is not None:
             places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)
@@ -133,7 +134,7 @@ class ShardedRows(RowOperation):
         wanted: Wanted,
         inplace: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Return the requested gradients, by this rank's logits, of the weighted sum of the values."""
+        """Return the requested gradients of the weighted sum of the values with respect to this rank's logits."""
         rule = self._rule()
         results = [
             (x if over else torch.empty_like(x)) if want else None
@@ -152,7 +153,8 @@ class ShardedRows(RowOperation):
                 results, derivatives, (pair.p, pair.q), tops, merged.sums, (None, q[block]), strict=True
             ):
                 if result is not None and top is not None and sums is not None:
-                    # From the derivatives by log-masses to those by logits / temperature.
+                    # Convert the derivatives with respect to log-masses to derivatives with respect to logits /
+                    # temperature.
                     total = (sums.others + sums.top).unsqueeze(-1)
                     at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)
                     gradient = torch.where(top, at_top, by - mass * total) / self.temperature
@@ -182,9 +184,10 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
-        """Merge all ranks' numbers for the labels; `own` is the number of classes of this rank."""
+        """Return the labels with the merged numbers of all ranks; `own` is the number of classes of this rank."""
         others = merged_log_sums(gathered[..., :2], 1.0)
-        # A class that no rank has gives NaN, because its sum, 0, would look like a logit.
+        # A class that no rank has must give NaN. For such a class, the sum over the ranks is 0, which would look like a
+        # logit.
         exists = (labels.classes >= 0) & (labels.classes < self.classes)
         logits = torch.where(exists, gathered[..., 2].sum(0), torch.nan)
         places = places_of(labels.classes, self.start, own)
@@ -196,7 +199,7 @@ class ShardedRows(RowOperation):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return the pair of this rank's classes, and for each requested side a mask of its largest class."""
+        """Return the pair of this rank's classes, and for each requested side a mask of the largest class."""
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
         tops = [
@@ -210,9 +213,9 @@ class ShardedRows(RowOperation):
 def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
     """Return the largest of this rank's logits in each row, and the sum of their exponentials relative to it.
 
-    The temperature divides the differences from the largest logit, which have more digits than the logits. `excluded`
-    has classes to exclude from each row, shape (rows, k); an index past the end excludes none. Without classes, the
-    largest logit is -inf.
+    The result has shape (rows, 2). The temperature divides the differences from the largest logit, which have more
+    digits than the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index past the
+    end excludes no class. If this rank has no classes, the largest logit is -inf.
     """
     rows, classes = logits.shape
     results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
@@ -240,7 +243,7 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
 
 
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
-    """Merge the results of `log_sums` on all ranks, shape (ranks, rows, 2)."""
+    """Return the normalizers from the results of `log_sums` on all ranks, shape (ranks, rows, 2)."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     peak = _subtractable(largest)
@@ -254,8 +257,8 @@ def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
 def kernels_serve(kind: Divergence, p: Tensor, q: Tensor) -> bool:
     """Return whether the native kernels support a rank's part of the rows.
 
-    Float64 logits need the reference to keep all digits of the class with the most mass. So does total variation,
-    where rounding may change the sign of q - p in that class.
+    For float64 logits, only the reference keeps all digits of the class with the most mass. For total variation, only
+    the reference handles rounding that changes the sign of q - p in that class.
     """
     return (
         kind.additive
@@ -266,7 +269,7 @@ def kernels_serve(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums | None]) -> Tensor:
-    """Return the numbers of `WholeRow` (csrc/logits/task.h) for each row; sums that are not known are 0."""
+    """Return the numbers of a `WholeRow` (csrc/logits/task.h) for each row, shape (rows, 10); unknown sums are 0."""
     zeros = torch.zeros_like(normalizers[0].peak)
     columns: list[Tensor] = []
     for norm, of_side in zip(normalizers, sums, strict=True):
@@ -275,7 +278,7 @@ def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums
 
 
 def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
-    """Multiply rows by their weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
+    """Return the gradients times the rows' weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
     if weights is None:
         return gradient
     factors = weights[rows].unsqueeze(-1)
@@ -295,7 +298,7 @@ def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
 
 
 def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normalized:
-    """Normalize this rank's classes of one side."""
+    """Return the normalized P or Q of this rank's classes."""
     peak, total = norm.peak.unsqueeze(-1), norm.total.unsqueeze(-1)
     # Differences between logits near the dtype's largest number might overflow.
     shift = torch.where(peak.abs() > torch.finfo(logits.dtype).max * 1e-8, peak, 0)

@@ -19,34 +19,34 @@ from kullback.parallel.sharded_labels import LabelSums, logits_at, places_of
 
 
 class Shard(NamedTuple):
-    """This rank's classes."""
+    """The range of classes that this rank has, and the group of ranks."""
 
     ranks: Ranks
     start: int  # the first class of this rank
-    classes: int  # of all ranks together
+    classes: int  # the number of classes of all ranks together
 
 
 @dataclass(slots=True, eq=False)
 class ShardedClasses(RowOperation):
-    """Read `SelectedClasses` of rows whose classes are sharded; the result is the same on every rank.
+    """`SelectedClasses` for rows whose classes are sharded; the columns are the same on every rank.
 
-    The forward pass makes two collectives: an all-reduce of k numbers per row (k + 1 with labels), and an all-gather of
-    two (four with labels). The backward pass makes none.
+    For k selected classes, the forward pass makes an all-reduce of k numbers per row (k + 1 with labels), and an
+    all-gather of two numbers per row (four with labels). The backward pass makes no collective.
     """
 
     shard: Shard
     selected: SelectedClasses
 
     def of(self, logits: Tensor) -> Tensor:
-        """Read the logits, differentiably."""
+        """Return the columns of `SelectedClasses` for each row of logits, differentiable with respect to the logits."""
         return RowValueFunction.apply(self, logits)
 
     def compute(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the results of `read`, as a row operation."""
+        """Return the results of `read`."""
         return self.read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradient by this rank's logits. All ranks get the same gradient by the result."""
+        """Return the gradient with respect to this rank's logits. `grad` must be the same on all ranks."""
         check_first_derivative(self.shard.ranks, grad)
         gradient = torch.empty_like(tensors[0])
         result, sums = kept
@@ -54,7 +54,7 @@ class ShardedClasses(RowOperation):
         return (gradient,)
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the logits. Return the result, and the origins and label sums that `write_gradient` needs."""
+        """Return the columns, and the origins and label sums that `write_gradient` needs."""
         (ranks, _, classes), selected = self.shard, self.selected
         places, label_places = self._places(logits)
         values = logits_at(logits, places)
@@ -64,13 +64,14 @@ class ShardedClasses(RowOperation):
             indices = torch.cat([indices, selected.labels.unsqueeze(-1)], -1)
             values = torch.cat([values, logits_at(logits, label_places)], -1)
             sums.append(log_sums(logits, 1.0, label_places))
-        # A class that no rank has gives NaN, because its sum, 0, would look like a logit.
+        # A class that no rank has must give NaN. For such a class, the sum over the ranks is 0, which would look like a
+        # logit.
         values = torch.where(indices < classes, ranks.sum(values), torch.nan)
         gathered = ranks.gather(torch.cat(sums, -1))
         rest = merged_log_sums(gathered[..., :2], selected.temperature)
         k = places.shape[-1]
         kept = torch.where(selected.indices < 0, -torch.inf, values[:, :k])
-        # The peak of an empty set of classes is stored as 0, which need not be near the logits.
+        # The peak over an empty set of classes is stored as 0. The true peak, -inf, is needed for the origin.
         peak = torch.where(rest.total == 0, -torch.inf, rest.peak)
         origin = origin_of(torch.maximum(peak, kept.amax(-1))).unsqueeze(-1)
         log_rest = (rest.peak.unsqueeze(-1) - origin) / selected.temperature
@@ -84,7 +85,7 @@ class ShardedClasses(RowOperation):
         return torch.cat(columns, -1), torch.cat([origin, torch.stack(of_labels, -1)], -1)
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient by this rank's logits to `out`, which may be `logits`; `grad` is the result's gradient."""
+        """Write this rank's gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
         selected, k = self.selected, self.selected.indices.shape[-1]
         all_places, label_places = self._places(logits)
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))

@@ -12,7 +12,7 @@ from kullback.kernels.label_terms import HardLabels
 
 
 def places_of(classes: Tensor, start: int, own: int) -> Tensor:
-    """Return the indices of classes in this rank's `own` classes from `start`; `own` for classes of other ranks."""
+    """Return `classes` - `start`, indices into this rank's `own` classes; `own` for a class of another rank."""
     places = classes - start
     return torch.where((places >= 0) & (places < own), places, own)
 
@@ -26,29 +26,29 @@ def logits_at(logits: Tensor, places: Tensor) -> Tensor:
 
 
 class LabelSums(NamedTuple):
-    """Numbers that compare each row's label with the other classes, at temperature 1. They are equal on all ranks."""
+    """Numbers that compare each row's label with the other classes, at temperature 1, equal on all ranks."""
 
     peak: Tensor  # the largest logit of the other classes
-    total: Tensor  # the sum of their exponentials relative to it
+    total: Tensor  # the sum of the exponentials of the other classes' logits minus `peak`
     margin: Tensor  # the logsumexp of the other classes minus the label's logit
 
     @classmethod
     def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
-        """Compare the labels' logits with the sums over the other classes."""
+        """Return the numbers from the labels' logits and from the peak and total of the other classes."""
         return cls(peak, total, (peak - logits) + torch.log(total))
 
     def cross_entropies(self) -> Tensor:
-        """Return -log softmax(logits) of each label."""
+        """Return -log softmax(logits) at the label of each row."""
         return torch.logaddexp(torch.zeros_like(self.margin), self.margin)
 
     def gradient(self, rows: slice, logits: Tensor, places: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient, by this rank's logits, of the sum of `grad` times the cross-entropies of some rows.
+        """Return the gradient of the sum of `grad` times the cross-entropies of some rows, for this rank's logits.
 
-        `places` are the places of their labels (`places_of`). A row whose `grad` is 0 gets 0, even if it contains inf
-        or NaN.
+        `places` are the results of `places_of` for the labels of these rows. A row whose `grad` is 0 gets 0, even if it
+        contains inf or NaN.
         """
         peak, total, margin = (x[rows].unsqueeze(-1) for x in self)
-        mass = torch.sigmoid(margin)  # of all other classes; the label's entry is its negative
+        mass = torch.sigmoid(margin)  # the mass of all other classes; the gradient at the label is -mass
         share = torch.where(total == 0, 0, mass / torch.where(total == 0, 1, total))
         by = torch.nn.functional.pad(torch.exp(upcast(logits) - peak) * share, (0, 1))
         by = by.scatter(-1, places.unsqueeze(-1), -mass)[:, :-1]
@@ -57,10 +57,10 @@ class LabelSums(NamedTuple):
 
 
 class MixedLabels(NamedTuple):
-    """The labels of rows, their sums, and their weight relative to the divergences."""
+    """The labels of rows, with the numbers that mix their cross-entropies with the divergences."""
 
     hard: HardLabels
-    places: Tensor  # the places of the labels in this rank's classes
+    places: Tensor  # the results of `places_of` for the labels
     sums: LabelSums
 
     def values(self, divergences: Tensor) -> Tensor:
@@ -68,9 +68,10 @@ class MixedLabels(NamedTuple):
         return self.hard.mixed_with(divergences, self.sums.cross_entropies())
 
     def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
-        """Return the gradient of some rows' values by one side's logits, from the gradient of their divergences.
+        """Return the gradient of the mixed values of some rows from `gradient`, the gradient of their divergences.
 
-        `logits` are Q's; None for the side P, on which cross-entropies do not depend.
+        Both gradients are with respect to the logits of P or of Q. `logits` are Q's logits; None for P, because the
+        cross-entropies do not depend on P.
         """
         soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
         if logits is None:

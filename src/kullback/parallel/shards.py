@@ -1,4 +1,4 @@
-"""The classes of each rank, and the exchange that brings two differently sharded sides to the same classes."""
+"""The classes of each rank, and the exchange of logits between ranks if student and teacher are sharded differently."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
     """Return the process group over which dimension `dim` of a DTensor is sharded, its mesh, and the mesh's dimension.
 
     Raises:
-        ArgumentValueError: no mesh dimension shards it, more than one does, or another dimension is sharded as well.
+        ArgumentValueError: dimension `dim` is sharded over no mesh dimension or over several, or another dimension is
+            sharded.
     """
     placements = x.placements
     sharding = [i for i, p in enumerate(placements) if p.is_shard() and p.dim % x.ndim == dim % x.ndim]
@@ -56,9 +57,9 @@ def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
 
 
 def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int | None) -> Tensor:
-    """Return this rank's part of dimension `dim` of a DTensor, or of a tensor that is whole on every rank.
+    """Return this rank's part of dimension `dim` of a DTensor, or of a tensor that every rank has in full.
 
-    If `dim` is None, the part is all of it.
+    If `dim` is None, return the full tensor.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -79,7 +80,7 @@ def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int 
 
 
 class Sides(NamedTuple):
-    """The shards of two sides: each side's ranges of classes on all ranks, and the ranges that the ranks work on."""
+    """The ranges of classes of each rank: in the student, in the teacher, and in the rank's computation."""
 
     ranks: Ranks
     student: Ranges
@@ -97,9 +98,10 @@ class Sides(NamedTuple):
         vocabulary: str,
         names: tuple[str, str] = ("student", "teacher"),
     ) -> Sides:
-        """Compare the numbers of each side's classes on the ranks; `teacher` is None if the teacher is not sharded.
+        """Return the ranges from the numbers of classes on the ranks; `teacher` is None if the teacher is not sharded.
 
-        `classes` and `vocabulary` are arguments of `distillation_loss`, and `names` those that have the classes.
+        `classes` and `vocabulary` are arguments of `distillation_loss`. `names` are the names of the arguments whose
+        shards are counted, for messages.
         """
         cuts = [_ranges(sizes) for sizes in (student, student if teacher is None else teacher)]
         totals = [cut[-1][1] for cut in cuts]
@@ -124,7 +126,7 @@ class Sides(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """The number of classes of both sides together."""
+        """The number of classes of a row, after clipping or padding to the same number on both sides."""
         return self.meeting[-1][1]
 
     @property
@@ -138,7 +140,7 @@ class Sides(NamedTuple):
         return x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
 
     def teacher_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the teacher's part of the classes that this rank works on. Other ranks send it if necessary."""
+        """Return the teacher's part for the classes that this rank works on; other ranks send missing classes."""
         start, stop = self.teacher[self.ranks.rank]
         x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
         last = self.teacher[-1][1]
@@ -152,7 +154,7 @@ class Sides(NamedTuple):
         return cast("Tensor", _Exchange.apply(x, self.ranks, self.teacher, wanted, dim))
 
     def padded(self, x: Tensor) -> Tensor:
-        """Append -inf to the logits for the classes of this rank that the side lacks."""
+        """Return the logits with -inf appended for the classes of this rank that the student or the teacher lacks."""
         start, stop = self.own
         lacking = stop - start - x.shape[-1]
         return torch.nn.functional.pad(x, (0, lacking), value=-math.inf) if lacking else x
@@ -183,7 +185,10 @@ def _refuse_totals(ranks: Ranks, student: list[int], teacher: list[int], names: 
 
 
 class _Exchange(torch.autograd.Function):
-    """Send slices of one dimension to the ranks that need them: one all-to-all forward, and one backward."""
+    """Send slices of one dimension to the ranks that need them.
+
+    The forward pass and the backward pass make one all-to-all each.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks, have: Ranges, want: Ranges, dim: int) -> Tensor:

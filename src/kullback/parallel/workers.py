@@ -1,4 +1,4 @@
-"""Processes that divide the rows of a task: all get all results, and if one fails, all raise its error."""
+"""Processes that divide the rows of a task: every process gets all results. If a process fails, all raise its error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kullback.errors import (
 )
 from kullback.parallel.collectives import Ranks
 
-# Timeout for a worker that neither answers nor exits. A worker that exits is noticed at once.
+# The timeout for a worker that neither answers nor exits. No timeout is needed for a worker that exits.
 _SECONDS = 300
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SAME_CLASS = {
@@ -42,17 +42,18 @@ class Workers:
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
 
     def gather(self, compute: Callable[[], _T]) -> list[_T]:
-        """Return the results of all workers, in rank order. They are sent pickled.
+        """Return the results of `compute` on all workers, in rank order. Workers exchange the results by pickle.
 
         Raises:
-            KullbackError: on every worker, the error of the failed worker with the lowest rank; or a worker exited.
+            KullbackError: a worker failed or exited. Every worker raises the error of the failed worker with the lowest
+                rank.
         """
         if self.size == 1:
             return [compute()]
         result = error = failure = None
         try:
             result = compute()
-        except Exception as caught:  # noqa: BLE001  the other workers have to hear of any
+        except Exception as caught:  # noqa: BLE001  every failure is sent to the other workers
             error = caught
             message = caught.explanation if isinstance(caught, KullbackError) else None
             failure = type(caught).__name__, message or str(caught), isinstance(caught, KullbackError)
@@ -97,7 +98,7 @@ def torchrun_workers(call: str) -> Generator[Workers]:
     """Connect the workers that torchrun started; without torchrun, yield this process alone.
 
     Raises:
-        KullbackError: they cannot be connected.
+        KullbackError: the workers cannot be connected.
     """
     if worker_count() <= 1:
         yield Workers(call)

@@ -1,4 +1,4 @@
-"""An estimate in a line, as a table for notebooks, and as a plot."""
+"""`Estimate` as one line of text, as a table for notebooks, and as a plot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
 
 
 def sentence_of(estimate: Estimate) -> str:
-    """Return the estimate in one line: kind, value, error, method and numbers of draws.
+    """Return the estimate as one line of text: divergence, value, interval, method and numbers of draws.
 
     Example:
         >>> import torch
@@ -88,7 +88,7 @@ _MOST_ROWS = 20
 
 
 def table_of(estimate: Estimate) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return the headings and the rows of the table of the values and their errors, and sentences below it."""
+    """Return the headings and rows of the table of values and errors, and the sentences below the table."""
     value = estimate.value.detach()
     columns = {"value": _numbers(value)}
     for name, numbers in (
@@ -127,7 +127,7 @@ def _floats(x: Tensor) -> list[float]:
 
 
 def _ends(estimate: Estimate, values: list[float]) -> tuple[list[float], list[float]]:
-    """Return the lower and the upper end for each value: of the interval, or one standard error or bound away."""
+    """Return the lower and upper limits of the values: the interval, or value +- standard error or error bound."""
     if estimate.interval is not None:
         return _floats(estimate.interval[0]), _floats(estimate.interval[1])
     spread = estimate.error if estimate.standard_error is None else estimate.standard_error

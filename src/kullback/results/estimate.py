@@ -18,23 +18,23 @@ class Estimate(ShortRepr, Shown):
 
     Arguments:
         value: the divergence, one for each element of the batch, in nats unless you pass a base.
-        error: a bound on the numerical error of `value`, in the same shape and unit. None for estimates from draws, and
-            for rules without a bound, such as third-party rules.
+        error: a bound on the numerical error of `value`, in the same shape and unit. It is None for estimates from
+            draws, and for rules without a bound, such as third-party rules.
         method: the name of the method, as in the ``method=`` of the call: ``"closed_form"``, ``"quadrature"`` ...
         interval: for an estimate from draws, the lower and upper limits of its confidence interval. A one-sided
-            interval has an infinite limit. None for exact methods, and where no valid interval exists; then `notes`
+            interval has an infinite limit. It is None for exact methods, and if no valid interval exists. `notes` then
             explain the reason.
-        n: for an estimate from draws, the numbers of draws of P and of Q. It is 0 for a known distribution, and a
+        n: for an estimate from draws, the numbers of draws of P and of Q. A number is 0 for a known distribution, and a
             tensor if the rows of a batch differ.
-        notes: sentences that you should read together with the value.
-        standard_error: for an estimate from draws, the standard error of `value`. None for exact methods, and if it is
-            not available.
+        notes: sentences about the value's validity, to read together with the value.
+        standard_error: for an estimate from draws, the standard error of `value`. It is None for exact methods, and if
+            it is not available.
         kind: the name of the divergence, such as ``"kl"``.
-        base: the base of its logarithm; None for nats.
+        base: the base of the logarithm in `value`; None for nats.
         confidence: the coverage probability of the interval; None if unknown.
 
-    `print` writes one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value. `to_html`,
-    `to_json`, `to_dict` and `to_pandas` write it as other results.
+    `print` writes one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value. Like other results,
+    an estimate has the methods `to_html`, `to_json`, `to_dict` and `to_pandas`.
 
     Example:
         >>> import torch
@@ -87,7 +87,8 @@ class Estimate(ShortRepr, Shown):
     def plot(self, ax: Any = None) -> Any:
         """Plot the value of each element of the batch, with its interval, standard error or bound.
 
-        An interval without an upper limit ends in an arrow. An infinite value is a text at the upper edge.
+        An interval without an upper limit is drawn with an arrow. An infinite value is written as text at the upper
+        edge.
 
         Arguments:
             ax: a matplotlib axis to draw on; by default a new one.

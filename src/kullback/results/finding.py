@@ -14,7 +14,7 @@ class Finding:
 
     Attributes:
         code: a stable name for this type of finding, such as ``"input-is-logits"``.
-        message: one sentence that describes the finding, with numbers and the first position.
+        message: one sentence that describes the finding, with numbers and the first affected position.
         level: ``"error"``: the result is meaningless; ``"warning"``: the result is misleading; ``"note"``: no problem.
         advice: an action for the user; empty if none is necessary.
         column: the affected column of a table; None for other findings.

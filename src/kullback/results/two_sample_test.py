@@ -15,16 +15,16 @@ class TwoSampleTest(ShortRepr, Shown):
     """The result of `two_sample_test`.
 
     Attributes:
-        p_value: the share of shuffles with at least this difference, if both data sets have one distribution. NaN if
-            draws are so dependent that fewer than 10 independent blocks exist; `notes` report it.
+        p_value: the p-value: the fraction of permutations whose difference is at least the observed difference. It is
+            NaN if draws are so dependent that fewer than 10 independent blocks exist; `notes` then say so.
         statistic: the value of the statistic in `method`.
-        effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. None if there is no
-            estimator for them; `notes` give the reason.
-        permutations: the number of shuffles.
-        method: the statistic with the clearest difference. Of categories ``"likelihood_ratio"``; of numbers
-            ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
+        effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. It is None if there is
+            no estimator for these draws; `notes` then give the reason.
+        permutations: the number of random permutations.
+        method: the statistic with the clearest difference. For categories ``"likelihood_ratio"``; for numbers
+            ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; for vectors ``"energy"``,
             ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
-        notes: notes on the draws and the effect, one sentence each.
+        notes: sentences about the draws and the effect.
 
     Example:
         >>> from kullback import Samples, two_sample_test
@@ -51,7 +51,7 @@ class TwoSampleTest(ShortRepr, Shown):
         return float(self.p_value)
 
     def __format__(self, spec: str) -> str:
-        """Return the p-value in a format; without one, the line from `print`."""
+        """Return the p-value in the format `spec`; with an empty `spec`, return `str(self)`."""
         return format(float(self), spec) if spec else str(self)
 
     def _repr_html_(self) -> str:

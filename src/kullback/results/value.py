@@ -15,15 +15,17 @@ class Value(Generic[Number]):
     """A mean, proportion or divergence with its standard error and confidence interval.
 
     Attributes:
-        value: the value; a mean is +inf if a row is infinite. None if the data do not determine it.
-        standard_error: the standard error over independent clusters; without cluster ids over blocks of rows where
-            these depend on their order, else over rows. It is +inf where a row is infinite, and NaN (of tables None)
-            where there are too few rows.
-        interval: the confidence interval. An end that the data do not determine is the bound of the quantity, +inf for
-            KL and cross-entropy. None if neither end is determined, or no interval was requested.
-        reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, blocks or rows),
-            ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean), ``"not bounded"``
-            (of a difference: what is known of a model does not bound its mean); else None.
+        value: the value; a mean is +inf if a row is infinite. `value` is None if the data do not determine it.
+        standard_error: the standard error of `value`. It treats clusters as independent. Without cluster ids, it treats
+            blocks of rows as independent if neighboring rows are dependent, else single rows. It is +inf if a row is
+            infinite, and NaN (None for tables) if there are too few rows.
+        interval: the confidence interval. If the data do not determine an end, this end is the bound of the quantity,
+            such as +inf for KL and cross-entropy. The interval is None if neither end is determined, or no interval was
+            requested.
+        reason: why an end is not determined, else None. A unit is a cluster, block or row. ``"few units"``: there are
+            fewer than 10 units. ``"few nonzero units"``: too few units are not 0. ``"heavy tail"``: the largest units
+            contribute too much of the mean. ``"not bounded"``: the known part of a model's predictions does not bound
+            the mean of a difference.
 
     Example:
         >>> Value(0.1, 0.02, (0.07, 0.15)).interval
@@ -37,5 +39,5 @@ class Value(Generic[Number]):
 
     @property
     def mean(self) -> Number:
-        """The value of a mean."""
+        """The same as `value`, for a value that is a mean."""
         return self.value

@@ -12,8 +12,8 @@ class Verdict:
 
     Attributes:
         limit: the limit in words, such as "psi at most 0.2".
-        failures: a sentence for each column or candidate beyond it; none where it holds.
-        broken_by: the columns, groups of columns, or candidates that are beyond it.
+        failures: a sentence for each column or candidate that breaks the limit; empty if the result keeps the limit.
+        broken_by: the columns, groups of columns, or candidates that break the limit.
     """
 
     limit: str
@@ -22,7 +22,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the limit holds."""
+        """Whether the result keeps the limit."""
         return not self.failures
 
 

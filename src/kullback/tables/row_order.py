@@ -11,6 +11,7 @@ import numpy as np
 
 from kullback.common.arrays import Floats
 from kullback.common.missed_turns import missed_turns
+from kullback.common.rounding_errors import without_rounding_errors
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     category_scores,
@@ -98,7 +99,7 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     for each in fields:
         numeric = each.column_type in ("numeric", "datetime")
         values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
-        numbers.append(values)
+        numbers.append(without_rounding_errors(values))
         scores = number_scores(values[:, None]) if numeric else category_scores(values.astype(np.int64))
         found = serial_dependence(scores)
         if found is None and numeric:

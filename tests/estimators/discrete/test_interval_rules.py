@@ -46,6 +46,15 @@ def test_an_upper_end_needs_what_q_has_not_shown_to_be_rare(a, b, half_width, an
     assert bool(has_upper_end(CategoryCounts(counts(*a), counts(*b)), *given)) == answer
 
 
+@pytest.mark.parametrize("factor", [0.97, 1.0, 1.02])
+@pytest.mark.parametrize("draws", [2, 3, 5])
+def test_weights_that_differ_little_leave_the_upper_end(factor, draws):
+    """Weights make effective numbers of draws that are no integers: one of 0.97 is a category that Q drew once."""
+    a, b = counts(50, 47, 1, 1, draws), counts(60, 32, 1, 1, 0)
+    assert bool(has_upper_end(CategoryCounts(a, b), 0.1)) == (draws < 5)
+    assert bool(has_upper_end(CategoryCounts(a, b * factor), 0.1)) == (draws < 5)
+
+
 def test_of_bins_only_the_share_that_q_never_showed_counts():
     assert bool(has_upper_end(CategoryCounts(counts(95, 5), counts(50, 0), bins=True)))
     assert not bool(has_upper_end(CategoryCounts(counts(94, 6), counts(50, 0), bins=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import mpmath
@@ -12,6 +13,7 @@ from mpmath import mp, mpf
 from torch import Tensor
 from torch.distributions import (
     Beta,
+    Cauchy,
     Chi2,
     Dirichlet,
     Distribution,
@@ -25,10 +27,11 @@ from torch.distributions import (
     MultivariateNormal,
     Normal,
     Poisson,
+    StudentT,
 )
 
 from kullback import Alpha, ChiSquared, Renyi, SquaredHellinger, divergence, kl_divergence
-from kullback.errors import NoRuleError
+from kullback.errors import ConvergenceError, NoRuleError
 from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from tests.refusals import refused
@@ -342,3 +345,22 @@ def test_a_refusal_names_what_was_given() -> None:
     )
     with refused(NoRuleError, wanted="scales of P below 1e150 times those of Q"):
         divergence(wide, one, Renyi(0.5))
+
+
+@pytest.mark.parametrize("kind", [Renyi(0.3), Renyi(0.7), Alpha(0.3), Alpha(0.7)], ids=repr)
+def test_errors_of_small_orders_name_the_sides_and_the_kind_of_the_user(kind):
+    """Orders below 1/2 exchange P and Q on the way; so do sums of dimensions."""
+    scale = torch.tensor([-1.0, 1.0])
+    good = Independent(StudentT(torch.tensor([2.0, 3.0])), 1)
+    bad = Independent(Cauchy(torch.zeros(2), scale, validate_args=False), 1)
+    with refused(call="divergence", argument="q", wanted="positive scale"):
+        divergence(good, bad, kind)
+    with refused(call="divergence", argument="p", wanted="positive scale"):
+        divergence(bad, good, kind)
+    fine = Independent(Cauchy(torch.zeros(2), scale.abs()), 1)
+    with refused(ConvergenceError, got=re.escape(repr(kind))) as caught:
+        divergence(good, fine, kind, rtol=1e-13, atol=1e-30, max_evaluations=100)
+    rough = caught.value.estimate
+    value = float(divergence(good, fine, kind))
+    assert rough.kind == kind.name
+    assert abs(float(rough.value) - value) <= float(rough.error)

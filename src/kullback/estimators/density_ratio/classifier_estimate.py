@@ -1,9 +1,9 @@
-r"""KL from a classifier that separates draws of P from draws of Q: its log-odds are the log-ratio of the densities.
+r"""KL from a classifier that distinguishes draws of P from draws of Q: its log-odds estimate log(p / q).
 
-A classifier gives a point x of the pooled draws a probability :math:`c(x)` of being from P. Then
-:math:`\log\frac{p(x)}{q(x)} = \log\frac{c(x)}{1 - c(x)} + \log\frac mn`, and its mean over P is KL. Each draw is
-evaluated by a classifier that was fitted without it. The log-odds are calibrated, so that over- and underfitting do
-not bias them.
+A classifier estimates the probability :math:`c(x)` that a pooled draw x is a draw of P. Then
+:math:`\log\frac{p(x)}{q(x)} = \log\frac{c(x)}{1 - c(x)} + \log\frac mn`, and the mean of this log-ratio over P is KL.
+Each draw is evaluated by a classifier that was fitted without this draw. The log-odds are calibrated, so that over- and
+underfitting do not bias them.
 """
 
 from __future__ import annotations
@@ -51,21 +51,24 @@ from kullback.estimators.tails import heaviness
 from kullback.estimators.unseen import unseen_in_scores, upper_end
 
 # `benchmarks/coverage.py` checks the constants of this file on vectors with clusters, and `benchmarks/bench_samples.py`
-# compares their errors with those of other estimators.
+# compares the errors with other estimators.
 
-# The largest number of draws of each side for model selection; more would not change a clear choice.
+# The largest number of draws of each side for the selection of candidates; more draws would not change a clear choice.
 _SELECTION_DRAWS = 10_000
-# A candidate is dropped if its loss on the first fold is this many standard errors above the smallest.
+# A candidate is dropped if its loss on the first fold is more than this many standard errors above the smallest loss.
 _DROP_ABOVE = 3.0
-# A candidate with a smaller weight, relative to the best, is left out to save time.
+# A candidate is left out, to save time, if its weight divided by the largest weight is smaller.
 _LEAST_SHARE = 0.05
-# With heavier tails, log-ratios have no variance under P, and their mean has no standard error.
+# If the tail index of the log-ratios is larger, their variance under P is infinite, and their mean has no standard
+# error.
 _HEAVY = 0.5
-# With a larger share of P's draws above all of Q's scores, only the scores' own divergence has an interval.
+# If a larger proportion of P's draws has scores above all scores of Q's draws, the interval comes from the divergence
+# of the scores.
 _MOST_BEYOND = 0.25
-# Fewer draws of P and Q together use one thread: on a busy machine up to fifty times as fast.
+# With at most this many draws of P and Q together, fits use one thread, which is up to fifty times as fast on a busy
+# machine.
 _DRAWS_FOR_THREADS = 20_000
-# The number of splits into halves for extrapolation; each takes two fits of half the size.
+# The number of random splits into halves for the extrapolation; each split takes two fits to half of the draws.
 _HALVINGS = 3
 _ON_A_SURFACE = Shift(
     math.inf,
@@ -87,7 +90,7 @@ def density_ratio(
     folds: int = 5,
     classifier: object = None,
 ) -> Evidence:
-    r"""Estimate KL(P || Q) by a classifier of the draws, for more than ten dimensions and for smooth densities.
+    r"""Estimate KL(P || Q) by classifiers of the draws, which suits more than ten dimensions and smooth densities.
 
     .. math::
         \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
@@ -101,20 +104,21 @@ def density_ratio(
     is extrapolated to infinitely many draws, from fits to half of the draws and to nearly all. Gaussian densities give
     the unbiased estimate of KL between Gaussians.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
         p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
         q: draws of Q, shape (m, d).
         confidence: the probability that the interval contains the divergence.
-        generator: for the split into folds and the trees.
+        generator: for the random split into folds and for the trees.
         folds: the number of folds of cross-validation; clusters stay together.
-        classifier: your own classifier with scikit-learn's methods, in place of the candidates; it is cloned for each
-            fit. For weighted draws its ``fit`` must take ``sample_weight``.
+        classifier: a classifier with scikit-learn's methods, used in place of the candidates and cloned for each fit.
+            For weighted draws its ``fit`` must accept ``sample_weight``.
 
     Returns:
-        the estimate in nats. Its standard error combines the influence of each draw of both sides with the difference
-        between fits to half of the draws and to nearly all.
+        the estimate in nats. The standard error combines the influence of each draw of both sides with the difference
+        between fits to half of the draws and fits to nearly all draws.
 
     Raises:
         ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, categories in
@@ -161,14 +165,14 @@ def density_ratio(
 
 
 def _few_threads(number: int) -> AbstractContextManager[object]:
-    """Use one thread for small data, where threads would mostly wait for each other."""
+    """Return a context that limits small data to one thread, because more threads would mostly wait for each other."""
     few = number <= _DRAWS_FOR_THREADS
     return load("threadpoolctl", "density_ratio").threadpool_limits(1) if few else nullcontext()
 
 
 @dataclass(frozen=True)
 class _RatioValue:
-    """A value, the influence of each draw on it, and the error in addition to this influence."""
+    """An estimate of KL, the influence of each draw on the estimate, and a further standard error."""
 
     value: float
     influence: Array
@@ -177,7 +181,7 @@ class _RatioValue:
 
 @dataclass
 class _Work:
-    """The draws, their splits, and the number of fits."""
+    """The pooled draws, their splits into folds and into halves, and the number of fits so far."""
 
     draws: Labeled
     deep: Integers
@@ -186,7 +190,7 @@ class _Work:
     fits: int = 0
 
     def applied(self, fit: FitClassifier, train: Labeled, test: Labeled) -> Array:
-        """Return log-odds of draws by a fit to others; NaN if these are too few."""
+        """Return the log-odds of the draws `test` by a fit to `train`, or NaN if `train` has too few draws."""
         try:
             return fit(train)(test.x)
         except np.linalg.LinAlgError:
@@ -212,7 +216,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Selected:
-    """A candidate with its best penalty, its weight, and its cross-validated log-odds if selection used all draws."""
+    """A candidate with its best penalty, its weight, and its cross-validated log-odds if these exist for all draws."""
 
     candidate: NamedClassifier
     share: float
@@ -220,10 +224,10 @@ class _Selected:
 
 
 def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Generator) -> list[_Selected]:
-    """Return the candidates with the best calibrated predictions in cross-validation, the best first.
+    """Return the candidates with the smallest losses in cross-validation, in order of decreasing weight.
 
-    Weights fall with the exponential of the total loss (Using Stacking to Average Bayesian Predictive Distributions,
-    Yao et al., 2018: pseudo-BMA).
+    The weights are proportional to exp(-total loss), the pseudo-BMA of Yao et al., Using Stacking to Average Bayesian
+    Predictive Distributions (2018).
     """
     used = _subset(work.draws, rng)
     some, folds = work.draws.take(used), work.deep[used]
@@ -241,7 +245,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
         log_odds = calibrated(raw, some)[0]
         if heaviness(log_odds[some.from_p]) < _HEAVY:
             accepted.append((float(some.weights @ log_loss(log_odds, some)), candidate, raw))
-    if not accepted:  # trees, the last one, are bounded
+    if not accepted:  # the log-odds of trees, the last candidate, are bounded
         accepted = [(0.0, trials[-1][0], work.without_fold(trials[-1][0], some, folds))]
     best = min(loss for loss, _, _ in accepted)
     independent = len(np.unique(some.units)) / len(some.units)
@@ -273,7 +277,7 @@ def _with_best_penalty(
 
 
 def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work) -> _RatioValue:
-    """Return the weighted mean of the candidates' values; their differences enter the error."""
+    """Return the weighted mean of the candidates' values; the variance between the values enters the error."""
     results = [
         _gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work) for one in selected
     ]
@@ -291,10 +295,10 @@ def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work
 
 
 def _direct(one: _Selected, work: _Work) -> _RatioValue:
-    """Return the mean over P of the calibrated log-ratio, extrapolated in the number of draws of the fit.
+    """Return the mean over P of the calibrated log-ratio, extrapolated to fits to infinitely many draws.
 
-    An error that falls as 1 / n is smaller for a fit to all draws except one fold than for a fit to half of them. The
-    remaining part, by this rule, is subtracted from the value, and also enters the error.
+    The bias is assumed to be proportional to 1 / n. So the difference between fits to all folds but one and fits to
+    half of the draws determines the bias. The bias is subtracted from the value, and also enters the error.
     """
     candidate, raw, draws = one.candidate, one.raw, work.draws
     raw = work.without_fold(candidate, draws, work.deep) if raw is None else raw
@@ -308,7 +312,7 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
 
 
 def _gaussian(p: Draws, q: Draws) -> _RatioValue:
-    """Return KL between Gaussians, with the variance of its quadratic term, which remains at P = Q."""
+    """Return the estimate of KL between Gaussians; its error includes the second-order variance, left at P = Q."""
     n, m = (_independent(side) for side in (p, q))
     result = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
     d = p.x.shape[1]
@@ -318,17 +322,17 @@ def _gaussian(p: Draws, q: Draws) -> _RatioValue:
 
 
 def _independent(side: Draws) -> float:
-    """Return how many independent draws of weight 1 have as much information on the means and covariances."""
+    """Return the effective sample size of a side for its means and covariances."""
     scores = (side.x - side.x.mean(0)) / np.maximum(side.x.std(0), np.finfo(np.float64).tiny)
     number = number_from_scores(np.concatenate([scores, scores**2], axis=1), side)
     return min(side.effective, max(number, side.x.shape[1] + 3.0))
 
 
 def _rate(side: Draws, scores: Array) -> float:
-    """Return the variance that a side adds to the estimate for each nat of a small KL, 2 / n for n plain draws.
+    """Return the variance that a side adds to the estimate per nat of a small KL: 2 / n for n independent draws.
 
-    Near P = Q, log p / q has a variance of twice KL under both. Clusters multiply the variance of its mean as for the
-    components or for the classifier's scores, whichever is more.
+    Near P = Q, log(p / q) has the variance 2 KL under P and under Q. For clusters, the effective sample size is the
+    smaller of two: for the means of the components and for the mean of the classifier's scores.
     """
     scorings = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
     return 2 / min(number_from_scores(scoring, side) for scoring in scorings)
@@ -342,7 +346,7 @@ def _evidence(
     confidence: float,
     notes: Sequence[str],
 ) -> Evidence:
-    """Return the value with the influence of each draw; it is unbounded above if P has scores where Q has none."""
+    """Return the evidence of the estimate; the upper limit is infinite if P has scores where Q has none."""
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
     of_p, of_q = scores[: len(p)], scores[len(p) :]
@@ -367,7 +371,7 @@ def _evidence(
 def _from_scores(
     evidence: Evidence, of_p: Array, of_q: Array, sides: tuple[Draws, Draws], confidence: float
 ) -> Evidence:
-    """Return the evidence from the divergence of the classifier's scores, which is at most KL."""
+    """Return the evidence with limits from the divergence of the classifier's scores, which is at most KL."""
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)
     )
@@ -416,7 +420,7 @@ def _labeled(p: Draws, q: Draws) -> Labeled:
 
 
 def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
-    """Deal the units of each side to the folds at random, in equal numbers."""
+    """Return a random fold for each draw; all folds get about equal numbers of units of each side."""
     fold = np.empty(int(draws.units.max()) + 1, dtype=np.int64)
     for side in (draws.from_p, ~draws.from_p):
         units = np.unique(draws.units[side])
@@ -425,7 +429,7 @@ def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
 
 
 def _subset(draws: Labeled, rng: np.random.Generator) -> Mask:
-    """Choose the draws for model selection, in whole clusters."""
+    """Return a mask of the draws for the selection of candidates; the draws of a cluster stay together."""
     chosen = np.zeros(len(draws.x), dtype=bool)
     for side in (draws.from_p, ~draws.from_p):
         units = np.unique(draws.units[side])

@@ -1,4 +1,4 @@
-"""The classifiers that `density_ratio` chooses from: from labeled draws to the log-odds of P."""
+"""The classifiers that `density_ratio` selects from: each is fitted to labeled draws and returns log-odds."""
 
 from __future__ import annotations
 
@@ -21,46 +21,47 @@ GAUSSIAN = "Gaussian densities"
 
 # `benchmarks/bench_samples.py` measures the errors of the estimates with these constants.
 
-# The largest number of features of a regression; it also has at most as many as there are draws of either side.
+# The largest number of features of a regression, which also has fewer features than P or Q has draws.
 _MOST_FEATURES = 1500
-# In more dimensions, the splines with products suit heavy tails as well.
+# In more dimensions, the regression of asinh-scaled coordinates is left out: splines with products suit heavy tails as
+# well.
 _MOST_ASINH = 10
 # In fewer dimensions, splines and trees show how the spreads of the components go together.
 _FEWEST_FOR_SPREADS = 4
 # The knots of a spline in each coordinate.
 _KNOTS = 7
-# The bins of a coordinate for trees, which count them in one byte, and the fewest draws in a leaf.
+# The number of bins of a coordinate for trees, which fits into one byte, and the smallest number of draws in a leaf.
 _BINS = 250
 _LEAF = 30
-# The penalties on the coefficients, from strong to weak; cross-validation chooses one.
+# The penalties on the coefficients, from strong to weak; cross-validation selects one.
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 
 class FitClassifier(Protocol):
-    """Fit a classifier; LinAlgError if there are too few draws."""
+    """A function that fits a classifier to draws and returns its log-odds; LinAlgError if there are too few draws."""
 
     def __call__(self, draws: Labeled, /) -> LogOdds: ...
 
 
 @dataclass(frozen=True)
 class NamedClassifier:
-    """A classifier by name: `fit` for each of its strengths of penalty, from strong to weak."""
+    """A named classifier, with a fitting function for each penalty, from the strongest to the weakest."""
 
     name: str
     fits: tuple[FitClassifier, ...]
 
     def only(self, index: int) -> NamedClassifier:
-        """The candidate with one of its penalties."""
+        """Return the classifier with the penalty number `index` only."""
         return NamedClassifier(self.name, (self.fits[index],))
 
 
 def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
-    """Return the classifiers that have enough draws."""
+    """Return the classifiers that the numbers of draws of P and of Q suffice for."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
     most = min(_MOST_FEATURES, fewest)
     squares, splines = d * (d + 3) // 2 < most, d * (_KNOTS + 1)
-    asinh = "quadratic logistic regression of asinh-scaled coordinates"  # a line for the log-ratio of Pareto tails
+    asinh = "quadratic logistic regression of asinh-scaled coordinates"  # linear for Pareto tails
     regressions: list[tuple[bool, str, Callable[[], list[Any]]]] = [
         (squares, "quadratic logistic regression", lambda: [*_scaled(), _products(interaction_only=False)]),
         (squares and d <= _MOST_ASINH, asinh, lambda: [*_asinh_scaled(), _products(interaction_only=False)]),
@@ -88,7 +89,7 @@ def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
 
 
 def check_classifier(call: str, classifier: object) -> None:
-    """Refuse objects without the methods of scikit-learn's classifiers, and classes in place of instances."""
+    """Raise an error unless `classifier` is None or an instance with the methods of scikit-learn's classifiers."""
     can_predict = hasattr(classifier, "decision_function") or hasattr(classifier, "predict_proba")
     can_fit = can_predict and hasattr(classifier, "fit") and hasattr(classifier, "get_params")
     if classifier is not None and (isinstance(classifier, type) or not can_fit):
@@ -102,11 +103,11 @@ def check_classifier(call: str, classifier: object) -> None:
 
 
 def users_candidate(classifier: object, seed: int) -> NamedClassifier:
-    """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
+    """Return a candidate that fits a clone of the user's classifier, which has scikit-learn's methods."""
 
     def fit(draws: Labeled) -> LogOdds:
         model = _sklearn("base").clone(classifier)
-        with seeded(seed):  # a classifier without a random state uses the global ones
+        with seeded(seed):  # a classifier without a random state uses the global states
             return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return NamedClassifier(type(classifier).__name__, (fit,))
@@ -127,7 +128,7 @@ def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassif
         transform = _sklearn("pipeline").make_pipeline(*features(), *_scaled())
         matrix = transform.fit_transform(draws.x)
         basis = None
-        if matrix.shape[1] > len(matrix):  # use the coordinates of the draws' own span, which are fewer
+        if matrix.shape[1] > len(matrix):  # use fewer coordinates, which span the draws
             values, vectors = np.linalg.eigh(matrix @ matrix.T)
             large = values > 1e-10 * values[-1]
             basis = matrix.T @ (vectors[:, large] / np.sqrt(values[large]))
@@ -158,7 +159,7 @@ def _products(*, interaction_only: bool) -> Any:
 
 
 def _asinh_scaled() -> list[Any]:
-    """Coordinates that make a Pareto tail a straight line: asinh of the distance in quartiles."""
+    """Return transformers to asinh of robustly scaled coordinates, where log(p / q) of Pareto tails is linear."""
     preprocessing = _sklearn("preprocessing")
     return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 
@@ -177,11 +178,12 @@ def _trees(seed: int) -> FitClassifier:
             min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            # It needs a tenth of the draws on both sides; with fewer, the trees are single leaves anyway.
+            # Early stopping needs draws of both sides in a tenth of the draws. With fewer draws, each tree is a single
+            # leaf.
             early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )
-        # Binned here, because scikit-learn needs a second for each column of weighted draws.
+        # The draws are binned here, because scikit-learn needs a second for each column of weighted draws.
         edges = np.quantile(draws.x, np.linspace(0, 1, _BINS + 1)[1:-1], axis=0)
         model.fit(_binned(draws.x, edges), draws.from_p.astype(int), **_weights_of(draws))
         log_odds = _log_odds_of(model)
@@ -196,12 +198,12 @@ def _binned(x: Array, edges: Array) -> Array:
 
 
 def _weights_of(draws: Labeled) -> dict[str, Array]:
-    """Return the weights as an argument, or no argument if they are equal."""
+    """Return the keyword argument `sample_weight`, or no argument if all weights are equal."""
     return {} if np.ptp(draws.weights) == 0 else {"sample_weight": draws.weights}
 
 
 def _log_odds_of(model: Any) -> LogOdds:
-    """Return the log-odds of a fitted classifier, bounded if it is certain."""
+    """Return the function that computes a fitted classifier's log-odds, which are finite for probabilities 0 and 1."""
 
     def log_odds(x: Array) -> Array:
         if hasattr(model, "decision_function"):

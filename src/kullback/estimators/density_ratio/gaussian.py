@@ -1,13 +1,15 @@
 r"""KL between two Gaussians from draws: an unbiased estimate, with the influence of each draw.
 
-From n and m draws, with sample means and covariances,
+With :math:`\delta` the difference of the sample means, :math:`S_p` and :math:`S_q` the sample covariances of n and m
+draws, and d components, the estimate is
 
 .. math::
     \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d
     + \log|S_q| - \log|S_p|\big]
 
-minus the bias from sampling errors of the means in the square, and of the covariances in the logarithms. The inverse
-and the log-determinant of a Wishart matrix have known means.
+minus two biases: the bias of :math:`\delta^\top S_q^{-1} \delta` from the sampling errors of the means, and the bias of
+the log-determinants. Both are known exactly, because the mean inverse and the mean log-determinant of a Wishart matrix
+are known.
 
 An Introduction to Multivariate Statistical Analysis, section 7 (Anderson, 2003)
 """
@@ -22,13 +24,13 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
-# Draws with a smaller relative variance in some direction have no density there.
+# If the smallest eigenvalue of the correlation matrix is smaller, the draws have no density.
 _FLAT = 1e-12
 
 
 @dataclass(frozen=True)
 class GaussianKL:
-    """The unbiased value, and the influence of each draw of P and of Q on it."""
+    """The unbiased estimate of KL, and the influence of each draw of P and of Q on the estimate."""
 
     value: float
     influence_p: Array
@@ -36,7 +38,7 @@ class GaussianKL:
 
 
 def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> GaussianKL:
-    """Estimate KL(P || Q) of Gaussians, from weighted draws with the information of n and m plain ones."""
+    """Return the estimate of KL between Gaussians from draws x and y, weights w and v, and effective sizes n and m."""
     d = x.shape[1]
     mean_p, covariance_p = _moments(x, w, n)
     mean_q, covariance_q = _moments(y, v, m)
@@ -59,7 +61,7 @@ def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> G
 
 
 def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array], Array]:
-    """Return log p / q of the predictive densities: Student's t, which allow for the errors of means and covariances.
+    """Return the function log(p / q) of predictive densities, Student's t, which allow for sampling errors.
 
     Bayesian Data Analysis, section 3.6 (Gelman et al., 2013)
     """
@@ -95,7 +97,7 @@ def _squares(z: Array, matrix: Array) -> Array:
 
 
 def _log_determinant(covariance: Array, n: float) -> float:
-    """Return the log-determinant of a sample covariance, less its bias."""
+    """Return the log-determinant of a sample covariance minus its bias."""
     digamma = load("scipy.special", "density_ratio").digamma
     d = len(covariance)
     bias = float(digamma((n - np.arange(1, d + 1)) / 2).sum()) + d * np.log(2 / (n - 1))

@@ -1,7 +1,7 @@
-"""KL from draws of categories: its estimators, with notes, standard errors and intervals.
+"""Estimators of KL from draws of categories, with standard errors, intervals and notes.
 
-All estimators share the interval of `kl_interval`. It is an interval for KL and does not depend on the estimator.
-Weighted and clustered draws enter as the number of independent draws with the same information.
+All estimators return the interval of `kl_interval`, which depends on the counts but not on the estimator. Weighted or
+clustered draws enter the formulas as an effective number of independent draws.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTHING_SHARED = (
     f"{SIDE_P} and {SIDE_Q} have no category in common. Unique row names, such as ids, cannot be compared: use other "
     "values. If the two sides use different codes, recode one of them."
 )
-# The smallest number of P's draws outside of Q's sample that gets a note.
+# A note appears if at least this many draws of P are in categories without draws of Q.
 _SEVERAL = 3
 
 
@@ -44,7 +44,7 @@ def _declared(
 
 
 def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
-    """Return the public estimator of a formula of counts, which stays its attribute `of_counts`."""
+    """Return the public estimator for a formula of counts; its attribute `of_counts` applies the formula to counts."""
     name = formula.__name__
 
     def evidence(p: Any, q: Any, *, confidence: float, generator: object = None, **options: Any) -> Evidence:
@@ -70,35 +70,39 @@ def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
 
 @_of_counts
 def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
-    r"""Estimate KL(P || Q) between categories, corrected for the bias that the rarest categories predict.
+    r"""Estimate KL(P || Q) between categories, with a bias correction from the categories with one or two draws.
 
     .. math:: \hat D = \hat D_{ZG} + (1 - v / c^2)_+\, c, \quad
         c = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
         \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
-    Here :math:`\hat D_{ZG}` is the estimate of `zhang_grabchak`. :math:`F_k` is the share of P's draws in categories
-    that Q drew k times, and :math:`G_k` in categories that P itself drew k times. Both ratios are shrunken towards 1,
-    by one additional category in each class, and v is the variance of c. A negative result becomes 0.
+    Here :math:`\hat D_{ZG}` is the estimate of `zhang_grabchak`. :math:`F_k` is the proportion of P's draws in
+    categories with k draws of Q. :math:`G_k` is the proportion of P's draws in categories with k draws of P. The ratios
+    :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets an additional
+    category. v is the variance of c. A negative result becomes 0.
 
-    `kl_estimate` takes this estimator by default. On Zipf distributions of 1000 categories, its root mean square error
-    is down to half of the error of `zhang_grabchak` if P and Q differ and many categories have no draws. Otherwise both
-    are equal.
+    `kl_estimate` takes this estimator by default. Compare the root mean square errors on Zipf distributions with 1000
+    categories. If P and Q differ and many categories have no draws, the error is as low as half the error of
+    `zhang_grabchak`. Otherwise the two errors are about equal.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
-        p: draws of categories from P: integers, booleans, strings, or vectors of integers, each row a category. Or the
-            `Counts` of such draws, shape (..., K).
-        q: the same from Q.
+        p: draws of categories from P: integers, booleans, strings, or vectors of integers, where each row is a
+            category. Or the `Counts` of such draws, shape (..., K).
+        q: draws of categories from Q, or their `Counts`.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
 
     Returns:
         value, standard error and interval in nats. The upper limit is infinite in two cases. First, more than 5 % of
-        P's draws are in categories without draws of Q. Second, significantly more of them are there than in categories
-        that Q drew once or twice; if Q drew no category so rarely, two influential draws suffice. A finite upper limit
-        assumes that categories without draws of Q are like the ones that Q drew once or twice. There is no interval if
-        no category has five expected draws on both sides under P = Q.
+        P's draws are in categories without draws of Q. Second, significantly more draws of P are in categories without
+        draws of Q than in categories with one draw or with two draws of Q, on average. If there are no draws of P in
+        the latter, two draws in the former suffice if they could add more than half the interval's width. A finite
+        upper limit assumes that p / q in categories without draws of Q is similar to p / q in categories with one or
+        two draws of Q. There is no interval if all draws are in one category, or if no category has five expected draws
+        on both sides under P = Q.
 
     Raises:
         ArgumentValueError: the draws are numbers, not categories, or of different shapes.
@@ -119,7 +123,7 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
 
 @_of_counts
 def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
-    r"""Estimate KL(P || Q) between categories with a bias that decays exponentially.
+    r"""Estimate KL(P || Q) between categories with a bias that decays exponentially in the numbers of draws.
 
     .. math:: \hat D = \sum_i \frac{a_i}{n} [\psi(m + 1) - \psi(b_i + 1) - \psi(n) + \psi(a_i)]
 
@@ -139,7 +143,7 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
 
 @_of_counts
 def plugin(a: Tensor, b: Tensor) -> Tensor:
-    r"""Estimate KL(P || Q) between categories by the divergence of their proportions, infinite if Q has no draw of one.
+    r"""Estimate KL(P || Q) between categories by the divergence of the proportions of the draws.
 
     .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{b_i n}
 
@@ -147,8 +151,9 @@ def plugin(a: Tensor, b: Tensor) -> Tensor:
     `coverage_adjusted`.
 
     Returns:
-        value, standard error and interval in nats. An infinite value has no standard error, and a note names the
-        share of P that is missing from Q's sample. The interval is valid nevertheless.
+        value, standard error and interval in nats. The value is infinite if P has draws in a category without draws of
+        Q. Then there is no standard error, a note names the proportion of P's draws in such categories, and the
+        interval is still valid.
 
     Example:
         >>> from kullback import Samples
@@ -164,13 +169,14 @@ def plugin(a: Tensor, b: Tensor) -> Tensor:
 
 @_of_counts
 def miller_madow(a: Tensor, b: Tensor) -> Tensor:
-    r"""Estimate KL(P || Q) between categories by their proportions minus the first term of the bias.
+    r"""Estimate KL(P || Q) between categories by the divergence of their proportions minus its bias of first order.
 
     .. math:: \hat D = \sum_i \hat p_i \log \frac{\hat p_i}{\tilde q_i}
         - \frac{K_a - 1}{2 n} - \sum_i \hat p_i \frac{1 - \tilde q_i}{2 m \tilde q_i}
 
-    P's n draws have :math:`K_a` categories, and :math:`\tilde q_i = \max(b_i, 1/2) / m` for Q's m draws. Arguments,
-    results and errors are as in `coverage_adjusted`; a negative estimate becomes 0.
+    P's n draws are in :math:`K_a` distinct categories, and :math:`\hat p_i = a_i / n`. Category i has :math:`b_i` of
+    Q's m draws, and :math:`\tilde q_i = \max(b_i, 1/2) / m`. Arguments, results and errors are as in
+    `coverage_adjusted`; a negative estimate becomes 0.
 
     Example:
         >>> from kullback import Samples
@@ -188,7 +194,7 @@ def miller_madow(a: Tensor, b: Tensor) -> Tensor:
 
 @_of_counts
 def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
-    r"""Estimate KL(P || Q) between categories with one additional draw of each from Q.
+    r"""Estimate KL(P || Q) between categories after one draw of Q is added to each category.
 
     .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{(b_i + 1) n}
 
@@ -212,15 +218,15 @@ _DIRICHLET = Arguments("dirichlet", prior=Number(above=0, below=math.inf, exampl
 
 @_of_counts
 def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
-    r"""Estimate KL(P || Q) between categories after `prior` more draws of each on both sides.
+    r"""Estimate KL(P || Q) between categories after `prior` draws of P and of Q are added to each category.
 
     .. math:: \hat D = \sum_i \frac{a_i + c}{n + K c} \log \frac{(a_i + c) (m + K c)}{(b_i + c) (n + K c)}
 
-    Category i of K has :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws. Other arguments, results and errors
-    are as in `coverage_adjusted`.
+    There are K categories. Category i has :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws. Other arguments,
+    results and errors are as in `coverage_adjusted`.
 
     Arguments:
-        prior: c, the number of draws to add to every category, above 0; 1/2 is Jeffreys' prior.
+        prior: the number c > 0 of draws added to every category on both sides; 1/2 is Jeffreys' prior.
 
     Example:
         >>> from kullback import Samples
@@ -235,7 +241,7 @@ def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
 
 
 def described(table: CategoryCounts, raw: Tensor, confidence: float, method: str) -> Evidence:
-    """Return the evidence of an estimate of KL from counts."""
+    """Return the estimate `raw` of KL from counts, with its standard error, interval and notes."""
     value = raw.clamp(min=0)
     if value.ndim:
         return _of_rows(table, value, confidence)
@@ -275,7 +281,7 @@ def described(table: CategoryCounts, raw: Tensor, confidence: float, method: str
 
 
 def _what_q_misses(table: CategoryCounts) -> str:
-    """Explain an infinite value by the categories that are missing from Q's sample."""
+    """Return the note on an infinite value, with the number of categories that have draws of P but not of Q."""
     missed = (table.a > 0) & (table.b == 0)
     number, share = int(missed.sum()), float(table.a[missed].sum() / table.a.sum())
     return (
@@ -287,14 +293,14 @@ def _what_q_misses(table: CategoryCounts) -> str:
 
 
 def nothing_shared(table: CategoryCounts) -> list[str]:
-    """Return a note if the two sides have no category in common."""
+    """Return a list with one note if P and Q have no category in common, and an empty list otherwise."""
     return [] if bool(((table.a > 0) & (table.b > 0)).any()) else [_NOTHING_SHARED]
 
 
 def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidence:
-    """Return the evidence of a batch, with notes that have the number of rows that they apply to.
+    """Return the estimates of a batch; each note begins with the number of rows that have the problem.
 
-    A row without an interval gets the interval from 0 to infinity.
+    A row with too few draws for an interval gets the interval from 0 to infinity.
     """
     low, high = kl_interval(table, confidence)
     refused = is_refused(table)
@@ -316,17 +322,17 @@ def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidenc
 
 
 def rows_note(rows: Tensor, text: str) -> str:
-    """Return a note about some rows of a batch."""
+    """Return the text of a note after the number of rows in the boolean mask `rows`."""
     return f"{int(rows.sum()):,} of {rows.numel():,} rows: {text}"
 
 
 def is_refused(table: CategoryCounts) -> Tensor:
-    """Return whether too few categories have enough draws for an interval."""
+    """Return, for each row, whether too few categories have enough draws for an interval."""
     return (table.coarser.a + table.coarser.b > 0).sum(-1) < 2
 
 
 def _refusal(table: CategoryCounts, categories: str) -> str:
-    """Return why there is no interval."""
+    """Return the note that explains why there is no interval."""
     if not bool(table.variance.isfinite()):
         return "One side has a single cluster, so the variance between clusters is unknown: there is no interval."
     number = int((table.a + table.b > 0).sum())

@@ -12,36 +12,39 @@ from kullback.estimators.discrete.kind_counts import KindCounts
 from kullback.estimators.draws import student_ratio
 from kullback.estimators.evidence import standard_normal_quantile
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
-# With a larger share of P's draws in categories without draws of Q, the upper limit is infinite. With a larger share in
-# categories that P drew once, the lower limit is computed after a merge of rare categories.
+# If more than this proportion of P's draws is in categories without draws of Q, the upper limit is infinite. If more
+# than this proportion is in categories with a single draw of P, rare categories are merged for the lower limit.
 MOST_UNSEEN = 0.05
 
-# The largest number of P's draws in its rarest categories that gets Wilson's limits in place of normal ones: for KL and
-# for powers of p / q.
+# If P's rarest categories have at most this many draws together, their probability gets Wilson's limits, because a
+# normal approximation is poor. The first number is for KL, the second for powers of p / q.
 _FEW = 3
 _FEW_OF_POWERS = 15
-# With fewer draws of a side, powers of p / q have no upper limit.
+# If P or Q has fewer draws, the upper limit of a power of p / q is infinite.
 _FEWEST_FOR_POWERS = 20
 
-# The upper limit adds an upward correction of the bias this many times.
+# An upward bias correction enters the upper limit multiplied by this factor.
 _CAUTION = 1.5
 
-# With an excess of this many standard errors, categories without draws of Q are unlike the ones that it drew rarely.
+# The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If this
+# number exceeds the prediction by this many standard errors, the upper limit is infinite.
 _UNLIKE = 1.7
-# The nats that a draw of P may add where Q is thousands of times less likely.
+# The log-ratio, in nats, that one draw of P may add to the sum if q is thousands of times smaller than p in its
+# category.
 _NATS_ALONE = 8.0
 
 
 def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Tensor:
-    """Return whether the draws bound KL from above, if categories without draws of Q are like its rarest ones.
+    """Return, for each row, whether KL has a finite upper limit.
 
-    They do not bound it in three cases. First, more than 5 % of P's draws are in categories without draws of Q. Second,
-    significantly more of P's draws are in them than the mean of those in categories that Q drew once and that it drew
-    twice: then Q does not lack them by chance. Third, Q drew no category once or twice, and two or more draws of P are
-    in categories without draws of Q, where a ratio of e^8 could add more than half of the interval.
-    For bins of a line, where neighbors bound a density, only the first case counts.
+    There is no finite upper limit in three cases. Let f_k be the proportion of P's draws in categories with k draws of
+    Q. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2: then it is not by chance that Q has
+    no draws in these categories. Third, f_1 = f_2 = 0 and f_0 is two draws or more, and p / q = e^8 in these categories
+    would add more than half the width of the interval. If the categories are bins of a line, only the first case
+    applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
     never = table.unseen_shares[0]
@@ -49,41 +52,48 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     if table.bins:
         return few
     share = a / n.unsqueeze(-1)
-    once, twice = (torch.where((a > 0) & (b == k), share, 0.0).sum(-1) for k in (1, 2))
+    # Effective numbers of weighted or dependent draws are not integers, so they are rounded.
+    of_q = torch.where(b > 0, b.round().clamp(min=1), 0.0)
+    once, twice = (torch.where((a > 0) & (of_q == k), share, 0.0).sum(-1) for k in (1, 2))
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
-    # Where Q drew each category several times, two draws of P elsewhere are like none of them.
+    # If each category of P has either several draws of Q or none, no category shows how small q can be in the
+    # categories without draws of Q.
     alone = (once + twice == 0) & (n * never >= 1.5)
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 
 
 def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
-    r"""Return a confidence interval for KL from counts, one-sided if too many categories have no draws.
+    r"""Return a confidence interval for KL from counts, whose upper limit may be infinite.
 
     The interval contains the divergences t that the estimate T of `coverage_adjusted` does not reject:
 
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
-    V and S are defined in `CategoryCounts.variance`. A variance that grows with t is right at P = Q, where T has a
-    :math:`\chi^2` distribution. It is also right far from it, where T is normal. The rate c has a lower bound near the
-    value for P near Q, :math:`2 (\frac1n + \frac1m)`.
+    V and S are defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for
+    P = Q, T has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near
+    :math:`2 (\frac1n + \frac1m)`, its value for P near Q.
 
     The limits also allow for the following:
 
-    * Bias: each limit moves out by the correction that T makes in its direction, the upper one by half as much again.
-    * Zero counts: the lower limit is at most the one with half a draw of P in the categories of Q alone, or vice versa.
-    * Few draws: if P's rarest categories have 3 draws or fewer together, Wilson's limits of their probability count
-      too.
+    * Bias: a negative bias correction of T is added to the lower limit, and 1.5 times a positive one to the upper
+      limit.
+    * Zero counts: the lower limit is also computed with half a draw of P added to the categories that only Q drew, and
+      vice versa. The smallest of these limits counts.
+    * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
+      limits of their probability.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
-    * Many rare categories: if more than 5 % of P's draws are in categories without draws of Q, or in ones drawn once,
-      the lower limit comes from merged categories. Merging cannot raise KL.
+    * Many rare categories: rare categories are merged for the lower limit in two cases: more than 5 % of P's draws are
+      in categories without draws of Q, or in categories with a single draw of P. Merging cannot increase KL.
 
     Arguments:
-        table: the counts of P and of Q, shape (..., K). `KindCounts` give an interval for their own divergence.
+        table: the counts of P and of Q, shape (..., K). For `KindCounts` the interval is for the divergence
+            `table.kind`.
         confidence: the probability that the interval contains the divergence.
 
     Returns:
-        the two limits in nats, float64, shape (...). The lower one is at least 0, and the upper one may be infinite.
+        the lower and the upper limit in nats, float64, shape (...). The lower limit is at least 0, and the upper limit
+        may be infinite.
 
     Example:
         >>> import torch
@@ -106,14 +116,14 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
         low = torch.where(is_coarse, _ends(table.coarser, z, no_correction)[0], low)
     low = low.clamp(min=0)
     closed = _is_closed(table, (high - low) / 2)
-    # A difference of two infinite divergences gives no limit.
+    # NaN is the difference of two infinite divergences; the lower limit is then 0, and the upper limit infinite.
     low = low.nan_to_num(nan=0.0)
     high = torch.where(closed, high, torch.inf).nan_to_num(nan=math.inf, posinf=math.inf)
     return low, high.clamp(max=table.largest)
 
 
 def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
-    """Return whether the draws bound a divergence from above."""
+    """Return, for each row, whether the divergence has a finite upper limit."""
     closed = torch.ones_like(half_width, dtype=torch.bool)
     for is_open, side in ((table.open_above, table), (table.open_below, table.reversed)):
         if is_open:
@@ -127,8 +137,8 @@ def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
 def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence that the counts do not reject.
 
-    The smallest one is also tested with half a draw of one side in all categories that only the other side drew.
-    This is the continuity correction of zero counts, whose estimated variance is too small as well.
+    The smallest divergence is also computed with half a draw of one side in all categories that only the other side
+    drew. This is a continuity correction for zero counts, whose estimated variance is too small.
     """
     a, b, (_, shrunken, added) = table.a, table.b, correction
     estimate = table.estimate + shrunken
@@ -150,11 +160,12 @@ def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tu
 
 
 def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
-    """Return the changes of the estimate, at most and at least 0, when the probability of few draws is at its limits.
+    """Return the changes of the estimate when P's probability of rare categories moves to Wilson's limits.
 
-    The few are all draws in categories that P drew at most k times, for each k where there are at most 3 of them. The
-    limits are Wilson's with a continuity correction of half a draw. The lower change takes the probability between them
-    that is nearest to Q's. For kinds other than KL, few draws of Q count in the same way.
+    For each k, all categories with at most k draws of P are merged, if they have at most 3 draws of P together (15 for
+    powers of p / q). Their probability under P gets Wilson's limits with a continuity correction of half a draw. The
+    decrease, at most 0, is for the probability within the limits that is nearest to Q's. The increase, at least 0, is
+    for the upper limit. For divergences other than KL, rare categories of Q are treated in the same way.
     """
     few = _FEW_OF_POWERS if table.power else _FEW
     changes: list[tuple[Tensor, Tensor]] = []
@@ -185,26 +196,28 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
 
 
 def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest divergence within z of its standard errors; `added` is more variance."""
+    """Return the smallest and the largest divergence within z standard errors; `added` is a further variance."""
     (from_p, from_q), (in_p, in_q), second = table.variances, table.inflation, table.second_order
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
-    # Dependent draws inflate only the part of the variance that grows with t.
+    # Dependence between draws increases only the part of the variance that is linear in the divergence t.
     share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
     rate = (from_p * (in_p + (in_p - 1) * share) + from_q * (in_q + (in_q - 1) * share)) / plain
-    # Few draws may underestimate the variance: near P = Q, a noncentral chi-square has 2 t (1/n + 1/m).
+    # The variance estimated from few draws may be too small. Its lower bound is 2 t (1/n + 1/m), the part linear in t
+    # for a noncentral chi-square near P = Q.
     scale = table.curvature * (1 / table.a.sum(-1) + 1 / table.b.sum(-1))
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
     rate = torch.maximum(rate, near)
     middle = estimate + z**2 * rate / 2
     reach = z * (table.spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     low, high = middle - reach, middle + reach
-    # If P is known, the variance is large when the estimate is large by chance.
+    # If P is known, the variance increases with the estimate and would be too small for low values of KL. So the lower
+    # limit is also computed with the variance at the estimate.
     p_is_known = table.a.sum(-1) > KNOWN / 2
     low = torch.where(p_is_known, torch.minimum(low, estimate - z * (from_q * in_q).sqrt()), low)
     if not (isinstance(table, KindCounts) and table.power):
         return low, high
-    # A mean of powers of p / q is skewed: its logarithm is nearer to a normal variable.
+    # A mean of powers of p / q has a skewed distribution; the distribution of its logarithm is closer to normal.
     first = from_p * in_p + from_q * in_q
     null = table.spread * second.variance
     error = torch.maximum(first - null, null).sqrt() * z * student_ratio(table.dof, z)

@@ -1,4 +1,4 @@
-"""Categorical samples as counts: the effective number of draws of each category, on both sides."""
+"""Counts of categorical samples: the effective number of draws of P and of Q in each category."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from kullback.estimators.sample_checks import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
-# With more categories, the correlations between them are not computed: the time grows with the third power.
+# With more categories than this, their correlations are not computed, because the time is cubic in the number.
 _MOST_FOR_SPREAD = 1000
 
 
 def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws | Counts) -> CategoryCounts:
-    """Count the categories of both sides; weights and clusters give effective counts."""
+    """Return the counts of P and of Q in each category; weighted or clustered draws give effective counts."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         _check_whole(call, p, q)
         return table_of(*p.aligned_with(q))
@@ -49,7 +49,7 @@ def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws 
 
 
 def is_drawn(x: object) -> bool:
-    """Return whether counts are numbers of draws: whole numbers without a prior."""
+    """Return whether x is `Counts` of draws: integer values without a prior."""
     if not isinstance(x, Counts) or x.prior or not can_inspect(x.tensor):
         return False
     counts = x.tensor.detach()
@@ -57,9 +57,9 @@ def is_drawn(x: object) -> bool:
 
 
 def table_of(p: Representation, q: Representation) -> CategoryCounts:
-    """Return the counts of two sides with the same classes; known probabilities count as a very large number of draws.
+    """Return the counts of P and Q over the same classes; known probabilities count as `KNOWN` = 1e15 draws.
 
-    Classes without draws on both sides are left out.
+    Classes without draws of P and of Q are left out.
     """
     sides, sizes = [], []
     for side in (p, q):
@@ -77,7 +77,7 @@ def table_of(p: Representation, q: Representation) -> CategoryCounts:
 
 
 def drawn_one_by_one(call: str, x: Any) -> Any:
-    """Return one row of counts as draws of each class, by its label or its number."""
+    """Return `Counts` of shape (K,) as `Samples` of class labels or class numbers, and any other x unchanged."""
     if not isinstance(x, Counts):
         return x
     _check_whole(call, x)
@@ -110,7 +110,7 @@ def drawn_one_by_one(call: str, x: Any) -> Any:
 
 
 def number_of_draws(total: Tensor) -> int | Tensor:
-    """Return the number of draws in each row; one number if all rows are equal."""
+    """Return the number of draws of each row: an int if all rows have equal numbers, otherwise a tensor."""
     whole = total.to(torch.int64)
     return int(whole.flatten()[0]) if bool((whole == whole.flatten()[0]).all()) else whole
 
@@ -130,7 +130,7 @@ def _check_whole(call: str, *sides: Counts) -> None:
 def tabulate(
     codes_p: Tensor, codes_q: Tensor, categories: int, p: Draws, q: Draws, *, bins: bool = False
 ) -> CategoryCounts:
-    """Count codes 0 to categories - 1, as independent draws of equal weight with the same information."""
+    """Return the effective counts of the codes 0, ..., categories - 1 for P and for Q."""
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
@@ -144,10 +144,10 @@ def tabulate(
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
-    """Return the variance of the estimate at P = Q, relative to equal design effects of all categories.
+    """Return the variance of the estimate at P = Q, divided by its value if all categories had equal design effects.
 
-    At P = Q the estimate is half a sum of squares of correlated errors. Its variance follows from their eigenvalues, by
-    the second-order correction of Rao and Scott (1981) with Satterthwaite's approximation.
+    At P = Q the estimate is half a sum of squares of correlated errors. Its variance follows from the eigenvalues of
+    their covariance matrix, by the second-order correction of Rao and Scott (1981) with Satterthwaite's approximation.
     """
     present = a + b > 0
     pooled = ((a / a.sum() + b / b.sum()) / 2)[present]
@@ -181,7 +181,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
             of_side = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
-            # Eigenvalues from few clusters, or few large ones, also vary by chance.
+            # With few clusters, or few large clusters, the eigenvalues have a large sampling error.
             alike = effective_number(sizes, clusters)
             squares -= float(torch.trace(of_side)) ** 2 / alike
             factor = max(factor, few_clusters(max(alike, 2.0), standard_normal_quantile(0.95)) ** 2)
@@ -192,7 +192,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
 
 
 def codes_of(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
-    """Return the categories of both sides as numbers from 0, and the number of categories."""
+    """Return the codes of P's draws and of Q's draws, integers from 0, and the number of categories."""
     n = len(p)
     if p.labels is not None and q.labels is not None:
         labels, places = np.unique(np.array([*p.labels, *q.labels]), return_inverse=True)
@@ -208,7 +208,7 @@ def codes_of(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
 
 
 def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
-    """Return the categories' proportions times the effective number of draws."""
+    """Return the proportion of each category times the effective number of draws, shape (categories,)."""
     if samples.is_plain:
         return torch.bincount(codes, minlength=categories).to(torch.float64)
     shares = shares_of(samples, codes.new_zeros((), dtype=torch.float64))
@@ -220,10 +220,10 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
 
 
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
-    """Return the number of equally weighted draws with the same information on the shares, from the mean design effect.
+    """Return the effective number of weighted draws: their number divided by the mean design effect of the proportions.
 
-    This is `_clustered_number` with one cluster for each draw, and Kish's number if weights do not depend on the
-    category.
+    The result equals `_clustered_number` with one cluster for each draw. If the weights do not depend on the category,
+    the result is Kish's effective sample size.
     """
     dof = int((proportions > 0).sum()) - 1
     if dof < 1:
@@ -235,11 +235,11 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 
 
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
-    r"""Return the number of independent draws with the same information on the shares, from the mean design effect.
+    r"""Return the effective number of clustered draws: their number over the mean design effect of the proportions.
 
-    With the weight :math:`A_{ci}` of cluster c in category i, its total :math:`A_c` and the `cluster_correction` f, the
-    number is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. The analysis of categorical data from
-    complex sample surveys (Rao and Scott, 1981)
+    The number is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. Here :math:`A_{ci}` is the weight of
+    cluster c in category i, :math:`A_c` the weight of cluster c, and f the `cluster_correction`. The analysis of
+    categorical data from complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)
     dof = int((proportions > 0).sum()) - 1
@@ -254,7 +254,7 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 
 
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> float:
-    """Return the variance relative to the same effective number of independent draws."""
+    """Return the variance of the mean influence, divided by its value for `x.sum()` independent draws."""
     if samples.is_plain:
         return 1.0
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
@@ -274,11 +274,11 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> f
 
 
 def dof_of_squares(total: float, fourth: float, clusters: int) -> float:
-    """Return the degrees of freedom of a variance that is a sum of squares, from the spread of the squares.
+    """Return the degrees of freedom of a variance that is a sum of squares, from the variance of these squares.
 
     Arguments:
         total: the sum of the squares.
-        fourth: the sum of the squared squares.
+        fourth: the sum of the fourth powers, which are the squares of the squares.
         clusters: the number of squares.
     """
     rest = fourth - total**2 / clusters

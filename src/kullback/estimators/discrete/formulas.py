@@ -1,11 +1,11 @@
-"""KL(P || Q) from the number of times that each category was drawn: `CategoryCounts`, and its formulas.
+"""`CategoryCounts`: the number of draws of P and of Q in each category, with formulas for KL(P || Q).
 
-Counts have shape (..., K), one column for each category, and results are in nats and float64. Counts need not be whole:
-weighted draws enter as effective counts, the shares of the weight times Kish's effective number of draws.
+Counts have shape (..., K), one column for each category. Results are float64 and in nats. Counts need not be integers:
+weighted draws enter as effective counts, the proportions of the weight times Kish's effective sample size.
 
-Which estimator: on Zipf distributions with 1000 categories (`tests/oracles/sample_cases.py`), `coverage_adjusted` has
-0.55 to 1 times the root mean square error of Zhang and Grabchak's estimator from 1e3 draws on. With 1e2 draws the ratio
-is 0.5 where P and Q differ much, and up to 1.3 where they are equal.
+To choose an estimator: `tests/oracles/sample_cases.py` has Zipf distributions with 1000 categories. From 1e3 draws on,
+the root mean square error of `coverage_adjusted` is 0.55 to 1 times the error of Zhang and Grabchak's estimator. With
+1e2 draws the ratio is 0.5 if P and Q differ much, and up to 1.3 if they are equal.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from kullback.common.special import scaled_e1
 
-# Categories with fewer draws of P and Q together, or half as many expected ones on the smaller side, are rare. This is
-# the usual limit of 5 expected draws for a chi-squared approximation; `benchmarks/coverage.py` checks it.
+# A category is rare if the smaller side has fewer than half this many expected draws. This is the usual limit of 5
+# expected draws for a chi-squared approximation; `benchmarks/coverage.py` checks it.
 FEWEST_DRAWS = 10
-# Known probabilities count as this number of draws: 1 / KNOWN is rounding beside any variance of draws.
+# Known probabilities count as this number of draws: their variance, about 1 / KNOWN, is negligible.
 KNOWN = 1e15
 
 
 class CoverageCorrection(NamedTuple):
-    """The predicted share of unseen categories in the estimate, the same after shrinkage, and its variance."""
+    """The predicted contribution of unseen categories to KL, its shrunken value, and the variance after shrinkage."""
 
     predicted: Tensor
     shrunken: Tensor
@@ -36,7 +36,7 @@ class CoverageCorrection(NamedTuple):
 
 
 class SecondOrder(NamedTuple):
-    """The mean and the variance of the divergence of the proportions where P = Q."""
+    """The mean and the variance that the divergence of the proportions has if P = Q, each of shape (...)."""
 
     mean: Tensor
     variance: Tensor
@@ -44,25 +44,26 @@ class SecondOrder(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CategoryCounts:
-    """The counts of each of K categories, in independent draws of equal weight, and the estimate of KL from them.
+    """The counts of P and of Q in each of K categories, and the estimate of KL from them.
 
     `KindCounts` estimates another divergence from the same counts.
 
     Attributes:
-        a: P's effective counts, float64, shape (..., K): the shares of its weight times the number of independent draws
-            with the same information.
-        b: Q's, of the same shape.
-        inflation: the factors of the variances of P's and of Q's shares for clusters and weights.
-        spread: the factor of the variance at P = Q for clusters and weights.
+        a: P's effective counts, float64, shape (..., K): the proportions of the weight times the effective number of
+            draws.
+        b: Q's effective counts, of the same shape.
+        inflation: the factors by which clusters and weights increase the variances of P's and of Q's proportions.
+        spread: the factor by which clusters and weights increase the variance of the estimate at P = Q.
         n: the numbers of draws of P and of Q; a tensor if the rows of a batch differ, and 0 for known probabilities.
         notes: notes about the draws.
         bins: whether the categories are bins of a line.
         curvature: f''(1) of the divergence, 1 for KL.
-        largest: the largest value for any distributions.
-        open_above: whether it is infinite if P has mass where Q has none.
-        open_below: whether it is infinite if Q has mass where P has none.
-        power: c where 1 + c D is a mean of powers of p / q of order above 1 or below 0, and 0 for other kinds. With c,
-            each draw outside the other side's sample matters.
+        largest: the largest value that the divergence has for any P and Q.
+        open_above: whether the divergence is infinite if P has mass where Q has none.
+        open_below: whether the divergence is infinite if Q has mass where P has none.
+        power: the number c such that 1 + c D is a mean of a power of p / q, of order above 1 or below 0; 0 for all
+            other divergences D. If c > 0, the upper limit is infinite if a draw is in a category without draws of the
+            other side.
     """
 
     a: Tensor
@@ -83,12 +84,12 @@ class CategoryCounts:
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, **others: Any) -> Self:
-        """Return counts of any dtype, which broadcast, with `others` of the attributes."""
+        """Return an instance from counts of any dtype, after broadcasting; `others` are further attributes."""
         a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
         return cls(a, b, **others)
 
     def with_draws(self, a: Tensor, b: Tensor) -> Self:
-        """Return the same with other counts."""
+        """Return a copy with the counts a and b."""
         return replace(self, a=a, b=b)
 
     @cached_property
@@ -99,24 +100,24 @@ class CategoryCounts:
 
     @cached_property
     def coarser(self) -> Self:
-        """The counts with all rare categories as one, in an additional column.
+        """The counts with all rare categories merged into one additional column.
 
-        Whether a category is rare depends on the sum of its counts, and so almost not on their ratio.
+        Whether a category is rare depends on a + b, which is nearly independent of the ratio a / b.
         """
         rare = self.is_rare
         return self.with_draws(merged(self.a, rare), merged(self.b, rare))
 
     @cached_property
     def is_rare(self) -> Tensor:
-        """Which categories have fewer than 5 expected draws on the smaller side if P = Q."""
+        """Whether a category has fewer than 5 expected draws on the smaller side if P = Q, shape (..., K)."""
         n, m = self.a.sum(-1, keepdim=True), self.b.sum(-1, keepdim=True)
         return 2 * torch.minimum(n, m) / (n + m) * (self.a + self.b) < FEWEST_DRAWS
 
     @cached_property
     def unseen_shares(self) -> tuple[Tensor, Tensor]:
-        """Two shares of P's draws: in categories without draws of Q, and in categories that P drew once.
+        """The proportion of P's draws in categories without draws of Q, and in categories with a single draw of P.
 
-        The second one estimates the probability of all categories that are missing from P's sample (Good, 1953).
+        The second proportion estimates the probability of all categories that are missing from P's sample (Good, 1953).
         """
         a, b = self.a, self.b
         share, once = a / a.sum(-1, keepdim=True), (a > 0) & (a.round().clamp(min=1) == 1)
@@ -124,19 +125,19 @@ class CategoryCounts:
 
     @cached_property
     def rarest_share(self) -> Tensor:
-        """The largest of the `unseen_shares` of both sides."""
+        """The largest of the four `unseen_shares` of P and of Q."""
         return torch.stack([*self.unseen_shares, *self.reversed.unseen_shares]).amax(0)
 
     @cached_property
     def log_ratios(self) -> Tensor:
-        """The estimates of log p / q of the categories that P drew, and 0 for others."""
+        """The estimate of log(p / q) in each category that P drew, and 0 in the others, shape (..., K)."""
         a, n, m = self.a, self.a.sum(-1, keepdim=True), self.b.sum(-1, keepdim=True)
         terms = a.digamma() - (self.b + 1).digamma() + (m + 1).digamma() - n.digamma()
         return torch.where(a > 0, terms, 0.0)
 
     @cached_property
     def estimate(self) -> Tensor:
-        r"""The divergence with most of the bias of both logarithms removed: it is finite, and may be negative.
+        r"""The estimate of KL without most of the bias of log p and log q; the result is finite and may be negative.
 
         The bias, :math:`\sum_i p_i \sum_{v \ge n} (1 - p_i)^v / v - \sum_i p_i \sum_{v > m} (1 - q_i)^v / v`, decays
         exponentially for categories that are drawn more than once on average. Nonparametric Estimation of
@@ -147,17 +148,18 @@ class CategoryCounts:
 
     @cached_property
     def correction(self) -> CoverageCorrection:
-        r"""The predicted part of the divergence that the estimate misses because rare categories have no draws.
+        r"""The predicted part of KL that the estimate lacks because rare categories have no draws.
 
-        With :math:`F_k` the share of P's draws in categories that Q drew k times, and :math:`G_k` in categories that P
-        itself drew k times,
+        Let :math:`F_k` be the proportion of P's draws in categories with k draws of Q, and :math:`G_k` the proportion
+        in categories with k draws of P. The prediction is
 
         .. math:: D = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
             \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
-        Both ratios are shrunken towards 1, by one additional category in each class. D is then shrunken to
-        :math:`(1 - v / D^2)_+ D`, with its variance v: it is 0 where its sampling error is larger than itself.
-        Categories are independent members of a class, so the variance of a class's share is its sum of squares.
+        The ratios :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets an
+        additional category. D is then shrunken to :math:`(1 - v / D^2)_+ D`, where v is the variance of D: the result
+        is 0 if :math:`D^2 \le v`. In v, categories are independent, so the variance of :math:`F_k` is the sum of the
+        squares of its terms.
         """
         share = self.a / self.a.sum(-1, keepdim=True)
         both = torch.stack([self.a, self.b])
@@ -178,12 +180,12 @@ class CategoryCounts:
 
     @cached_property
     def influence_of_p(self) -> Tensor:
-        """The influence of a draw of P of each category on KL, times n."""
+        """The influence on KL of a draw of P in each category, times n, shape (..., K)."""
         return self.log_ratios - self.estimate.unsqueeze(-1)
 
     @cached_property
     def variances(self) -> tuple[Tensor, Tensor]:
-        """The delta method's variance of the estimate in two parts: from P's draws, and from Q's."""
+        """The variances of the estimate from P's draws and from Q's draws, by the delta method, each of shape (...)."""
         n, m = self.a.sum(-1, keepdim=True), self.b.sum(-1, keepdim=True)
         share = self.a / n
         from_q = (share.square() * torch.polygamma(1, self.b + 1)).sum(-1) - 1 / m[..., 0]
@@ -191,14 +193,14 @@ class CategoryCounts:
 
     @cached_property
     def second_order(self) -> SecondOrder:
-        """The mean and the variance of the divergence of the proportions, if P = Q."""
+        """The mean and the variance that the divergence of the proportions has if P = Q."""
         dof = (((self.a > 0) & (self.b > 0)).sum(-1) - 1).clamp(min=0)
         scale = 1 / self.a.sum(-1) + 1 / self.b.sum(-1)
         return SecondOrder(self.curvature * (dof / 2 * scale), self.curvature**2 * (dof / 2 * scale**2))
 
     @cached_property
     def variance(self) -> Tensor:
-        r"""The variance of the estimate: the delta method's, or the one at P = Q if that is larger.
+        r"""The variance of the estimate by the delta method, or its variance at P = Q if that is larger, shape (...).
 
         .. math:: \max(V - S, S), \quad V = \frac1n \operatorname{Var}_P \log \frac{\hat p}{\hat q}
             + \frac1m \operatorname{Var}_Q \frac{\hat p}{\hat q},
@@ -211,7 +213,7 @@ class CategoryCounts:
         return torch.maximum(from_p * self.inflation[0] + from_q * self.inflation[1] - second, second)
 
     def of_two(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return the divergence of two distributions on two categories, from the first one's probabilities."""
+        """Return the divergence of (p, 1 - p) from (q, 1 - q)."""
         return torch.special.xlogy(p, p / q) + torch.special.xlogy(1 - p, (1 - p) / (1 - q))
 
 
@@ -221,7 +223,7 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
 
 
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the influence of a draw of each category on KL: for draws of P times n, and for draws of Q times m.
+    r"""Return the influence on KL of a draw of P in each category, times n, and of a draw of Q, times m.
 
     .. math:: \log \frac{p_i}{q_i} - \sum_j p_j \log \frac{p_j}{q_j} \quad\text{and}\quad 1 - \frac{p_i}{q_i}
 
@@ -235,10 +237,10 @@ def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merged(x: Tensor, chosen: Tensor) -> Tensor:
-    """Return counts with the chosen categories as one, in an additional column."""
+    """Return the counts x with the chosen categories merged into one additional column."""
     return torch.cat([x.masked_fill(chosen, 0), x.masked_fill(~chosen, 0).sum(-1, keepdim=True)], -1)
 
 
 def sum_over(a: Tensor, terms: Tensor) -> Tensor:
-    """Sum the terms of the categories that P drew; the terms of the others may be NaN and are left out."""
+    """Return the sum of the terms with a > 0; terms with a = 0 may be NaN and are left out."""
     return torch.where(a > 0, terms, 0.0).sum(-1)

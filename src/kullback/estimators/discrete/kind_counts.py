@@ -1,13 +1,13 @@
-r"""Divergences other than KL from counts of categories: `KindCounts`, with the estimate and its variance.
+r"""`KindCounts`: estimates of divergences other than KL from counts of categories, with their variances.
 
-They are estimated from a of P's n draws and b of Q's m draws in each category, in one of two ways:
+A category has a of P's n draws and b of Q's m draws. There are two estimates:
 
 * Powers of p / q of order outside (0, 1) have unbiased estimates of :math:`p^\alpha q^{1 - \alpha}` by ratios of gamma
   functions: :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count, except for terms that
   decay exponentially with n p.
-* Bounded kinds use the divergence of the shares minus the jackknife's estimate of its bias.
+* Bounded divergences are estimated by the divergence of the proportions minus the jackknife's estimate of its bias.
 
-Variances are the jackknife's. Counts have shape (..., K), and everything is computed in float64.
+Variances are computed by the jackknife. Counts have shape (..., K), and all results are float64.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kullback.generators import KL, Divergence
 from kullback.generators.divergence import FinitePair
 from kullback.generators.growth import power_of
 
-# With more draws, the second differences of the jackknife's bias are rounding: 1 / n^2 is below float64's precision.
+# With more draws, the second differences in the jackknife's bias, of order 1 / n^2, are below float64's precision.
 _EXACT = 1e9
-# From here on, ratios of gamma functions are powers to float64's precision: the next term of Stirling's series is
-# about x^-2.
+# For larger arguments x, a ratio of gamma functions equals a power up to float64's precision: the next term of
+# Stirling's series is about x^-2.
 _LARGE = 1e5
 
 Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -36,13 +36,14 @@ Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KindCounts(CategoryCounts):
-    """Counts of categories, and the estimate of another divergence than KL, a sum over the categories.
+    """Counts of categories, and the estimate of a divergence other than KL that is a sum over the categories.
 
     Attributes:
         kind: the divergence.
-        terms: the term of a category, from its counts and the numbers of draws, P's first.
+        terms: a function of (a, n, b, m) that returns the term of each category. a and b are the counts of P and of Q
+            in the category, n and m the numbers of draws.
         constant: the divergence minus the sum of the terms.
-        takes_q_first: whether the terms take Q's counts first.
+        takes_q_first: whether `terms` takes (b, m, a, n) instead of (a, n, b, m).
     """
 
     kind: Divergence
@@ -54,20 +55,20 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def correction(self) -> CoverageCorrection:
-        """0: no formula predicts the part of categories without draws."""
+        """Zeros: there is no formula for the contribution of categories without draws."""
         zero = torch.zeros_like((self.a + self.b).sum(-1))
         return CoverageCorrection(zero, zero, zero)
 
     @cached_property
     def estimate(self) -> Tensor:
-        """The sum of the terms minus its bias; a sum of powers has none."""
+        """The sum of the terms minus its bias; for a power of p / q the sum has no bias."""
         return self._sum - (0.0 if self.power else self._bias.sum(-1))
 
     @cached_property
     def above(self) -> Tensor:
-        """The estimate for the upper limit, which keeps the bias of rare categories.
+        """The estimate that the upper limit starts from: the bias of rare categories is not subtracted.
 
-        The bias is upwards for a convex function, and of unknown size for a category with few draws.
+        The bias is positive, because the function is convex. For a category with few draws, its estimate is unreliable.
         """
         return self._sum - (0.0 if self.power else self._bias.masked_fill(self.is_rare, 0).sum(-1))
 
@@ -78,7 +79,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def dof(self) -> Tensor:
-        """The degrees of freedom of the variance, by Satterthwaite."""
+        """The degrees of freedom of the variance estimate by Satterthwaite's formula, shape (...)."""
         from_p, from_q = self._variances
         squares = from_p.square() / self.a.clamp(min=1) + from_q.square() / self.b.clamp(min=1)
         return (from_p + from_q).sum(-1).square() / squares.sum(-1).clamp(min=torch.finfo(self.a.dtype).tiny)
@@ -88,7 +89,7 @@ class KindCounts(CategoryCounts):
 
     @property
     def _ordered(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The counts that the terms take first, their sum, the other counts, and their sum."""
+        """The arguments of `terms`: the counts of one side, their sum, the counts of the other side, and their sum."""
         a, b = (self.b, self.a) if self.takes_q_first else (self.a, self.b)
         return a, a.sum(-1, keepdim=True), b, b.sum(-1, keepdim=True)
 
@@ -98,7 +99,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def _bias(self) -> Tensor:
-        """The bias of the divergence of the shares by its second differences, for each category."""
+        """The bias of each category's term, from second differences of the term in its counts, shape (..., K)."""
         a, n, b, m = self._ordered
         bias = torch.zeros_like(a + b)
         for x, total, of in (
@@ -111,7 +112,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def _variances(self) -> tuple[Tensor, Tensor]:
-        """The jackknife's variance of the sum in two parts, for each category: from P's draws, and from Q's."""
+        """The jackknife variances of the sum from P's draws and from Q's draws, each of shape (..., K)."""
         a, n, b, m = self._ordered
         parts: list[Tensor] = []
         for x, total, without in (
@@ -120,7 +121,8 @@ class KindCounts(CategoryCounts):
         ):
             fewer = (total - 1).clamp(min=torch.finfo(total.dtype).tiny)
             others, share = without(x, fewer), x / total
-            # Without one draw of a category; the sum over the other categories is the same for all.
+            # The change when one draw of a category is left out; the sum of the other categories' terms cancels in the
+            # variance.
             change = torch.where(x > 0, without((x - 1).clamp(min=0), fewer) - others, 0.0)
             spread = share * (change - (share * change).sum(-1, keepdim=True)).square()
             parts.append(torch.where(total < KNOWN / 2, (total - 1) * spread, 0.0))
@@ -128,7 +130,7 @@ class KindCounts(CategoryCounts):
 
 
 def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
-    """Return counts with the estimate of a kind other than `ReverseKL`, `Renyi` and total variation."""
+    """Return `table` with the estimate of `kind`, which is neither `ReverseKL` nor `Renyi` nor total variation."""
     if isinstance(kind, KL):
         return table
     order, factor = power_of(kind) or (0.5, 1.0)
@@ -155,13 +157,13 @@ def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
 
 
 def at_the_ends(kind: Divergence) -> tuple[float, float]:
-    """Return the terms of a class with mass in P only, and with mass in Q only; their sum is the largest value."""
+    """Return the terms for (p, q) = (1, 0) and (0, 1); their sum is the divergence's largest value."""
     ones, zeros = _double(1.0), _double(0.0)
     return float(of_shares(kind, ones, zeros)), float(of_shares(kind, zeros, ones))
 
 
 def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the terms of a divergence of two measures, which need not add up to one."""
+    """Return the divergence's term of each class; p and q need not sum to 1."""
     ratio = torch.where(p == q, 0.0, p.log() - q.log())
     return kind.terms(FinitePair(p, q, ratio))
 
@@ -181,7 +183,7 @@ def _curvature(kind: Divergence) -> float:
 
 
 def _powers(order: float, power: float) -> Terms:
-    """Return the terms of a sum of powers without bias, over `power`."""
+    """Return the function that computes unbiased estimates of the terms p^order q^(1 - order) / power."""
 
     def terms(a: Tensor, n: Tensor, b: Tensor, m: Tensor) -> Tensor:
         of_p, of_q = _falling(a, order) / _falling(n, order), _falling(b, 1 - order) / _falling(m, 1 - order)
@@ -191,7 +193,7 @@ def _powers(order: float, power: float) -> Terms:
 
 
 def _falling(x: Tensor, order: float) -> Tensor:
-    """Return Gamma(x + 1) / Gamma(x + 1 - order), 0 where x is too small for it; about x^order."""
+    """Return Gamma(x + 1) / Gamma(x + 1 - order), which is about x^order, or 0 if x + 1 <= order."""
     many = x > _LARGE
     small = torch.where(many, 0.0, x)
     below = small + 1 - order

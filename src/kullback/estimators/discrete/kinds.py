@@ -1,4 +1,4 @@
-"""Divergences of every kind from draws of categories: `bias_corrected`."""
+"""`bias_corrected`: an estimator of any divergence from draws of categories."""
 
 from __future__ import annotations
 
@@ -48,22 +48,24 @@ def bias_corrected(
     .. math:: \hat D = D(\hat p, \hat q) - \frac12 \sum_i \Bigl[ a_i (1 - \hat p_i)\, \Delta^2_{a_i} D
         + b_i (1 - \hat q_i)\, \Delta^2_{b_i} D \Bigr]
 
-    Category i has :math:`a_i` of P's draws and :math:`b_i` of Q's. :math:`\Delta^2` is the second difference of the
-    category's term for one draw more and one less. The formula is for bounded kinds. Powers of p / q of order above 1
-    or below 0 are estimated without bias by ratios of gamma functions, and KL as by `coverage_adjusted`.
+    Category i has :math:`a_i` of P's draws and :math:`b_i` of Q's. :math:`\Delta^2 D` is the second difference of the
+    category's term when its count changes by one draw. The formula is for bounded divergences. Powers of p / q of order
+    above 1 or below 0 are estimated without bias by ratios of gamma functions. KL is estimated by `coverage_adjusted`.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
         p: draws of categories from P, or their `Counts` of shape (..., K).
-        q: the same from Q.
+        q: draws of categories from Q, or their `Counts` of shape (..., K).
         kind: the divergence or its name: any of kullback's except ``Renyi(0)`` and ``Renyi(inf)``.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
 
     Returns:
-        value, standard error and interval, in nats if the kind has a logarithm. Bounded kinds have finite intervals.
-        For others the upper limit is infinite if one side has draws in categories with few or no draws of the other.
+        value, standard error and interval, in nats if the divergence has a logarithm. Bounded divergences have finite
+        intervals. For unbounded divergences the upper limit is infinite if one side has draws in categories with few or
+        no draws of the other side.
 
     Raises:
         ArgumentValueError: the draws are numbers, not categories, or of different shapes.
@@ -85,7 +87,7 @@ def bias_corrected(
 
 
 def describe_kind(table: CategoryCounts, kind: Divergence, confidence: float) -> Evidence:
-    """Return the evidence of a divergence from counts, with notes."""
+    """Return the estimate of the divergence `kind` from counts, with its standard error, interval and notes."""
     evidence = measured(kind, table, confidence)
     error, (low, high) = cast("Tensor", evidence.error), cast("tuple[Tensor, Tensor]", evidence.ends)
     refused = is_refused(table) | ~error.isfinite()
@@ -107,12 +109,12 @@ def describe_kind(table: CategoryCounts, kind: Divergence, confidence: float) ->
 
 
 def largest_of(kind: Divergence) -> float:
-    """Return the largest value that a kind can have."""
+    """Return the largest value that the divergence has for any P and Q."""
     return sum(at_the_ends(kind)) if kind.additive else math.inf
 
 
 def estimable(call: str, kind: Divergence) -> Divergence:
-    """Return a kind, as `KL` or `ReverseKL` where it is one of these; raise if draws do not determine it."""
+    """Return `kind.simplest()`, such as `KL()` for `Alpha(1)`; raise an error if draws do not determine `kind`."""
     is_limit = isinstance(kind, Renyi) and kind.alpha in (0, math.inf)
     if is_limit or not isinstance(kind, BuiltIn):
         wanted = "a divergence of kullback's that draws determine"
@@ -127,11 +129,11 @@ def estimable(call: str, kind: Divergence) -> Divergence:
 
 
 def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) -> Evidence:
-    """Estimate a divergence from the counts of categories.
+    """Return the estimate of a divergence from counts of categories, without notes.
 
-    `KL`, `ReverseKL` and `Jeffreys`, the sum of both, use `kl_interval`. Bounded kinds and powers of p / q solve the
-    same equation with their `KindCounts`. `TotalVariation` uses `total_variation_interval`. A `Renyi` divergence is a
-    function of the power divergence, and so are its limits.
+    The intervals of `KL`, `ReverseKL` and their sum `Jeffreys` come from `kl_interval`. Bounded divergences and powers
+    of p / q use `kl_interval` with their `KindCounts`. `TotalVariation` uses `total_variation_interval`. A `Renyi`
+    divergence and its limits are functions of the `Alpha` divergence and its limits.
 
     Arguments:
         kind: the divergence, as `estimable` returns it.

@@ -1,8 +1,8 @@
 r"""Confidence intervals for total variation from counts.
 
-The distance of the shares is half a sum of absolute values of nearly normal variables, with means :math:`d_i` and
-standard deviations :math:`\sigma_i`. For a small :math:`d_i` the absolute value is biased upwards. The bias depends on
-how a distance is spread over the categories, and the limits take the least favorable spread.
+Total variation of the proportions is half a sum of absolute values of nearly normal variables, with means :math:`d_i`
+and standard deviations :math:`\sigma_i`. For a small :math:`d_i` the absolute value is biased upwards. The bias depends
+on how the total variation is distributed over the categories; each limit assumes the least favorable case.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kullback.estimators.evidence import standard_normal_quantile
 
 # E |Z| for a standard normal variable, and the variance of |Z|.
 _MEAN, _VARIANCE = math.sqrt(2 / math.pi), 1 - 2 / math.pi
-# The bits of a float64 number, and some for its scale.
+# The number of bisections: the 53 bits of a float64 number, and a few more for its scale.
 _STEPS = 60
 
 
 def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
-    r"""Return a confidence interval for total variation from counts: two ends, float64, shape (...), from 0 to 1.
+    r"""Return the limits of a confidence interval for total variation from counts: two float64 tensors of shape (...).
 
-    The upper limit spreads a distance t evenly, :math:`|d_i| = x \sigma_i`, which makes the mean distance of the shares
-    smallest. The lower limit puts it into two categories, which makes the mean largest. If more than 5 % of a side's
-    draws are in categories that it drew once, or that have no draws of the other side, rare categories are merged
-    first.
+    The upper limit assumes :math:`|d_i| = x \sigma_i` with the same x for all categories: this minimizes the mean of
+    the estimate for a given total variation. The lower limit assumes that two categories differ, which maximizes the
+    mean. Rare categories are merged for the lower limit in two cases: more than 5 % of a side's draws are in categories
+    with a single draw of that side, or in categories without draws of the other side.
 
     Example:
         >>> total_variation_interval(CategoryCounts.of(torch.tensor([30, 10]), torch.tensor([20, 20])))
@@ -45,7 +45,7 @@ def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) ->
 
 
 def total_variation_estimate(table: CategoryCounts) -> tuple[Tensor, Tensor]:
-    """Return the distance of the shares minus its bias, and the standard error."""
+    """Return the total variation of the proportions minus its bias, and the standard error, each of shape (...)."""
     spreads, total = _spreads(table)
     differences = _differences(table)
     x = differences / spreads.clamp(min=torch.finfo(torch.float64).tiny)
@@ -54,12 +54,12 @@ def total_variation_estimate(table: CategoryCounts) -> tuple[Tensor, Tensor]:
 
 
 def _differences(table: CategoryCounts) -> Tensor:
-    """Return the absolute differences of the shares."""
+    """Return the absolute differences of the proportions, shape (..., K)."""
     return (table.a / table.a.sum(-1, keepdim=True) - table.b / table.b.sum(-1, keepdim=True)).abs()
 
 
 def _shrinkage(table: CategoryCounts) -> Tensor:
-    """Return the fall of the distance when the event that separates P from Q, and its complement, get a draw each."""
+    """Return the decrease of P(A) - Q(A) when the event A = {p > q} and its complement get a draw each."""
     sides = [(x, x.sum(-1, keepdim=True)) for x in (table.a, table.b)]
     where = table.a / sides[0][1] > table.b / sides[1][1]
     inside = [((x * where).sum(-1), n[..., 0]) for x, n in sides]
@@ -68,9 +68,9 @@ def _shrinkage(table: CategoryCounts) -> Tensor:
 
 
 def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
-    """Return the standard deviation of each difference of shares, and of the distance for a known event.
+    """Return the standard deviations of the differences of proportions, and of P(A) - Q(A) for A = {p > q}.
 
-    Each binary choice gets two draws more, one for each side (Agresti and Caffo, 2000).
+    Each proportion gets an additional success and an additional failure (Agresti and Caffo, 2000).
     """
     a, b = table.a, table.b
     squares, total = torch.zeros_like(a), torch.zeros_like(a[..., 0])
@@ -83,7 +83,7 @@ def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
         inside = torch.where(is_known, 0.0, (x * where).sum(-1, keepdim=True) + 1) / (n + 2)
         total = total + torch.where(is_known, 0.0, factor * inside * (1 - inside) / n)[..., 0]
     squares = squares * (a + b > 0)
-    # If P and Q are close, the event is chosen by chance, and other events vary more.
+    # If P and Q are close, A depends on chance, and the proportions of other events have larger variances.
     return squares.sqrt(), torch.stack([total, squares.amax(-1), squares.sum(-1) / 4]).amax(0).sqrt()
 
 
@@ -93,7 +93,7 @@ def _folded(x: Tensor) -> Tensor:
 
 
 def _bisected(high: Tensor, is_above: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return two neighboring numbers from 0 to `high`, at most and above the threshold of an increasing condition."""
+    """Bisect [0, high]: return neighboring numbers x < y such that `is_above` is False at x and True at y."""
     low = torch.zeros_like(high)
     for _ in range(_STEPS):
         middle = (low + high) / 2
@@ -103,7 +103,7 @@ def _bisected(high: Tensor, is_above: Callable[[Tensor], Tensor]) -> tuple[Tenso
 
 
 def _upper_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the largest distance that is not rejected; the upward bias of rare categories stays in it."""
+    """Return the largest total variation that is not rejected; the upward bias of rare categories is not subtracted."""
     spreads, total = _spreads(table)
     unit = (spreads.masked_fill(table.is_rare, 0).sum(-1) / 2).clamp(min=torch.finfo(torch.float64).tiny)
     differences = _differences(table) / 2
@@ -113,7 +113,7 @@ def _upper_end(table: CategoryCounts, z: float) -> Tensor:
 
 
 def _lower_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the smallest distance that is not rejected."""
+    """Return the smallest total variation that is not rejected, shape (...)."""
     spreads, total = _spreads(table)
     tiny = torch.finfo(torch.float64).tiny
     pair = torch.where(spreads > 0, spreads, torch.inf).sort(-1).values[..., :2]

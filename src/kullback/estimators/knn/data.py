@@ -1,4 +1,4 @@
-"""Preparation of draws for a search for neighbors, and checks for atoms and shared rows."""
+"""Checks of draws for atoms, shared rows and dependent components, and their order for the neighbor search."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kullback.estimators.spans import rank_of
 from kullback.estimators.surfaces import sphere_chart, surface_of
 
 _CALL = "nearest_neighbors"
-# Rounding of real measurements gives a few ties; a larger share of them dominates the result. So does a larger share of
-# P's draws that are also in Q. `tests/estimators/knn/test_knn.py` tests ties, `tests/test_renamed_errors.py` shared
-# draws.
+# The largest proportions of tied draws, and of P's draws that are also in Q's sample, that do not raise an error.
+# Rounding gives a few ties; more than that dominate the estimate. `tests/estimators/knn/test_knn.py` tests ties,
+# `tests/test_renamed_errors.py` shared draws.
 _MOST_TIED = 0.05
 _MOST_SHARED = 0.01
 
 
 class RepeatedDrawsError(ArgumentValueError):
-    """Draws that should be continuous have values in common, for example rounded numbers."""
+    """Draws of a continuous distribution contain equal values, for example because they were rounded."""
 
 
 def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> RepeatedDrawsError:
@@ -31,7 +31,7 @@ def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> Repeated
 
 
 def check_points(p: Draws, q: Draws) -> None:
-    """Refuse draws without distances."""
+    """Raise an error if draws are categories, which have no distances."""
     for name, draws in (("p", p), ("q", q)):
         if draws.discrete:
             raise invalid_type(
@@ -44,7 +44,7 @@ def check_points(p: Draws, q: Draws) -> None:
 
 
 def prepared(p: Draws, q: Draws) -> tuple[Draws, Draws, list[str]]:
-    """Return draws that passed `check_points`, without shared constant coordinates, and notes."""
+    """Return both samples, without shared constant coordinates and in the order for the search, and notes."""
     notes: list[str] = []
     p, q = _varying(p, q, notes)
     _check_numbers(p, q)
@@ -54,7 +54,7 @@ def prepared(p: Draws, q: Draws) -> tuple[Draws, Draws, list[str]]:
 
 
 def charted(p: Draws, q: Draws, dtypes: tuple[torch.dtype, ...], notes: list[str]) -> tuple[Draws, Draws]:
-    """Return draws on a common sphere or ellipsoid in coordinates on it, one fewer; others unchanged."""
+    """Return d - 1 coordinates of draws that are on a common sphere or ellipsoid, or other draws unchanged."""
     surface = surface_of(p.x, *dtypes)
     if surface is None or surface.to_sphere is None or not surface.contains(q.x):
         return p, q
@@ -71,7 +71,7 @@ def _in_order(p: Draws, q: Draws) -> tuple[Draws, Draws]:
 
 
 def _ordered(draws: Draws) -> Draws:
-    """Sort draws on a line; in space, order them by neighborhood, so that a search finds them in the cache."""
+    """Return draws of one component sorted, and draws of several components in `spatial_order`."""
     if draws.x.shape[1] > 1:
         return draws.taken(spatial_order(draws.x))
     if draws.weights is None and draws.cluster is None:
@@ -80,7 +80,7 @@ def _ordered(draws: Draws) -> Draws:
 
 
 def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
-    """Leave out coordinates with the same value on both sides; refuse ones that are constant on one side only."""
+    """Return draws without coordinates of the same constant value on both sides; raise an error for other constants."""
     if min(len(p), len(q)) < 2:
         return p, q
     fixed_p, fixed_q = ((draws.x == draws.x[0]).all(0) for draws in (p, q))
@@ -132,7 +132,7 @@ def _check_numbers(p: Draws, q: Draws) -> None:
 
 
 def check_independent(p: Array, q: Array) -> None:
-    """Refuse points in a plane of fewer dimensions, which have no density."""
+    """Raise an error if the points are in a plane of fewer than d dimensions, because then they have no density."""
     for name, points in (("p", p), ("q", q)):
         d = points.shape[1]
         scaled = (points - points.mean(0)) / np.maximum(points.std(0), np.finfo(np.float64).tiny)
@@ -170,7 +170,7 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
 
 
 def _sorted_keys(x: Array) -> Array:
-    """Return a sorted number for each row, equal for equal rows only, up to rounding."""
+    """Return one number for each row, sorted; equal rows have equal numbers, and distinct rows almost never do."""
     if x.shape[1] == 1:
         return x[:, 0]
     key = np.zeros(len(x))
@@ -198,7 +198,7 @@ def _check_atoms(name: str, side: str, key: Array, notes: list[str]) -> None:
 
 
 def _check_components(name: str, x: Array) -> None:
-    """Refuse an atom in one component of vectors that differ in others."""
+    """Raise an error if more than `_MOST_TIED` of the draws have the same value in one component."""
     for j in range(x.shape[1] if x.shape[1] > 1 else 0):
         column = np.sort(x[:, j])
         starts = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]]))

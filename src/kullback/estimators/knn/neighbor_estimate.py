@@ -1,8 +1,8 @@
-"""KL from the nearest neighbors of draws of a continuous P and a continuous Q, in any dimension.
+"""KL between continuous distributions in any dimension, from distances between draws and their nearest neighbors.
 
-The distance to the k-th neighbor in each sample estimates the density there. Its bias is reduced in three ways: by
-extrapolation from two numbers of neighbors to none if they differ significantly, by a map that makes Q about
-normal, and by a Gaussian pilot (`pilot`).
+The distance from a draw to its k-th neighbor in a sample gives an estimate of the density at the draw. The bias of the
+estimate is reduced in three ways: by extrapolation from two numbers of neighbors to k = 0 if the results differ
+significantly, by a map that makes Q about normal, and by a Gaussian pilot density (`pilot`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.spans import as_log_ratios, common_span
 from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
-# The smallest number of draws for a Gaussian pilot; it also needs ten for each component.
+# The smallest number of draws for a Gaussian pilot, which also needs ten draws for each component.
 _PILOT_DRAWS = 100
-# With more draws of each side, larger balls are slow and not needed.
+# With more draws of each side, the default number of neighbors is smaller, because the search is slow and the variance
+# is small.
 _MANY = 50_000
-# In more dimensions the estimate is off by a factor in `benchmarks/bench_samples.py`, and has no valid interval.
+# In more dimensions, estimates in `benchmarks/bench_samples.py` are wrong by a large factor, so there is no interval.
 _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
-# In as many dimensions or more, four times as many neighbors bound the remaining bias.
+# From this dimension on, a third search with 4 k neighbors gives a bound for the remaining bias.
 _FEWEST_DIMENSIONS_WIDE = 3
-# With a larger change, in standard errors, three numbers of neighbors show the power of the bias.
+# If the change from k to k / 4 neighbors is more than this many standard errors, the power of the bias in k is
+# estimated.
 _CLEARLY = 3.0
 # An estimate this close to log m depends on distances to the outermost draws of Q.
 _NEAR_THE_LIMIT = 2.0
@@ -55,17 +58,17 @@ _NEAR_THE_LIMIT = 2.0
 
 @dataclass(frozen=True)
 class _NeighborTerms:
-    """The log-ratio for each number of neighbors (rows) and draw of P (columns), and the k-occurrence of each draw."""
+    """The log-ratio for each number of neighbors (rows) and draw of P (columns), and the occurrence of each draw."""
 
     ks: tuple[int, ...]
     log_ratio: Array
-    smoothing: Array  # the part of log_ratio that is the pilot's
+    smoothing: Array  # the part of log_ratio that comes from the pilot density
     occurrence_p: list[Array]
     occurrence_q: list[Array]
-    radii: tuple[Array, Array]  # of P's and Q's draws, in the coordinates of the search in Q
+    radii: tuple[Array, Array]  # distances of P's and Q's draws from Q's center
     wide: Array | None = None  # the log-ratio with four times the largest number of neighbors
-    overfit: float = 0.0  # the expected overfit of the pilot to its own draws
-    flat: str = ""  # the sides whose draws fill fewer dimensions than they have, and how many
+    overfit: float = 0.0  # the expected bias of the estimate because the pilot was fitted to the same draws
+    flat: str = ""  # the sides whose draws fill fewer than d dimensions, and how many
     ball: float = 0.0  # the median radius of P's smallest balls, in standard deviations
 
 
@@ -74,7 +77,7 @@ class _Value:
     value: float
     shift: float  # the change by extrapolation
     withheld: float  # the rest of the change, which may be chance
-    chance: float  # one standard error of the two together
+    chance: float  # the standard error of shift + withheld
     smoothing: float
     mix: Array  # the weight of each number of neighbors
 
@@ -107,41 +110,44 @@ def nearest_neighbors(
     .. math:: \hat D_k = \frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
 
     Here :math:`\rho_k(x_i)` is the distance to the k-th neighbor among the other draws of P, and :math:`\nu_k(x_i)` the
-    one to the k-th among the draws of Q. The terms are the sample mean over P; `whiten` and `extrapolate` reduce their
-    bias, and ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` is the plain formula.
+    distance to the k-th neighbor among the draws of Q. `whiten` and `extrapolate` reduce the bias;
+    ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` is the plain formula.
 
-    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
+    Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
+    serial dependence.
 
     Arguments:
-        p: draws of P, floating-point, shape (n, d). Weights make the mean, and the densities, weighted ones.
+        p: draws of P, floating-point, shape (n, d). Weights of the draws enter the mean and the density estimates.
         q: draws of Q, floating-point, shape (m, d).
         confidence: the probability that the interval contains KL(P || Q).
         generator: for the choice of draws if there are more than `most`.
-        k: the number of neighbors, the larger one with `extrapolate`. By default 48 on a line and 16 in space, but 5 in
-            space for more than 50 000 draws, and fewer for few draws.
-        whiten: in two and more dimensions, map Q's margins to about normal ones and either side's covariance to 1.
-            Correct each density for the change of a fitted normal one within its ball. KL itself does not depend on
-            coordinates.
-        extrapolate: estimate with k / 4 neighbors as well. If the two differ significantly, extrapolate in
-            :math:`\sqrt k` to k = 0.
-        most: the largest number of draws of each side, chosen at random; a note reports it. By default all of them up
-            to 5 dimensions, then 30 000, 15 000, 10 000, 8000 and 6000 in 6, 7, 8, 9 and 10 dimensions and 20 000 in
-            more. These take seconds, and the time grows with about the square of the number.
+        k: the number of neighbors; with `extrapolate` the larger of the two numbers. The default is 48 for d = 1, and
+            16 for d > 1. It is 5 for d > 1 and more than 50 000 draws, and smaller for few draws.
+        whiten: for d > 1, map the draws so that Q's margins are about normal, and each side's covariance to the
+            identity. Correct each density estimate for the variation of a fitted normal density within the ball. KL
+            itself does not depend on the coordinates.
+        extrapolate: estimate with k / 4 neighbors as well. If the two estimates differ significantly, extrapolate them
+            linearly in :math:`\sqrt k` to k = 0.
+        most: the largest number of draws of each side; more draws are reduced to a random choice, and a note reports
+            this. By default all draws are used up to 5 dimensions, then at most 30 000, 15 000, 10 000, 8000 and 6000
+            in 6, 7, 8, 9 and 10 dimensions, and 20 000 in more. These numbers take seconds, and the time is about
+            quadratic in the number.
 
     Returns:
         the estimate in nats, on the device of `p`, at least 0. The interval includes the influence of the draws (or
-        clusters) of both sides and an allowance for bias. In three and more dimensions its upper limit allows for the
-        slowest decay of the bias with k that 4 k, k and k / 4 neighbors do not exclude. From four dimensions on, with
-        `whiten`, a regression on the components' spreads shows joint shapes that neighbors miss. The upper limit moves
-        up by what it shows. If it contradicts the neighbors, its value replaces theirs, and the upper limit is
-        infinite. The upper limit is also infinite if most of P is where Q has no draws. The interval is None above 10
-        dimensions, near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is outside the
-        range of Q's draws, these do not show Q there. The estimate may then be too low by more than the interval.
+        clusters) of both sides and an allowance for bias. From three dimensions on, the upper limit allows for a bias
+        that decreases slowly with k, as slowly as the estimates with 4 k, k and k / 4 neighbors permit. From four
+        dimensions on, with `whiten`, a regression on the components' spreads shows joint shapes that neighbors miss.
+        The upper limit moves up by what it shows. If it contradicts the neighbors, its value replaces theirs, and the
+        upper limit is infinite. The upper limit is also infinite if most of P is where Q has few draws. The interval
+        is None in more than 10 dimensions, for draws near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is outside the range of Q's
+        draws, the draws do not show the density of Q there. The estimate may then be too low by more than the interval
+        shows.
 
     Raises:
         ArgumentTypeError: the draws are categories.
-        ArgumentValueError: other dimensions in p and q, infinite values, constant coordinates, repeated draws, rows of
-            p in q, fewer draws than `k` needs or than there are components.
+        ArgumentValueError: p and q of unequal dimension, infinite values, constant coordinates, repeated draws, draws
+            of p that are also in q, or too few draws for `k` or for the number of components.
         OptionalDependencyError: SciPy is missing.
 
     Example:
@@ -227,7 +233,7 @@ def nearest_neighbors(
 def _thinned(
     p: Draws, q: Draws, most: int | None, generator: torch.Generator | None, notes: list[str]
 ) -> tuple[Draws, Draws]:
-    """Return at most `most` draws of each side, chosen at random and kept in their order, and add a note if some go."""
+    """Return at most `most` draws of each side, chosen at random; add a note if draws are left out."""
     seed, d = seed_of(generator), p.x.shape[1]
     number = most or affordable_draws(d) or len(p) + len(q)
     if max(len(p), len(q)) <= number:
@@ -243,7 +249,7 @@ def _thinned(
 
 
 def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[int, ...]:
-    """Return the numbers of neighbors, the largest last."""
+    """Return the numbers of neighbors in ascending order."""
     most = min(len(p) - 1, len(q))
     if k is None:
         usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
@@ -262,7 +268,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
 def _searched(
     p: Draws, q: Draws, ks: tuple[int, ...], fewer: tuple[int, ...], *, whiten: bool, device: torch.device
 ) -> Callable[[tuple[int, ...]], _NeighborTerms]:
-    """Return the terms by the numbers of neighbors: in space, one search serves `ks` and `fewer`."""
+    """Return the function from numbers of neighbors to terms; for d > 1, a single search finds all neighbors."""
     d = p.x.shape[1]
     if d == 1 and device.type == "cpu":
         x, y = p.x[:, 0], q.x[:, 0]
@@ -318,7 +324,7 @@ def _terms(
     radii: tuple[Array, Array],
     stretch: float = 0.0,
 ) -> _NeighborTerms:
-    """Return the terms from the searches in P's and in Q's draws; one search more than `ks` is the wide one."""
+    """Return the terms from the searches in P's and in Q's draws; an additional last search is for `wide`."""
     p, q = sides
     log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(*nearest, strict=True)])
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
@@ -330,14 +336,14 @@ def _terms(
 
 
 def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
-    """Return a third number of neighbors, four times the largest; None if it is not needed or draws are few."""
+    """Return four times the largest number of neighbors, or None if it is not needed or there are too few draws."""
     wide, d = 4 * ks[-1], p.x.shape[1]
     is_needed = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
     return wide if is_needed and wide <= min(len(p) - 1, len(q)) else None
 
 
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:
-    """Return the sides that fill fewer dimensions than their draws, plain and whitened, have."""
+    """Return the names of the sides whose draws fill fewer than d dimensions, with these dimensions, or ""."""
     ks = max(k, 4) // 4, max(k, 4)
     fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in ((SIDE_P, p), (SIDE_Q, q))]
     return " and ".join(f"{name}'s about {d:.1f}" for name, d in fewer if d is not None)
@@ -352,7 +358,7 @@ def _log_ratio(own: KNearest, cross: KNearest, d: int) -> Array:
 
 
 def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
-    """Map each coordinate so that Q's draws are about normal in it."""
+    """Return P's and Q's draws after a map of each coordinate that makes Q's draws about normal."""
     both = np.empty_like(p), np.empty_like(q)
     for j in range(p.shape[1]):
         gaussianized = MarginalGaussianization(q[:, j])
@@ -364,7 +370,7 @@ def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
 def _whitenings(
     p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
 ) -> tuple[Whitening, Whitening]:
-    """Return each side's own whitening with a pilot, or a common scaling of the coordinates."""
+    """Return a whitening for each side if `pilot`, otherwise the same scaling for both sides."""
     if pilot:
         check_independent(p_points, q_points)
         return Whitening.of(p_points, p.weights), Whitening.of(q_points, q.weights)
@@ -377,7 +383,7 @@ def _whitenings(
 
 
 def _overlap_is_poor(terms: _NeighborTerms, p: Draws) -> bool:
-    """Return whether, for most draws of P, the ball to Q's neighbors includes a quarter of P."""
+    """Return whether, for most draws x of P, the ball about x with k draws of Q contains a quarter of P's draws."""
     wide = terms.log_ratio[-1] > max(math.log(len(p) / (4 * terms.ks[-1])), 1.0)
     return bool(np.average(wide, weights=p.weights) > 0.5)
 
@@ -395,7 +401,7 @@ def _check_atoms(terms: _NeighborTerms) -> None:
 
 
 def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
-    """Extrapolate in the root of k to 0, as far as the estimates differ by more than twice their standard error."""
+    """Return the estimate extrapolated in sqrt(k) to k = 0, as far as the change exceeds two standard errors."""
     means = np.average(terms.log_ratio, axis=1, weights=weights)
     smoothing = float(np.average(terms.smoothing[-1], weights=weights))
     if len(means) == 1:
@@ -413,7 +419,7 @@ def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
 
 
 def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, float]:
-    """Return the difference of the means with few and with many neighbors, and its standard error."""
+    """Return the mean with few minus the mean with many neighbors, and the standard error of this difference."""
     change = few - many
     share = np.full(len(change), 1 / len(change)) if weights is None else weights / weights.sum()
     difference = float(share @ change)
@@ -421,14 +427,14 @@ def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, floa
 
 
 def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
-    r"""Return the largest bias of the estimate with the larger number of neighbors that the upper limit allows for.
+    r"""Return the bias, for the larger number of neighbors, that the upper limit allows for.
 
-    In d dimensions the bias falls with k as :math:`k^{2 / d}` for smooth log-densities. It falls as :math:`k^{1 / d}`
-    if they jump, or if balls are wider than the structure of the densities. With four times fewer neighbors the
-    estimate rises by a share of the bias, :math:`1 - 4^{-\gamma}` for a power :math:`\gamma`. The power comes from the
-    steps from 4 k to k and from k to k / 4 if they differ significantly; otherwise it is the slower one. For balls
-    wider than a standard deviation, the share falls in proportion. The rise is the smaller of the two steps
-    plus one standard error.
+    In d dimensions the bias is proportional to :math:`k^{2 / d}` for smooth log-densities. The bias is proportional to
+    :math:`k^{1 / d}` if the densities jump, or if balls are wider than the structure of the densities. If k decreases
+    by the factor 4, the estimate increases by the proportion :math:`1 - 4^{-\gamma}` of the bias, for a power
+    :math:`\gamma`. The power comes from the increases from 4 k to k and from k to k / 4 if the latter is significant;
+    otherwise it is 1 / d. For balls wider than a standard deviation, the bias is multiplied by their radius. The
+    increase used is the smaller of the two increases plus one standard error each.
     """
     if terms.wide is None:
         return 0.0
@@ -441,7 +447,7 @@ def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
 
 
 def _standard_error(terms: _NeighborTerms, mean: _Value, p: Draws, q: Draws) -> float:
-    """Add the squared influence of every draw, or cluster, of either side."""
+    """Return the standard error from the squared influence of every draw, or cluster, of both sides."""
     total = float(len(p) if p.weights is None else p.weights.sum())
     ratio = _combined(mean.mix / total, list(terms.log_ratio))
     if p.weights is not None:
@@ -457,7 +463,7 @@ def _standard_error(terms: _NeighborTerms, mean: _Value, p: Draws, q: Draws) -> 
 
 
 def _centered(influence: Array, weights: Array | None) -> Array:
-    """Subtract from each draw its weight's share of the sum."""
+    """Return influences with sum 0: from each draw, the sum times its normalized weight is subtracted in place."""
     share = 1 / len(influence) if weights is None else weights / weights.sum()
     influence -= share * influence.sum()
     return influence
@@ -471,20 +477,21 @@ def _combined(parts: Array, rows: list[Array]) -> Array:
 
 
 def _interval(mean: _Value, error: float, terms: _NeighborTerms, confidence: float) -> tuple[float, float]:
-    """Return the normal interval, widened for the bias that corrections of this size leave."""
+    """Return the normal interval, widened for the bias that may remain after corrections of this size."""
     width = standard_normal_quantile(confidence) * error + 0.5 * abs(mean.smoothing) + 0.5 * terms.overfit
     back = abs(mean.shift) / 3
     onwards = back + abs(mean.withheld) / 2
     down, up = (back, onwards) if mean.shift + mean.withheld > 0 else (onwards, back)
     center = max(mean.value, 0.0)
-    # The part that may be chance is mostly negative: P extends to where Q has few draws.
+    # The bias that may be chance is mostly negative, because P extends to where Q has few draws. So only the upper
+    # limit moves.
     return center - width - down, center + width + up + mean.chance / 2
 
 
 def _reach(
     terms: _NeighborTerms, interval: tuple[float, float], p: Draws, q: Draws, confidence: float
 ) -> tuple[float, str]:
-    """Return the change of the upper limit for the remaining bias, and a note on a large change."""
+    """Return the increase of the upper limit for the remaining bias, and a note on a large increase."""
     low, high = interval
     most = _most_bias(terms, p.x.shape[1], p.weights)
     if most == 0:
@@ -520,7 +527,7 @@ def _with_joint_shape(
 
 
 def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:
-    """Look for P's draws where Q has none: in the distance from Q's center, and in each component."""
+    """Return P's draws where Q has none, in the distance from Q's center and in each component."""
     number = p.effective * p.groups / len(p)
     if p.x.shape[1] == 1:
         return unseen_by_q(p.x[:, 0], p.shares, q.x[:, 0], number)
@@ -528,7 +535,7 @@ def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:
 
 
 def _refusal(terms: _NeighborTerms, p: Draws, q: Draws) -> str:
-    """Return why there is no interval, if there is none."""
+    """Return the note that explains why there is no interval, or an empty string."""
     d = p.x.shape[1]
     if d > _MOST_DIMENSIONS:
         return (

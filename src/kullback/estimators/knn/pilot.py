@@ -1,9 +1,10 @@
-"""Coordinates in which draws are nearly Gaussian, and a Gaussian pilot for the density inside their balls.
+"""Maps that make draws nearly Gaussian, and a Gaussian pilot density for nearest-neighbor estimates.
 
-A smooth map of the draws leaves KL unchanged. Each coordinate is mapped so that Q's draws look normal in it, by a
-monotone spline through a few quantiles with generalized Pareto tails. In these coordinates a Gaussian g is fitted to
-each side. The k nearest in a ball B about x estimate the mean density of B. The density at x is this mean times
-g(x) / mean of g over B. For a right g the bias is 0, and in a small ball the factor is 1 for any g.
+A smooth one-to-one map of the draws does not change KL. Each coordinate is mapped so that Q's draws are nearly normal,
+by a monotone spline through a few quantiles with generalized Pareto tails. In these coordinates a Gaussian g is fitted
+to each side. B is the ball about x that contains the k nearest draws; they estimate the mean density in B. The density
+at x is this mean times g(x) / (mean of g over B). If g is the true density, the bias is 0. In a small ball the factor
+is near 1 for any g.
 
 References:
     Nonparametric density estimation with a parametric start (Hjort and Glad, 1995)
@@ -22,17 +23,17 @@ from kullback.estimators.tails import fit_tail
 
 # `benchmarks/bench_neighbors.py` and `benchmarks/coverage.py` check these constants.
 
-# The number of quantiles under the spline, and the share of draws in each Pareto tail beyond it.
+# The number of quantiles that the spline interpolates, and the proportion of draws in each Pareto tail.
 _KNOTS = 6
 _TAIL = 0.05
-# The candidates for a coordinate's tails, in degrees of freedom of Student's t; the last is the Gaussian. They are
-# fitted to about this number of draws, so that many draws take no longer.
+# The degrees of freedom of the Student's t distributions that are fitted to each coordinate; the last is the Gaussian.
+# At most about `_ENOUGH_TO_MATCH` draws enter the fit, which bounds its time.
 _DOFS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
 _ENOUGH_TO_MATCH = 10_000
 
 
 class MarginalGaussianization:
-    """A smooth, strictly increasing map of one coordinate under which given draws are about standard normal."""
+    """A smooth, strictly increasing map of one coordinate that makes the given draws nearly standard normal."""
 
     def __init__(self, draws: Array) -> None:
         special = load("scipy.special", "nearest_neighbors")
@@ -48,7 +49,7 @@ class MarginalGaussianization:
         self._lower = fit_tail(self._low - draws[draws < self._low], spread)
 
     def __call__(self, x: Array) -> Array:
-        """Return the mapped coordinate."""
+        """Return the image of each value of x, of the same shape."""
         z = self._spline(np.clip(x, self._low, self._high))
         for sign, edge, tail in ((1.0, self._high, self._upper), (-1.0, self._low, self._lower)):
             outside = sign * (x - edge) > 0
@@ -58,7 +59,7 @@ class MarginalGaussianization:
 
 
 class Whitening:
-    """An affine map of the draws, and the normal density that is standard after it."""
+    """An affine map that gives draws mean 0 and covariance 1, and the normal density g that it makes standard."""
 
     def __init__(self, mean: Array, root: Array, farthest: float) -> None:
         self._mean, self._inverse, self._farthest = mean, np.linalg.inv(root), farthest
@@ -66,7 +67,7 @@ class Whitening:
 
     @classmethod
     def of(cls, draws: Array, weights: Array | None) -> Whitening:
-        """Return the whitening after which (weighted) draws have mean 0 and covariance 1."""
+        """Return the whitening that gives the (weighted) draws mean 0 and covariance 1."""
         covariance = np.atleast_2d(np.cov(draws.T, aweights=weights))
         root = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
         mean = np.asarray(np.average(draws, axis=0, weights=weights), dtype=np.float64)
@@ -78,16 +79,17 @@ class Whitening:
         return (x - self._mean) @ self._inverse.T
 
     def log_smoothing(self, x: Array, log_radius: Array) -> Array:
-        """Return log(mean of g over a ball / g at its center x), x in whitened coordinates.
+        """Return log(mean of g over a ball / g(x)) for balls with centers x, in whitened coordinates.
 
-        Beyond the draws that g was fitted to, nothing supports its tail: there it falls no steeper than at the last.
+        Beyond the farthest draw, no draws support the tail of g, so |x| is replaced by the norm of the farthest draw.
         """
         d = x.shape[1]
         square = np.minimum(np.square(x).sum(1), self._farthest)
         radius = np.exp(log_radius)
         mass = load("scipy.special", "nearest_neighbors").chndtr(radius**2, d, square)
         log_density = -square / 2 - d * HALF_LOG_2PI
-        # The mass is lost to underflow or rounding in balls so small that two terms of the expansion are exact.
+        # In small balls the mass underflows or loses its digits, but two terms of its expansion in the radius are
+        # exact.
         small = (radius**2 * (square + d) < 1e-4) | ~(mass > 1e-250)
         expansion = radius**2 * (square - d) / (2 * (d + 2))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -106,10 +108,10 @@ class FlatError(Exception):
 
 
 def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
-    """Return nearly Gaussian, uncorrelated coordinates, and the log-volume of their change at each draw.
+    """Return nearly Gaussian, uncorrelated coordinates z, and the log-determinant of the map's Jacobian at each draw.
 
-    Each coordinate is mapped by the distribution function of the best Student's t to a Gaussian one, and then all by a
-    linear map. Both leave KL unchanged.
+    The distribution function of the best Student's t maps each coordinate to a Gaussian one. A linear map then removes
+    the correlations. Both maps leave KL unchanged.
     """
     columns, log_derivatives = zip(
         *(_gaussianized_coordinate(column, weights) for column in x.T), strict=True
@@ -126,7 +128,7 @@ def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Array]:
-    """Map a coordinate from the Student's t that fits it best to a Gaussian; return it and the log-derivative."""
+    """Return a coordinate after the map from its best Student's t to a Gaussian, and the map's log-derivative."""
     special = load("scipy.special", "from_density")
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
     some, counted = column[::stride], weights[::stride]
@@ -154,7 +156,7 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
 
 
 def _log_student(u: Array, dof: float) -> Array:
-    """Return the log-density of Student's t, the Gaussian with infinitely many degrees of freedom."""
+    """Return the log-density of Student's t at u; for dof = inf it is the standard Gaussian."""
     if np.isinf(dof):
         return -(u**2) / 2 - HALF_LOG_2PI
     special = load("scipy.special", "from_density")

@@ -1,6 +1,6 @@
-"""Exact searches for nearest draws: on a line by sorting, in few dimensions by a tree, in many by products.
+"""Exact searches for nearest neighbors: by sorting on a line, by a k-d tree in few dimensions, else by matrix products.
 
-Each search returns a `KNearest` for every number of neighbors k for densities and influences.
+Each search returns one `KNearest` for every number of neighbors k, with the values that the estimators need.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Block = tuple[slice, Array, Integers]
 
 # `benchmarks/bench_neighbors.py` measures the time of each search.
 
-# In as many dimensions or more, a tree visits nearly every leaf, and matrix products are faster.
+# From this dimension on, a tree visits nearly every leaf, and matrix products are faster.
 _TREE_DIMENSIONS = 11
-# The numbers of queries in a block: of a tree, where it limits memory, and on a line, where the block fits the cache.
+# The number of queries in a block for a tree, which limits memory, and on a line, where a block fits into the cache.
 _QUERIES = 2**15
 _IN_CACHE = 2**14
-# The number of additional candidates whose distances are computed again without cancellation.
+# The number of candidates beyond k whose distances are computed again without cancellation.
 _SPARE = 4
-# The size of a block of distances, which limits memory.
+# The size of a block of distances in bytes, which limits the memory.
 _BLOCK_BYTES = {"cpu": 2**26, "cuda": 2**30}
 
 
@@ -34,10 +34,10 @@ class KNearest(NamedTuple):
     """The k nearest draws of each query.
 
     Attributes:
-        log_radius: the log-distance to the k-th, shape (queries,).
-        occurrence: the summed weight of the queries that have a draw among their k nearest, shape (draws,).
-        log_weight: the log-mean of the k neighbors' weights relative to all, without its bias, shape (queries,); None
-            where all weigh the same.
+        log_radius: the log-distance to the k-th nearest draw, shape (queries,).
+        occurrence: for each draw, the total weight of the queries that have it among their k nearest, shape (draws,).
+        log_weight: the bias-corrected log of the neighbors' mean weight divided by the mean weight of all draws, shape
+            (queries,); None if all weights are equal.
     """
 
     log_radius: Array
@@ -46,14 +46,14 @@ class KNearest(NamedTuple):
 
 
 def spatial_order(draws: Array) -> Integers:
-    """Return an order with neighbors after one another, so that queries find them in the cache."""
+    """Return a permutation that puts neighboring draws next to each other, so that queries find them in the cache."""
     if draws.shape[1] == 1:
         return np.argsort(draws[:, 0])
     return load("scipy.spatial", "nearest_neighbors").cKDTree(draws, balanced_tree=False).indices
 
 
 def _log_distance(distance: Array) -> Array:
-    """Take the logarithm in place: -inf for a distance of 0, which the caller refuses."""
+    """Replace distances by their logarithms in place, and return them; a distance of 0 gives -inf."""
     with np.errstate(divide="ignore"):
         return np.log(distance, out=distance)
 
@@ -67,7 +67,7 @@ def search_line(
     weights: Array | None = None,
     query_weights: Array | None = None,
 ) -> list[KNearest]:
-    """Search sorted draws for the neighbors of sorted queries; `own` if these are the draws themselves."""
+    """Return the neighbors of sorted queries among sorted draws, for each k; `own` if the queries are these draws."""
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
     nearest: list[KNearest] = []
     for k in ks:
@@ -82,10 +82,11 @@ def search_line(
 
 
 def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tuple[Integers, Array]:
-    """Return the start of the window of the k nearest sorted draws to each query, and its radius.
+    """Return the index of the first of each query's k nearest sorted draws, and the largest distance to them.
 
-    The window moves right from `place - k` as long as the draw that leaves is farther away than the draw that enters.
-    So their sum is then below twice the query, and it increases.
+    A window of k draws moves right from `place - k` as long as the draw that leaves is farther from the query than the
+    draw that enters. This is the case while their sum is below twice the query; the sum increases, so bisection finds
+    the end.
     """
     steps = [2**i for i in range(k.bit_length())][::-1]
     below, above = np.full(k, -np.inf), np.full(2 * steps[0] + k, np.inf)
@@ -105,7 +106,7 @@ def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tup
 
 
 def _covered(start: Integers, width: int, n: int, weights: Array | None) -> Array:
-    """Sum the weights of the windows that cover each of n places."""
+    """Return the total weight of the windows that contain each of the n sorted draws, shape (n,)."""
     covered = np.cumsum(np.bincount(start, weights, n), dtype=np.float64)
     covered[width:] -= covered[:-width].copy()
     return covered
@@ -122,7 +123,7 @@ def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool)
 
 
 def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
-    """The log of a mean of k weights, corrected for half their squared relative error."""
+    """Return log(mean of k weights / overall), plus half the squared relative error of the mean, its bias."""
     mean = first / k
     variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)
     return np.log(mean / overall) + variance / (2 * k * mean**2)
@@ -138,7 +139,7 @@ def search_space(
     query_weights: Array | None = None,
     device: torch.device,
 ) -> list[KNearest]:
-    """Search draws of shape (n, d) for the neighbors of queries; `own` if these are the draws themselves."""
+    """Return the neighbors of queries among draws of shape (n, d), for each k; `own` if the queries are these draws."""
     n, deepest = len(queries), max(ks)
     radius, occurrence = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
     log_weight = None if weights is None else np.empty((len(ks), n))
@@ -158,7 +159,7 @@ def search_space(
 
 
 def nearest_among(draws: Array, number: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the places of each draw's nearest others, shape (n, number)."""
+    """Return the row numbers of each draw's nearest other draws, shape (n, number)."""
     nearest = np.empty((len(draws), number), dtype=np.int32)
     for rows, _, index in _blocks(draws, draws, number, torch.device("cpu"), own=True):
         nearest[rows] = index
@@ -166,7 +167,7 @@ def nearest_among(draws: Array, number: int) -> np.ndarray[Any, np.dtype[np.int3
 
 
 def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, own: bool) -> Iterator[Block]:
-    """Search by the faster method in this dimension, with a progress bar."""
+    """Yield blocks from the search method that is faster in this dimension, with a progress bar."""
     by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
     search = _by_tree if by_tree else _by_products
     with progress_bar("neighbors") as update:
@@ -177,7 +178,7 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
 
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
-    """Search a k-d tree; each draw's own place, at distance 0, is left out."""
+    """Yield blocks of neighbors from a k-d tree. If `own`, the first neighbor, the draw itself, is left out."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(reference, balanced_tree=False)
     for start in range(0, len(queries), _QUERIES):
         rows = slice(start, min(start + _QUERIES, len(queries)))
@@ -188,7 +189,7 @@ def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: 
 def _by_products(
     reference: Array, queries: Array, k: int, device: torch.device, *, own: bool
 ) -> Iterator[Block]:
-    """Compare every query with every draw by |x|^2 + |y|^2 - 2 x y, block by block."""
+    """Yield blocks of neighbors, from the distances |x|^2 + |y|^2 - 2 x y of all pairs."""
     center = reference.mean(0)
     draws = torch.from_numpy(reference - center).to(device)
     squares = draws.square().sum(1)
@@ -201,7 +202,8 @@ def _by_products(
             distance[
                 torch.arange(len(x), device=device), torch.arange(rows.start, rows.stop, device=device)
             ] = torch.inf
-        # The product cancels for close points, so the distances of some spare candidates are recomputed.
+        # For close points the formula loses digits by cancellation, so the distances of k + `_SPARE` candidates are
+        # recomputed.
         index = distance.topk(min(k + _SPARE, len(draws) - own), dim=1, largest=False).indices
         exact = (x[:, None, :] - draws[index]).square().sum(2).sqrt()
         exact, order = exact.topk(k, dim=1, largest=False)

@@ -44,16 +44,17 @@ def missing() -> str | None:
 def _register_shapes() -> None:
     """Register shape functions of the operators for torch.compile. Torch raises if they are registered twice."""
     for name in ("value_and_gradient", "kl_terms"):
-        # They write all results to their arguments, so there are no shapes to infer.
+        # These operators write all results to their arguments, so there are no shapes to infer.
         torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
 
 
 @cache
 def _define_first_derivative() -> torch.library.Library:
-    """Define the product of a finished gradient and the incoming one, for compiled graphs. The cache keeps it alive.
+    """Define the operator that multiplies a precomputed gradient by the incoming gradient in compiled graphs.
 
-    A graph saves P and Q for this operator, although the product does not read them: the result depends on both, and
-    a derivative of it by P or Q is refused. Without them, torch would take the gradient for a constant.
+    The operator takes P and Q although the product does not read them. The precomputed gradient depends on P and Q, and
+    the operator refuses a second derivative with respect to either. Without these arguments, torch would treat the
+    precomputed gradient as a constant. The cache keeps the returned library alive, and with it the operator.
     """
     library = torch.library.Library("kullback", "FRAGMENT")
     library.define("first_derivative(Tensor gradient, Tensor factor, Tensor p, Tensor q) -> Tensor")
@@ -75,7 +76,7 @@ def _refuse_second_derivative(*_: Any) -> Any:
 
 
 def is_available() -> bool:
-    """Return whether the operators can be called; not under ``torch.jit.trace``, which stores sizes as constants."""
+    """Return whether the operators can be called; False under ``torch.jit.trace``, which stores sizes as constants."""
     return not _is_tracing() and missing() is None
 
 

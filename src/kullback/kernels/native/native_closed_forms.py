@@ -16,8 +16,8 @@ from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
 
-# In this order: for scalar parameters; for rows of parameters; for means and matrices; for means and low-rank
-# covariances on one side or both, which returns values only.
+# The operators are for scalar parameters; for rows of parameters; for means and matrices; and for means with a low-rank
+# covariance on one or both sides. The last operator returns values only.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
@@ -30,8 +30,9 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 class Form(NamedTuple):
     """A closed form: its operator, the codes that the operator takes first, and its reference in plain torch.
 
-    If the operator has no derivatives, `gradients` computes in plain torch the gradients by the parameters from the
-    gradient of the values. It returns None if the reference's gradients are better.
+    If the operator has no derivatives, `gradients` computes the gradients of the parameters from the gradient of the
+    values, in plain torch. `gradients` returns None if its result would lose digits; the reference then computes the
+    gradients.
     """
 
     operator: Operator
@@ -160,7 +161,7 @@ def _reference_gradients(
 
     def reference(parameters: Sequence[Tensor]) -> Tensor:
         value = form.reference(tuple(parameters))
-        # The reference leaves it to its caller to set +inf where P has mass outside Q's support.
+        # The reference does not return +inf where P has mass outside Q's support: its caller must set it.
         is_infinite = values.isinf() & value.detach().to(values.dtype).isfinite()
         return torch.where(is_infinite, torch.inf, value)
 

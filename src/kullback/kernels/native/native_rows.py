@@ -53,7 +53,7 @@ def row_values(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
     """Return the value of each row of logits, in the dtype of `rows`."""
     if rows.labels is not None:
         return value_and_gradient(rows, p, q, None, (False, False))[0].to(rows.dtype)
-    # The operator's results are in float32 or float64, which rounds to a shorter dtype.
+    # The operator returns float32 or float64. Values of a shorter dtype are rounded from float64.
     dtype = torch.float32 if rows.dtype is torch.float32 else torch.float64
     if type(rows.kind) is KL and rows.temperature == 1:  # the operator's defaults: each argument costs time
         values = torch.ops.kullback.row_values.default(p, q, dtype)
@@ -93,9 +93,10 @@ def weighted_total(
 
 
 def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return columns: the sums of the terms over some classes of the rows, and the numbers of `PartSums` of each side.
+    """Return the sums of the terms over some classes, shape (rows, 1), and the `PartSums` of P and of Q, (rows, 3)
+    each.
 
-    `whole` has the ten numbers of `WholeRow` (csrc/logits/task.h) in each row, whose `PartSums` are not read here.
+    Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h). The `PartSums` among them are ignored.
     """
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device="cpu")
@@ -113,9 +114,9 @@ def gradients_of_part(
     weights: Weights,
     results: Sequence[Tensor | None],
 ) -> None:
-    """Write the gradients of the weighted sum by some classes' logits to `results`, in float64 or the logits' dtype.
+    """Write the gradients with respect to the logits of some classes to `results`, in float64 or the logits' dtype.
 
-    A result may be the logits of its side, or share memory with those of the other side.
+    The result for P may be `p` itself or share memory with `q`. The result for Q may be `q` or share memory with `p`.
     """
     written = [
         x
@@ -139,7 +140,7 @@ def _run(
     whole: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Call the operator, which writes the values, the total and the gradients by both sides to `results`."""
+    """Call the operator, which writes the values, the total, P's gradient and Q's gradient to `results`."""
     labels = rows.labels
     code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
     if swapped:

@@ -35,7 +35,7 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
 def compute(
     log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, required: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the terms, or with a divisor their mean and its requested gradients."""
+    """Return the terms; with a divisor, their sum divided by `divisor`, and its requested gradients."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     if divisor is None:
@@ -59,7 +59,7 @@ def gradients(
     grad: Tensor,
     required: tuple[bool, bool],
 ) -> list[Tensor | None]:
-    """Return the requested gradients by `log_q` and `target`; `grad` is the gradient by the result."""
+    """Return the requested gradients with respect to `log_q` and `target`, from the gradient of the result."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     results = _places(log_q, required, room)
@@ -69,9 +69,9 @@ def gradients(
 
 
 def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the logarithms of probabilities, and the same tensor again if a result may overwrite it, else None.
+    """Return the logarithms of `target`, None if it contains them, and that tensor if results may overwrite it.
 
-    torch computes the logarithms. Inputs that torch computed from the same probabilities then give exactly 0.
+    torch computes the logarithms, so that the terms are exactly 0 for `log_q = target.log()`.
     """
     if log_target:
         return None, None
@@ -82,7 +82,7 @@ def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor
 
 
 def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
-    """Return tensors for the requested gradients; the first one reuses `room` if it is a tensor."""
+    """Return empty tensors for the requested gradients, else None; the first tensor is `room` unless that is None."""
     places: list[Tensor | None] = [None, None]
     for i, need in enumerate(required):
         if need:

@@ -1,4 +1,4 @@
-"""The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients (see `rows`).
+"""The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients; see `triton_rows`.
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
 the terms are power series in d. Elsewhere they are computed from p and q, as in csrc/logits.
@@ -101,9 +101,9 @@ def _relative_entropy(p, difference, x):
 
 @triton.jit
 def _skew(p, q, d, share, rest):
-    """Return the term of KL(P || share P + rest Q) and its derivatives by log p and log q, for 0 < share < 1."""
+    """Return the term of KL(P || share P + rest Q), 0 < share < 1, and its derivatives in log p and log q."""
     difference = _difference(p, q, d)
-    # Smaller masses do not change the sum, and their mixture might not be a normal number.
+    # Masses below 1e-30 do not change the sum, and their mixture might be subnormal.
     empty = p < 1e-30
     y = rest * difference / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
     near = tl.abs(y) < 0.4
@@ -116,7 +116,7 @@ def _skew(p, q, d, share, rest):
 
 @triton.jit
 def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
-    """Return each class's term of the divergence and its derivatives by log p and log q."""
+    """Return each class's term of the divergence, and the term's derivatives with respect to log p and log q."""
     difference = _difference(p, q, d)
     if KIND == _KL:
         term = _relative_entropy(p, difference, d)
@@ -136,7 +136,7 @@ def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q
         term = 0.5 * tl.abs(difference)
         by_p = p * half
         by_q = -q * half
-    else:  # a weighted sum of the skew divergences both ways
+    else:  # the weighted sum of both sides' skew divergences from a mixture
         term_p, own_p, other_q = _skew(p, q, d, share_p, rest_p)
         term_q, own_q, other_p = _skew(q, p, -d, share_q, rest_q)
         term = weight_p * term_p + weight_q * term_q
@@ -169,7 +169,7 @@ def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constex
 
 @triton.jit
 def _absorb(x, scale, peak, total):
-    """Update each lane's largest logit, and its sum of exponentials relative to that logit, with a block."""
+    """Return each lane's largest logit and its sum of exponentials relative to that logit, updated by a block."""
     rises = x > peak
     ratio = _exp(-tl.abs(tl.where(x == peak, 0.0, x - peak)) * scale)
     return tl.where(rises, x, peak), tl.where(rises, tl.fma(total, ratio, 1.0), total + ratio)
@@ -194,7 +194,7 @@ def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inve
     without = (a == -_INF) & (b == -_INF)
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
-    # Where the two logits are far apart, their difference is rounded: the rounding error is added back.
+    # If a and b differ by a large factor, a - b is rounded, so its rounding error is added back.
     apart, error = _subtracted(a * shrink - from_a, b * shrink - from_b)
     d = (((apart - offset) + error) * (scale / shrink) - high) - low
     return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
@@ -239,8 +239,8 @@ def _imbalance(
 ):  # fmt: skip
     """Return the sum of q - p, and the first class with the most mass of P and of Q.
 
-    The sum is nonzero only through rounding in the normalization. It is returned as 0 if it is negligible compared to
-    the sum of |q - p|, so that classes with p = q keep a derivative of 0.
+    The sum is nonzero only through rounding in the normalization. A sum that is negligible compared to the sum of |q -
+    p| is returned as 0, so that classes with p = q keep a derivative of 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     differences, sizes = zeros, zeros
@@ -289,7 +289,8 @@ def row_kernel(
 ):  # fmt: skip
     """Write one row's divergence to `values`, and its gradients times `factor` and its weight to `out_p` and `out_q`.
 
-    `scale` multiplies the logits. `EARLY` means that only one gradient is requested, and it needs no sum over the row.
+    `scale` multiplies the logits. `EARLY` means that only one gradient is requested and that this gradient needs no sum
+    over the row.
     """
     row = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     p += row * p_row
@@ -352,6 +353,6 @@ def row_kernel(
             if KIND == _TOTAL_VARIATION:
                 others_p += tl.where(columns == top_p, 0.0, by_p)
                 others_q += tl.where(columns == top_q, 0.0, by_q)
-        if KIND == _TOTAL_VARIATION:  # in the largest class the difference above cancels
+        if KIND == _TOTAL_VARIATION:  # in the class with the most mass, the subtraction above cancels
             _store_rest(out_p, top_p, out_p_column, classes, factor, others_p, WANT_P)
             _store_rest(out_q, top_q, out_q_column, classes, factor, others_q, WANT_Q)

@@ -1,8 +1,8 @@
 """The Triton kernel for GPUs: one program for each row sweeps its classes twice, or three times for a gradient.
 
-It supports logits of float32, bfloat16 or float16 with any strides. It computes in float32, sums in float64, and does
-not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the environment, Triton's
-interpreter runs the same kernel on the CPU, slowly, for tests.
+The kernel supports logits of float32, bfloat16 or float16 with any strides. It computes in float32, sums in float64,
+and does not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the environment,
+Triton's interpreter runs the same kernel on the CPU, slowly, for tests.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
 OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A thread has eight classes of a block. The smallest block fills one warp, so that no two threads share a class.
-# Otherwise a thread might read a logit after another thread has overwritten it with a gradient.
+# Each thread processes eight classes of a block. The smallest block fills one warp, so that no two threads share a
+# class. Otherwise a thread might read a logit after another thread has overwritten it with a gradient.
 _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
 _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
-# The gradients that need no sum over the row. If one is requested alone, the sweep for the value writes it.
+# Whether the gradients with respect to P and to Q need no sum over the row. If such a gradient is requested alone, the
+# sweep that computes the value writes it too.
 _EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
@@ -120,7 +121,7 @@ def _run(
         return values
     code, (weight_p, share_p, weight_q, share_q), _ = cast(Arguments, arguments_of(divergence.kind))
     wanted = (gradients[0] is not None, gradients[1] is not None)
-    # Gradients that were not requested are not written, so any valid pointer serves.
+    # Gradients that were not requested are not written, so any valid pointer is sufficient.
     by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
     block = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))  # a power of 2
     with torch.cuda.device_of(p):

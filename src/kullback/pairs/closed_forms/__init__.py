@@ -1,4 +1,4 @@
-"""Closed forms of vectors and matrices, and reductions to other pairs; each module registers its rules."""
+"""Closed forms for vectors and matrices, and reductions to other pairs; each module registers its rules on import."""
 
 from kullback.pairs.closed_forms import (
     matrix_variate as matrix_variate,

@@ -1,7 +1,7 @@
 r"""KL between multivariate normals of many dimensions, by one triangular system.
 
-It takes the Cholesky factors of the covariances as they are, with their rounding. The result is None where this costs
-digits: where P and Q are nearly equal or their covariances are ill-conditioned. `multivariate_normal` has the exact
+The Cholesky factors of the covariances are torch's, with their rounding errors. The result is None if these errors
+cost digits, because P and Q are nearly equal or a covariance is ill-conditioned. `multivariate_normal` has the exact
 forms.
 """
 
@@ -30,13 +30,13 @@ from kullback.pairs.numerics.triangular import as_function_of, plain_squares_bel
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""
 
-# The largest estimate of the relative error that is accepted. For covariances with condition numbers up to 100,000,
-# true errors were less than a thirtieth of the estimates.
+# The largest accepted estimate of the relative error. For covariances with condition numbers up to 100,000, true errors
+# were less than a thirtieth of the estimates.
 _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
-# The norm may exceed its estimate, which is from the images of a few random vectors, by this factor.
+# `_error` estimates a matrix norm from its products with 4 random vectors. The norm may be 8 times the estimate.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
-"""Products with a precision lose five digits if the columns of W are this many deviations of the noise."""
+"""The largest diagonal entry of M's Cholesky factor: beyond it, products with the precision lose five digits."""
 
 _ROUNDING = torch.finfo(torch.float64).eps
 
@@ -49,14 +49,14 @@ class _StoredRoot(NamedTuple):
     matrix: Tensor
 
 
-# The Cholesky factors, in float64, of the matrices that users passed in float32.
+# The float64 Cholesky factors of the matrices that users passed in float32.
 _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class _Full(NamedTuple):
-    """A mean, and the Cholesky factor L of a covariance, or of a precision if `is_precision`.
+    """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is that of the covariance or the precision, if it is known. `is_exact` says that the user passed L.
+    `diagonal` is the diagonal of this matrix; None if it is unknown. `is_exact` says that the user passed L.
     """
 
     mean: Tensor
@@ -67,7 +67,7 @@ class _Full(NamedTuple):
 
 
 class _LowRank(NamedTuple):
-    """A mean, W and D of a covariance W W^T + D, the roots of D, and U and M."""
+    """A mean and a covariance W W^T + D: W, D, D^(1/2), U = D^(-1/2) W and the Cholesky factor of M = 1 + U^T U."""
 
     mean: Tensor
     factors: Tensor
@@ -81,7 +81,7 @@ _Sides = tuple[_Full, _Full] | tuple[_Full, _LowRank] | tuple[_LowRank, _Full]
 
 
 def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
-    """Return KL in the dtype of the parameters; None if the exact forms have to compute it."""
+    """Return KL in the dtype of the parameters; None if rounding costs digits, so that an exact form is needed."""
     sides = _sides(p, q)
     if sides is None:
         return None
@@ -93,7 +93,7 @@ def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
 
 
 def large_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
-    """Bound the rounding error of `large_divergence`; None where that declines a pair."""
+    """Return a bound on the rounding error of `large_divergence`; None if that function returns None."""
     sides = _sides(p, q)
     if sides is None or not _is_accepted(sides, upcast(value), dtype_of(p, q)):
         return None
@@ -101,7 +101,7 @@ def large_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor | Non
 
 
 def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the factors are exact, or their rounding costs no digits of the dtype."""
+    """Return whether the factors are exact, or their rounding errors cost no digits of the dtype."""
     if not bool(value.isfinite().all()):
         return False
     if all(isinstance(side, _Full) and side.is_exact for side in sides):
@@ -115,11 +115,11 @@ def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _error(sides: _Sides, value: Tensor) -> Tensor:
-    """Estimate the rounding error.
+    """Return an estimate of the rounding error of KL.
 
     Rounding changes a covariance with the variances D^2 by D R D, where the entries of R are a small multiple of the
-    rounding. It changes KL by the sum of the products of R and D G D, for the derivative G of KL by the covariance.
-    The images of random vectors estimate the norm of D G D.
+    machine epsilon. With the derivative G of KL with respect to the covariance, KL changes by the sum of the products
+    of the entries of R and D G D. Products with random vectors estimate the norm of D G D.
     """
     with torch.no_grad():
         p, q = sides
@@ -147,7 +147,7 @@ def _precision_times(side: _Side, columns: Tensor) -> Tensor:
 
 
 def _precision_times_each(side: _Side, *columns: Tensor) -> tuple[Tensor, ...]:
-    """Read the matrix once for all columns."""
+    """Return the precision times each of the matrices `columns`; one product for all reads the precision only once."""
     batch = torch.broadcast_shapes(*(x.shape[:-2] for x in columns))
     together = torch.cat([x.expand(*batch, *x.shape[-2:]) for x in columns], -1)
     return _precision_times(side, together).split([x.shape[-1] for x in columns], -1)
@@ -167,7 +167,7 @@ def _variances(side: _Side) -> Tensor:
 
 
 def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
-    """Return the sizes of the terms that cancel, and of the terms of M."""
+    """Return the sum of the sizes of the terms of KL, which may cancel, and the squared diagonals of M's factors."""
     size = value.new_full((), p.mean.shape[-1])
     for side in (p, q):
         if isinstance(side, _LowRank):
@@ -179,24 +179,24 @@ def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
 
 @functools.cache
 def _random_vectors(size: int) -> Tensor:
-    """Return fixed normal vectors; vectors of signs can miss the difference of two equal variables."""
+    """Return fixed normal draws of shape (size, 4); vectors of -1 and 1 can be orthogonal to x_i - x_j."""
     generator = torch.Generator(device="cpu").manual_seed(size)
     return torch.randn(size, _VECTORS, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _of_means(p: _Side, q: _Side) -> Tensor:
-    """Return the squared distance of the means, in units of Q's covariance."""
+    """Return the squared Mahalanobis distance of the means, with Q's covariance."""
     shift = (p.mean - q.mean).unsqueeze(-1)
     if isinstance(q, _LowRank):
         rest, z = q.whitened.residual(shift / q.deviations.unsqueeze(-1))
         return (rest**2).sum((-2, -1)) + (z**2).sum((-2, -1))
-    if isinstance(p, _Full) and p.is_precision:  # of Q's precision: the sides are exchanged
+    if isinstance(p, _Full) and p.is_precision:  # then `p` has Q's precision (see `_sides`)
         return ((p.root.mT @ shift) ** 2).sum((-2, -1))
     return (_solved(q.root, shift) ** 2).sum((-2, -1))
 
 
 def _of_covariances(p: _Side, q: _Side) -> Tensor:
-    """Return tr K^-1 L L^T K^-T - d - log det L L^T + log det K K^T."""
+    """Return tr K^-1 L L^T K^-T - d - log det L L^T + log det K K^T for the Cholesky factors L of P and K of Q."""
     if isinstance(q, _Full):
         return _low_rank_to_full(p, q.root) if isinstance(p, _LowRank) else _full_to_full(p.root, q.root)
     assert isinstance(p, _Full)  # noqa: S101 - for the type checker: one side is full
@@ -204,7 +204,7 @@ def _of_covariances(p: _Side, q: _Side) -> Tensor:
 
 
 def _full_to_full(root_p: Tensor, root_q: Tensor) -> Tensor:
-    """Sum the terms of M = K^-1 L, whose diagonal is l_ii / k_ii."""
+    """Return `_of_covariances` as a sum over the entries of M = K^-1 L, whose diagonal is l_ii / k_ii."""
     of_p, of_q = (root.diagonal(dim1=-2, dim2=-1) for root in (root_p, root_q))
     ratio = of_p / of_q
     squares = ratio**2
@@ -213,7 +213,7 @@ def _full_to_full(root_p: Tensor, root_q: Tensor) -> Tensor:
 
 
 def _low_rank_to_full(p: _LowRank, root_q: Tensor) -> Tensor:
-    """Sum over the columns of K^-1 W and K^-1 D^(1/2)."""
+    """Return `_of_covariances` for a low-rank P, as a sum over the entries of K^-1 W and K^-1 D^(1/2)."""
     total = itakura_saito(p.noise, root_q.diagonal(dim1=-2, dim2=-1) ** 2).sum(-1)
     deviations = torch.diag_embed(p.deviations)
     total = total + _squares_below(deviations, root_q, is_difference=False)
@@ -226,7 +226,7 @@ def _squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor
 
 
 def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
-    """Sum tr L^T (1 - B B^T) L and the logarithms, for L divided by the roots of D."""
+    """Return `_of_covariances` for a low-rank Q. With X = D^(-1/2) L, its trace is tr X^T (1 - B B^T) X."""
     root = _lower(p)
     own = root.diagonal(dim1=-2, dim2=-1) ** 2
     below = root.square().sum(-1) - own
@@ -235,18 +235,18 @@ def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
 
 
 def _explained(p: _Full, q: _LowRank) -> Tensor:
-    """Return |B^T D^(-1/2) L|^2."""
+    """Return |B^T D^(-1/2) L|^2, for B as in `factor_models`."""
     directions = q.whitened.b_transposed() / q.deviations.unsqueeze(-2)
     return ((directions @ _lower(p)) ** 2).sum((-2, -1))
 
 
 def _lower(p: _Full) -> Tensor:
-    """Return L. Nobody checks that a matrix of the user is zero above the diagonal."""
+    """Return L, with zeros above the diagonal: torch does not check a `scale_tril` of the user for them."""
     return p.root.tril() if p.is_exact else p.root
 
 
 def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
-    """Return root^-1 times columns. A single root solves the columns of a batch together, without a copy for each."""
+    """Return root^-1 times columns. For one root and a batch of columns, no copies of the root are made."""
     if root.ndim > 2 or columns.ndim == 2:
         return torch.linalg.solve_triangular(root, columns, upper=upper)
     together = columns.movedim(-2, 0)
@@ -255,10 +255,10 @@ def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
 
 
 def _sides(p: Distribution, q: Distribution) -> _Sides | None:
-    """Return both sides, at least one of them with a full covariance; None if they are not of this kind.
+    """Return the parameters of two normals of many dimensions, at least one with a full covariance; None otherwise.
 
-    If both were made from precisions of lower precision than float64, the result is Q's precision, then P's (see
-    `factors_of`).
+    If P and Q were made from precision matrices whose factors are not in float64, the first result has Q's precision,
+    and the second P's precision. KL has the same formula in these two matrices (see `factors_of`).
     """
     if p.event_shape != q.event_shape or len(p.event_shape) != 1 or p.event_shape[0] < LARGE_MATRIX:
         return None
@@ -274,7 +274,7 @@ def _sides(p: Distribution, q: Distribution) -> _Sides | None:
 
 
 def _do_broadcast(p: Distribution, q: Distribution) -> bool:
-    """Return whether the batch shapes broadcast; where they do not, the caller raises."""
+    """Return whether the batch shapes broadcast; otherwise a caller raises the error."""
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
@@ -299,13 +299,13 @@ def _side(d: Distribution, *, keeps_precision: bool) -> _Side | None:
 
 
 def _has_rounded_precision(d: MultivariateNormal) -> bool:
-    """Return whether torch's factor of a precision is less exact than float64."""
+    """Return whether `d` was made from a precision matrix and torch's factor of it is not in float64."""
     root = vars(d).get("_unbroadcasted_scale_tril")
     return matrix_of(d) == "precision_matrix" and root is not None and root.dtype is not torch.float64
 
 
 def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
-    """Return the side of a full covariance; None if the gradient of its factor does not reach the parameter."""
+    """Return the parameters of a full covariance; None if the user's matrix needs a gradient but L has none."""
     attributes = vars(d)
     name = matrix_of(d)
     root: Tensor | None = attributes.get("_unbroadcasted_scale_tril")
@@ -325,17 +325,18 @@ def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
 
 
 def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
-    """Return the Cholesky factor of a matrix or of its inverse in float64; `own` has the batch shape without expansion.
+    """Return the float64 Cholesky factor of a matrix or of its inverse, with the unexpanded batch shape of `own`.
 
-    It is computed once for each matrix, because it takes longer than the rest of the divergence. A transform such as
-    forward-mode differentiation has to follow the computation, and so has the gradient of the factor of an inverse.
+    The factor is stored for the next call, because its computation takes longer than the rest of the divergence. The
+    factor is not stored under a transform such as forward-mode differentiation, nor for an inverse whose gradient is
+    needed, because these have to trace the computation.
     """
     needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
     if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):
         return _computed_root(without_expansion(matrix, own), of_inverse=of_inverse)
     fixed = matrix.detach()
     stored: _StoredRoot | None = _ROOTS.get(matrix)
-    # The numbers are compared, because a change through `.data` or NumPy leaves no other trace.
+    # The numbers are compared, because torch does not record a change through `.data` or NumPy.
     if stored is None or stored.of_inverse is not of_inverse or not torch.equal(stored.matrix, fixed):
         root = _computed_root(without_expansion(fixed, own), of_inverse=of_inverse)
         _ROOTS[matrix] = stored = _StoredRoot(root, of_inverse, fixed.clone())

@@ -22,23 +22,23 @@ from kullback.pairs.registry import closed_form
 
 __all__: list[str] = []
 
-# lgamma(x) - lgamma(x + 1/2) = -log(x) / 2 + sum_k c_k x^-(2k - 1), for x beyond _FAR
+# lgamma(x) - lgamma(x + 1/2) = -log(x) / 2 + sum_k c_k x^-(2k - 1), for x > _FAR
 _FAR = 10
 _HALF_STEP = (1 / 8, -1 / 192, 1 / 640, -17 / 14336, 31 / 18432, -691 / 180224)
 _HALF_STEP_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
 _HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DERIVATIVE))
 _NEAR = 0.05
-# The kernels serve Wishart distributions if KL is at least 1/8 of the terms that may cancel, which costs three bits. A
-# derivative by the degrees of freedom is a difference of such terms, and of terms as large as these degrees. So KL must
-# also be at least a millionth of P's degrees, which leaves ten digits.
+# The kernels compute KL only if it is at least 1/8 of the sum of the terms that may cancel, which costs three bits. The
+# derivative with respect to the degrees of freedom also has canceling terms as large as the degrees of freedom. If this
+# derivative is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits remain.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
-# The factor of each matrix if the covariance is multiplied by 4.
+# The factor of each of the three matrices if the covariance is multiplied by 4.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
 _LOG_4 = math.log(4)
 
 
 def wishart_rounding_error(p: Wishart, q: Wishart, value: Tensor) -> Tensor:
-    """Bound the rounding error of KL by the condition numbers of the scale matrices."""
+    """Return a bound on the rounding error of KL, from the condition numbers of the scale matrices."""
     relative_error = sum((x.rounding_error() for x in factors_of(p, q)[:2]), torch.zeros_like(value))
     weight = torch.where(value < 0.002, 0, upcast(p.df).detach() * p.event_shape[-1])
     return 4 * (relative_error + 1e-13) * (value + weight) + 1e-15
@@ -76,7 +76,7 @@ def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     less = n - m
     change = torch.sub(near, far, alpha=4) * (1 / 3) + size * (2 / 3 * _LOG_4 - 1 / 2)
     value = gammas.sum(-1).addcmul(n, near).addcmul(less, change)
-    # Terms of either sign are below 2 |n - m| (K(1) + d), as K(4) is not above K(1) + d log 2.
+    # The positive and the negative terms are each below 2 |n - m| (K(1) + d), because K(4) <= K(1) + d log 2.
     least = less.detach().abs() * (near.detach() + size) * _LEAST_SHARE
     if n.requires_grad or m.requires_grad:
         least = torch.maximum(least, _LEAST_WITH_DERIVATIVE * n.detach())
@@ -132,7 +132,7 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
 def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
     """Return sum_i (i + 1) B(a + i / 2, b + i / 2) over i = 0 ... d - 2 for the concentrations a and b.
 
-    B is Bregman's divergence of lgamma(x) - lgamma(x + 1 / 2), as the log-normalizer telescopes to sums of that.
+    B is the Bregman divergence of f(x) = lgamma(x) - lgamma(x + 1 / 2); the log-normalizer is a sum of values of f.
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
     a, b = (upcast(d.concentration).unsqueeze(-1) for d in (p, q))
@@ -141,9 +141,10 @@ def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
 
 
 def _half_step_bregman(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
-    """Return Bregman's divergence, from a to b = a + distance, of f(x) = lgamma(x) - lgamma(x + 1/2).
+    """Return the Bregman divergence of f(x) = lgamma(x) - lgamma(x + 1/2) from a to b = a + distance.
 
-    f(x) = f(x + 1) - log x + log(x + 1/2) takes it to arguments where the series in 1 / x holds.
+    The recurrence f(x) = f(x + 1) - log x + log(x + 1/2) shifts the arguments to values where a series in 1 / x is
+    accurate.
     """
     shifts = torch.arange(_FAR, dtype=a.dtype, device=a.device)
 

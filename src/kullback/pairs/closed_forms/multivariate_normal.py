@@ -1,7 +1,7 @@
 """Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
 
-`factor_models` has the formulas of low-rank covariances, `cholesky` those of full ones, and `large_normals` those of
-full covariances of many dimensions.
+The formulas for low-rank covariances are in `factor_models`, and the formulas for full covariances in `cholesky`, or
+in `large_normals` for many dimensions.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
-# The smallest number of dimensions at which low-rank covariances are not formed.
+# From this many dimensions on, a covariance W W^T + D is not computed as a matrix.
 _MANY = 64
-# Variances below this, or above its inverse, may be squares that lost digits.
+# Variances below 1e-290 or above 1e290 may be squares of deviations that lost digits.
 _LEAST = 1e-290
-# Below this, KL of the covariances is an integral of differences, which four nodes give to thirteen digits.
+# For a smaller KL of the covariances, KL is an integral over their difference: four nodes give thirteen digits.
 _NEAR = 0.00125
-# From this many dimensions on, torch is faster than the kernel for Cholesky factors.
+# From this many dimensions on, torch is faster than the kernel if the user passed Cholesky factors.
 _LARGE_ROOT = 512
 
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
 
 
 def rounding_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Bound the rounding error of KL between multivariate normals, from the condition numbers of their covariances."""
+    """Return a bound on the rounding error of KL, from the condition numbers of the covariances."""
     of_large = large_error(p, q, value)
     if of_large is not None:
         return of_large
@@ -77,14 +77,14 @@ def rounding_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     if spreads[0] is None or spreads[1] is None:
         return torch.full_like(value, torch.inf)
     relative_error = sum((x[1].rounding_error() for x in spreads if x is not None), torch.zeros_like(value))
-    # Nearly equal covariances are compared by their difference, whose error is relative to the difference.
+    # For nearly equal covariances KL is computed from their difference, and the error is relative to the difference.
     dimensions = torch.where(value < 0.002, 0, p.event_shape.numel() or 1)
     return 4 * (relative_error + 1e-13) * (value + dimensions) + 1e-15
 
 
 @functools.cache
 def form_of_normals(name_p: str, name_q: str) -> Form:
-    """Return the kernel for the matrices of these names."""
+    """Return the kernel for P and Q made from the matrices of these names, such as ``"scale_tril"``."""
 
     def reference(parameters: Parameters) -> Tensor:
         p, q = (
@@ -97,7 +97,7 @@ def form_of_normals(name_p: str, name_q: str) -> Form:
 
 
 def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL by the kernel, from the matrices that the user passed."""
+    """Return KL by the kernel, from the matrices that the user passed; None if the kernel does not support them."""
     name_p, name_q = matrix_of(p), matrix_of(q)
     of_roots = name_p == name_q == "scale_tril"
     if p.event_shape[0] >= (_LARGE_ROOT if of_roots else LARGE_MATRIX):
@@ -122,11 +122,12 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
 
 
 def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
-    """Return KL for the mean, factors and variances of P and of Q, or for the mean and Cholesky factor of one of them.
+    """Return KL from the parameters of P, followed by the parameters of Q.
 
-    Covariances W W^T + D are not formed if that saves work.
+    The parameters of a low-rank covariance are the mean, W and D. At most one side has a full covariance, with the
+    mean and the Cholesky factor. W W^T + D is computed as a matrix only if that saves work.
     """
-    # The order is mean, matrix, and perhaps variances, of P and then of Q.
+    # Of five parameters, only two are P's if the third is Q's mean, which has one dimension less than Q's W.
     start = 2 if len(parameters) == 5 and parameters[2].dim() < parameters[3].dim() else 3
     sides = [tuple(map(upcast, side)) for side in (parameters[:start], parameters[start:])]
     models = [FactorModel(*side) for side in sides if len(side) == 3]
@@ -137,7 +138,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
 
 
 def _are_sums(p: FactorModel, q: FactorModel, dtype: torch.dtype) -> bool:
-    """Return whether to compare W and D, for the squares of deviations that are neither 0 nor infinite."""
+    """Return whether to compute KL from W and D: for many dimensions, if D has the digits of the deviations."""
     if _is_formed(p, q):
         return False
     variances = p.variances, q.variances
@@ -159,9 +160,9 @@ def _divergence_of_moments(left: tuple[Tensor, Covariance], right: tuple[Tensor,
 
 
 def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
-    """Return the mean and the covariance of a multivariate normal; a Normal counts as one with a single dimension.
+    """Return the mean and the covariance of a normal distribution; None for any other distribution.
 
-    Any other distribution gives None.
+    A univariate Normal counts as a vector of size 1.
     """
     if overrides_density(d) or (isinstance(d, Independent) and overrides_density(d.base_dist)):
         return None
@@ -179,7 +180,7 @@ def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
 
 
 def factor_model_divergence(p: FactorModel, q: FactorModel) -> Tensor:
-    """Return KL(P || Q)."""
+    """Return KL(P || Q) for covariances W W^T + D that are not computed as matrices."""
     rank = max(x.factors.shape[-1] for x in (p, q))
     w_p, w_q = (torch.nn.functional.pad(x.factors, (0, rank - x.factors.shape[-1])) for x in (p, q))
     p, q = p._replace(factors=w_p), q._replace(factors=w_q)
@@ -192,7 +193,7 @@ def factor_model_divergence(p: FactorModel, q: FactorModel) -> Tensor:
 
 
 def _far(p: FactorModel, q: FactorModel) -> Tensor:
-    """Return tr(K^-1 L) - d - log det(K^-1 L) for the covariances L and K."""
+    """Return tr(K^-1 L) - d - log det(K^-1 L) for the covariances L of P and K of Q."""
     root = torch.sqrt(q.variances)
     of_p, of_q = whitened_factors(p.factors, torch.sqrt(p.variances)), whitened_factors(q.factors, root)
     rest, z = of_q.residual(p.factors / root.unsqueeze(-1))
@@ -204,13 +205,13 @@ def _far(p: FactorModel, q: FactorModel) -> Tensor:
 
 
 def _from_difference(p: FactorModel, q: FactorModel) -> Tensor:
-    """Return the value of `_far` as the integral of (1 - t) |L_t^-1 (L - K)|^2 over L_t = K + t (L - K)."""
+    """Return `_far` as the integral of (1 - t) tr (L_t^-1 (L - K))^2 over t in [0, 1], with L_t = K + t (L - K)."""
     one = torch.ones((), dtype=q.variances.dtype, device=q.variances.device)
     return bregman_by_quadrature(lambda ts: torch.stack([_square(p, q, t) for t in ts]), 0 * one, one)
 
 
 def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
-    """Return tr((L_t^-1 (L - K))^2), from the differences of factors and of variances."""
+    """Return tr (L_t^-1 (L - K))^2 from the differences of W and D, which are accurate for nearly equal P and Q."""
     root = torch.sqrt(q.variances + t * (p.variances - q.variances))
     both = torch.broadcast_tensors(torch.sqrt(1 - t) * q.factors, torch.sqrt(t) * p.factors)
     at = whitened_factors(torch.cat(both, -1), root)
@@ -229,12 +230,12 @@ def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
 
 
 def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
-    r"""Return the derivatives of KL by the means, the factors and the variances of P and Q.
+    r"""Return the derivatives of KL with respect to the mean, W and D of P, and the mean, W and D of Q.
 
-    With the covariances L of P and K of Q, their difference C = L - K and s = K^-1 (m_p - m_q), the derivatives are
-    s by m_p, K^-1 C L^-1 / 2 by L and -(K^-1 C K^-1 + s s^T) / 2 by K. C is computed from the differences of factors
-    and of variances, which is accurate if P and Q are nearly equal. The result is None if the factors are so much
-    larger than the deviations that formed covariances are more accurate.
+    With the covariances L of P and K of Q, C = L - K and s = K^-1 (m_p - m_q): dKL/dm_p = s,
+    dKL/dL = K^-1 C L^-1 / 2 and dKL/dK = -(K^-1 C K^-1 + s s^T) / 2. C is computed from the differences of W and D,
+    which is accurate if P and Q are nearly equal. The result is None if W is so much larger than D^(1/2) that
+    covariances computed as matrices are more accurate.
     """
     mean_p, w_p, d_p, mean_q, w_q, d_q = parameters
     ranks = [w.shape[-1] for w in (w_p, w_q)]
@@ -270,7 +271,7 @@ def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
 class _Precision(NamedTuple):
     """The inverse of W W^T + D: D^(-1/2) (1 - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U M^-1."""
 
-    inverse: Tensor  # of the square roots of D
+    inverse: Tensor  # D^(-1/2), as a vector
     root: Tensor
     u: Tensor
     z: Tensor
@@ -310,7 +311,10 @@ class _Precision(NamedTuple):
 
 
 def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
-    """Return the derivatives by the mean, factors and variances of P, and by the mean and the Cholesky factor of Q."""
+    """Return the derivatives of KL with respect to P's mean, W and D, and Q's mean and Cholesky factor.
+
+    The result is None if products with P's precision lose digits.
+    """
     mean_p, w, d, mean_q, root = parameters
     root, p = root.tril(), _Precision.of(w, d)
     if p.loses_digits():
@@ -327,7 +331,10 @@ def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
 
 
 def _full_to_low_rank_derivatives(parameters: Parameters) -> Parameters | None:
-    """Return the derivatives by the mean and the Cholesky factor of P, and by the mean, factors and variances of Q."""
+    """Return the derivatives of KL with respect to P's mean and Cholesky factor, and Q's mean, W and D.
+
+    The result is None if products with Q's precision lose digits.
+    """
     mean_p, root, mean_q, w, d = parameters
     root, q = root.tril(), _Precision.of(w, d)
     if q.loses_digits():
@@ -341,12 +348,12 @@ def _full_to_low_rank_derivatives(parameters: Parameters) -> Parameters | None:
 
 
 def _sum_of_columns(x: Tensor) -> Tensor:
-    """Return x.sum(-1) as a product, because torch is slow at sums of a few numbers."""
+    """Return x.sum(-1), by a matrix product, which is faster than torch's sums of a few numbers."""
     return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
 
 
 def _form_of_factors(derive: Callable[[Parameters], Parameters | None]) -> Form:
-    """Return the kernel of low-rank covariances, with the derivatives by its parameters from `derive`, in float64."""
+    """Return the kernel of low-rank covariances; `derive` computes the derivatives of KL in float64."""
 
     def gradients(parameters: Parameters, grad: Tensor) -> Parameters | None:
         derivatives = derive(tuple(map(upcast, parameters))) if can_inspect(grad) else None
@@ -361,7 +368,7 @@ def _form_of_factors(derive: Callable[[Parameters], Parameters | None]) -> Form:
 
 
 def _by_factors(form: Form) -> Shortcut:
-    """Return a shortcut by the kernel of low-rank covariances. A full covariance has to be given by its root."""
+    """Return a shortcut that calls this kernel; it returns None if a full covariance was not given as `scale_tril`."""
 
     def by_kernel(p: Any, q: Any) -> Tensor | None:
         is_full = isinstance(p, MultivariateNormal), isinstance(q, MultivariateNormal)
@@ -382,7 +389,7 @@ _OF_FACTORS = _form_of_factors(_low_rank_derivatives)
 
 
 def _error_of_diagonal(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Bound the rounding error of KL between a diagonal and a low-rank covariance."""
+    """Return a bound on the rounding error of KL between a diagonal and a low-rank covariance."""
     of_p, of_q = as_factor_model(p), as_factor_model(q)
     if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
         return 1e-12 * value + 1e-15  # like KL between two low-rank covariances
@@ -390,7 +397,7 @@ def _error_of_diagonal(p: Distribution, q: Distribution, value: Tensor) -> Tenso
 
 
 def _of_diagonal(p: Any, q: Any) -> Tensor | None:
-    """Return KL between a diagonal and a low-rank covariance as that of two low-rank covariances."""
+    """Return KL between a diagonal and a low-rank covariance, by the kernel of two low-rank covariances."""
     of_p, of_q = as_factor_model(p), as_factor_model(q)
     if of_p is None or of_q is None or not is_ordinary_call():
         return None
@@ -435,8 +442,8 @@ def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
     """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha + rest M M^T.
 
-    M = K^-1 L and v = K^-1 (m_P - m_Q) are the matrices in KL. Because tr T T^T - d = rest (tr M M^T - d), the
-    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. Small terms are computed in this form.
+    M = K^-1 L and v = K^-1 (m_P - m_Q) are as in the formula of KL. Because tr T T^T - d = rest (tr M M^T - d), the
+    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. This form is used if M is near 1.
     The result is None if M M^T is too large.
     """
     left, right = moments(p), moments(q)

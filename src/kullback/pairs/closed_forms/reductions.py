@@ -1,4 +1,4 @@
-"""Pairs that reduce to other pairs: Independent, equal transforms, and mixtures of Categoricals or Bernoullis."""
+"""Reductions of a pair to other pairs, for Independent, equal transforms, and mixtures of classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SolvePair = Callable[[Distribution, Distribution], Estimate]
 
 
 def sum_of_dimensions(x: Tensor, dimensions: int) -> Tensor:
-    """Return the sum over the last dimensions of a batch."""
+    """Return the sum of a tensor over its last `dimensions` dimensions."""
     return x.flatten(-dimensions).sum(-1) if dimensions and x.ndim else x
 
 
@@ -47,7 +47,7 @@ def sum_of_dimensions(x: Tensor, dimensions: int) -> Tensor:
 def kl_independent_independent(
     p: Independent[Distribution], q: Independent[Distribution], kl: SolvePair
 ) -> Estimate:
-    """Return the sum over the event dimensions of both sides; one side may keep further ones in an Independent."""
+    """Return the sum of KL over the dimensions that both sides reinterpret; a side with more keeps an Independent."""
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
     each = kl(_unwrapped(p, shared), _unwrapped(q, shared))
     error = None if each.error is None else sum_of_dimensions(each.error, shared)
@@ -63,9 +63,10 @@ def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return KL of the variables before the last equal transforms, if these are bijective: they do not change KL.
+    """Return KL of the variables before the last transforms that are equal in P and Q and bijective.
 
-    Equal transforms do not cancel if their parameters are different tensors that require gradients.
+    Such transforms do not change KL. Transforms with equal values do not count as equal if their parameters are
+    different tensors that require gradients.
     """
     if same_maps(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
         if not move_apart(p.transforms, q.transforms):
@@ -84,7 +85,7 @@ def kl_transformed_transformed(
 @reduction(TransformedDistribution, Independent)
 @reduction(Independent, TransformedDistribution)
 def kl_of_dimensions(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | None:
-    """Return KL of independent mapped numbers if both sides are independent numbers, with or without maps."""
+    """Return KL of two Independent distributions, after moving elementwise transforms inside Independent."""
     left, right = _in_dimensions(p), _in_dimensions(q)
     if (left is p and right is q) or not (isinstance(left, Independent) and isinstance(right, Independent)):
         return None
@@ -92,7 +93,10 @@ def kl_of_dimensions(p: Distribution, q: Distribution, kl: SolvePair) -> Estimat
 
 
 def _in_dimensions(d: Distribution) -> Distribution:
-    """Return maps of independent numbers as independent mapped numbers; any other distribution is unchanged."""
+    """Return an Independent of transformed numbers for elementwise transforms of an Independent.
+
+    Any other distribution is returned unchanged.
+    """
     base: Any = d.base_dist if type(d) is TransformedDistribution else None
     if not isinstance(base, Independent) or overrides_density(base):
         return d
@@ -104,7 +108,7 @@ def _in_dimensions(d: Distribution) -> Distribution:
 
 
 def _of_dimensions(d: TransformedDistribution) -> Distribution:
-    """Return maps of independent numbers as independent mapped numbers; raise for other maps."""
+    """Return an Independent of transformed numbers for elementwise transforms of an Independent; raise otherwise."""
     result = _in_dimensions(d)
     if result is d:
         raise no_rule(
@@ -128,7 +132,7 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
 @reduction(MixtureSameFamily, Distribution)
 @reduction(Distribution, MixtureSameFamily)
 def kl_mixture(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | None:
-    """Return KL after replacing mixtures of Categoricals or Bernoullis by the equal Categorical or Bernoulli."""
+    """Return KL after replacing each mixture of Categoricals or Bernoullis by one Categorical or Bernoulli."""
     left, right = _collapsed(p), _collapsed(q)
     if left is p and right is q:
         return None

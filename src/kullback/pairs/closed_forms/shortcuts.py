@@ -1,6 +1,7 @@
-"""The divergence of two distributions by the shortcut of their plan, and the shortcuts of compositions.
+"""The divergence of two distributions by the shortcut for their types, and the shortcuts for LogisticNormal and
+Independent.
 
-A shortcut is a C++ kernel, or it combines the results of other shortcuts.
+A shortcut is a function that calls a C++ kernel, or that combines the results of other shortcuts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import NativeForm, is_ordinary_call
 from kullback.pairs.registry import plan_for, shortcut
 
-# Kernels of their own compute longer rows of logits.
+# Longer rows of logits have their own kernels.
 _MOST_CLASSES = 32
 
 
@@ -33,7 +34,7 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
 
 
 def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
-    """Return KL between rows of logits; None for long rows."""
+    """Return KL between rows of logits; None for rows of more than 32 classes."""
     if not 0 < p.shape[-1] == q.shape[-1] <= _MOST_CLASSES:
         return None
     if torch.compiler.is_compiling() or not is_ordinary_call():
@@ -47,13 +48,13 @@ def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
 
 @shortcut(LogisticNormal, LogisticNormal)
 def fused_kl_of_bases(p: Any, q: Any) -> Tensor | None:
-    """Return KL of the variables before a transform without parameters."""
+    """Return KL of the base distributions if the transforms, which have no parameters, are equal."""
     return fused_divergence(p.base_dist, q.base_dist) if p.transforms == q.transforms else None
 
 
 @shortcut(Independent, Independent)
 def fused_sum_of_dimensions(p: Any, q: Any) -> Tensor | None:
-    """Return the sum of KL over the dimensions of an event."""
+    """Return the sum of KL over the event dimensions."""
     dimensions: int = p.reinterpreted_batch_ndims
     if not dimensions or dimensions != q.reinterpreted_batch_ndims or p.event_shape != q.event_shape:
         return None

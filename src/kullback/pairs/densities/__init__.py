@@ -1,4 +1,4 @@
-"""Densities of numbers, which integrals and sums read; each module registers its densities."""
+"""Univariate densities, for the integrals and sums of divergences; each module registers its densities on import."""
 
 from kullback.pairs.densities import (
     black_box as black_box,

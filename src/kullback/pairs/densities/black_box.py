@@ -1,7 +1,7 @@
-"""The density of any continuous distribution on the line with log_prob, sample and support, such as users' classes.
+"""The density of any univariate distribution, such as one of a user's class, from its log_prob, sample and support.
 
-A few draws, made once, give the center and the width. Values of log_prob far out give the decay of the tails. The
-quadrature checks that the mass is 1.
+A few draws, made once, give the center and the width. Values of log_prob far from the center give the decay of the
+tails. The quadrature checks that the density integrates to 1.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
 
 UNDERFLOWED = -746.0
-"""The logarithm that a distribution may return for a positive density that rounds to 0."""
+"""The log-density that a distribution may return where its density is positive but underflows to 0."""
 
 _DRAWS, _FEWEST = 257, 8
-# The log-distances at which tails are read: from the middle, in units of the width, and from a finite end.
+# The points at which tails are evaluated: values of log(|x| / interquartile range) for an infinite end, and of
+# -log(distance / unit) for a finite end.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
-# The largest log-distances at which the density is evaluated: e^200 squared is within float64, and e^40 squared within
-# float32, in which some classes compute.
+# The largest log-distances at which the density is evaluated. The square of e^200 does not overflow float64. The square
+# of e^40 does not overflow float32, because some users' classes compute in float32.
 _REACHES = (200.0, 40.0)
-# The smallest distance from an end other than 0, relative to the end.
+# The smallest distance from an end, relative to the end, at which the density is evaluated.
 _RESOLUTION = 1e-8
-# A tail that falls faster than this power of the distance does not count as a power.
+# A tail that falls faster than u^-10,000 does not count as a power of u.
 _STEEPEST = 1e4
-# The number of doublings of a distance in the search for the point where the density is 0.
+# The number of doublings of the distance in the search for the point where the density underflows to 0.
 _STEPS = 40
-# The number of correct digits of a power that two logarithms of the density give.
+# The power of a tail at infinity is rounded to this number of decimals, because rounding errors change the others.
 _DIGITS = 8
 
 
 class _Edge(NamedTuple):
-    """The point at distance e^log_u from `middle`, in the direction of `sign`.
+    """The point middle + sign e^log_u.
 
-    `outwards` is 1 if log_u grows away from the middle of P, and -1 if it falls.
+    `outwards` is 1 if log_u grows with the distance from the center of P, and -1 if log_u falls.
     """
 
     sign: int
@@ -58,7 +59,7 @@ class _Edge(NamedTuple):
 
 
 class Quartiles(NamedTuple):
-    """The quartiles of draws, in the coordinate of the support, and the width between them."""
+    """The quartiles of the draws, in the coordinate of the support, and the interquartile range."""
 
     first: Tensor
     middle: Tensor
@@ -67,9 +68,10 @@ class Quartiles(NamedTuple):
 
 
 def black_box(distribution: Distribution) -> BlackBoxDensity:
-    """Return the density of a distribution, from draws with a fixed seed.
+    """Return the density of a distribution, with quartiles from draws with a fixed seed.
 
-    Draws outside of the support do not count: a user's class may narrow the support of its base class alone.
+    Draws outside of the support do not count, because a user's class may restrict the support of its base class but not
+    override `sample`.
     """
     distribution = unvalidated(distribution)
     low, high = _ends_of(distribution)
@@ -88,7 +90,7 @@ def black_box(distribution: Distribution) -> BlackBoxDensity:
 
 
 def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:
-    """Return the quartiles of the draws inside of the support, or -1, 0 and 1 if there are fewer than `_FEWEST`."""
+    """Return the quartiles of the draws inside of the support, or -1, 0 and 1 for fewer than `_FEWEST` such draws."""
     count = inside.sum(0)
     ordered = torch.where(inside, t, torch.inf).sort(0).values
     ranks = torch.stack([count // 4, count // 2, 3 * count // 4])
@@ -98,7 +100,7 @@ def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:
 
 
 def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:
-    """Return the lower and upper bound of a support; None if it is infinite."""
+    """Return the lower and the upper end of a distribution's support; None for an infinite end."""
     constraint = distribution.support
     constraint = getattr(constraint, "base_constraint", constraint)
     ends: list[Tensor | None] = []
@@ -112,13 +114,13 @@ def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:
 
 @dataclass(frozen=True)
 class BlackBoxDensity(Density):
-    """A distribution that is known only by its density, its support and its draws."""
+    """The density of a distribution that has only log_prob, a support and draws."""
 
     distribution: Distribution
     quartiles: Quartiles
     changes: tuple[Callable[[Tensor], Tensor], ...] = ()
     is_fixed: bool = False
-    """Whether the density is detached, including the ends of its support."""
+    """Whether the density and the ends of its support are detached."""
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, changes=(*self.changes, change))
@@ -147,9 +149,9 @@ class BlackBoxDensity(Density):
         return result
 
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
-        """Extrapolate the density, as a power of the distance, to points at which it is not evaluated."""
+        """Return `log_density`, replaced by a power of the distance at points too far out to be evaluated."""
         end = self.low() if side < 0 else self.high()
-        # The last point at which the density is evaluated, and the log-densities just before this point and at it.
+        # The last point at which the density is evaluated, and the log-density shortly before this point and at it.
         edge, inner, outer = self._logs_at(side, _REACHES[0])
         if not bool((outer - inner).isfinite().all()):
             edge, inner, outer = self._logs_at(side, _REACHES[1])
@@ -166,13 +168,13 @@ class BlackBoxDensity(Density):
         return edge, self._log_prob(edge.at(edge.log_u - edge.outwards)), self._log_prob(edge.at(edge.log_u))
 
     def _edge(self, side: int, reach: float) -> _Edge:
-        """Return the last point towards an end at which the density is evaluated."""
+        """Return the point closest to an end at which the density is evaluated."""
         ends = _ends_of(self.distribution)
         end, other = ends if side < 0 else ends[::-1]
         first, middle, last, width = self.quartiles
         if end is None:
             log_u = torch.log(width) + reach
-            if other is not None:  # the quartiles are logarithms of distances from the other end
+            if other is not None:  # then the quartiles are logarithms of distances from the other end
                 log_u, middle = torch.maximum(last.abs(), first.abs()) + reach, other
             return _Edge(side, middle, log_u, 1)
         log_u = torch.minimum(side * -first, side * -last) if other is None else -middle.abs()
@@ -202,11 +204,11 @@ class BlackBoxDensity(Density):
         return end if end is None or not end.ndim else self._changed(end)
 
     def _read(self, side: int) -> list[Tensor]:
-        """Return the fields of the tail towards one end."""
+        """Return the fields of the `Tail` at one end, as tensors of the batch shape."""
         with torch.no_grad():
             ends = _ends_of(self.distribution)
             end, (_, middle, _, scale) = ends[side > 0], self.quartiles
-            if (ends[0] is None) != (ends[1] is None):  # the quartiles are logarithms
+            if (ends[0] is None) != (ends[1] is None):  # then the quartiles are logarithms of distances
                 scale = torch.exp(scale.clamp(max=300) + middle.clamp(-300, 300))
             tail = self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
             return [tensor_of(x).expand(self.distribution.batch_shape) for x in tail]
@@ -224,9 +226,10 @@ class BlackBoxDensity(Density):
         return _tail_where(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, end), read)
 
     def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
-        """Read a tail whose density soon rounds to 0 in float64, from the last points at which it does not.
+        """Return a tail whose density soon underflows, from the last points with a positive density.
 
-        -log density is a power of u if its slope in log-log is constant, and e^u if the slope doubles with u.
+        If the slope of log(-log density) against log u is constant, -log density is a power of u. If the slope doubles
+        with u, -log density grows exponentially.
         """
         index = torch.arange(_STEPS, device="cpu").reshape(-1, *[1] * len(self.distribution.batch_shape))
         f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])
@@ -249,17 +252,17 @@ class BlackBoxDensity(Density):
 
 
 def _tail_where(where: Tensor, read: Tail, otherwise: Tail) -> Tail:
-    """Return the first tail where the mask is true, and the second elsewhere."""
+    """Return the tail `read` where the mask is true, and the tail `otherwise` elsewhere."""
     return Tail(*(torch.where(where, a, b) for a, b in zip(read, otherwise, strict=True)))
 
 
 def _tail(
     logs: list[Tensor], log_u: tuple[float, ...], jacobian: int, rate: Tensor, steepest: float, digits: int
 ) -> Tail:
-    """Read a tail from log-densities at three distances: a power of u, a power of log u, or neither.
+    """Return the tail from log-densities at three distances u with equal steps of log u.
 
-    log u grows by the same amount twice. For a power of u, the log-density then falls by the same amount twice. For a
-    power of log u, it falls more the second time; the ratio gives the power.
+    If the tail is a power of u, the log-density falls equally in both steps. If -log density is a power of log u, the
+    log-density falls more in the second step, and the ratio gives the power. Otherwise the tail has level 0.
     """
     first, last = ((a - b) / (log_u[1] - log_u[0]) for a, b in itertools.pairwise(logs))
     mean = (first + last) / 2
@@ -279,7 +282,7 @@ def _tail(
 
 
 def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """Return x, but the next number inside of the support for an x on or beyond an end, where log_prob may raise."""
+    """Return x, or the nearest number inside of the support for an x at or beyond an end, where log_prob may raise."""
     if low is not None:
         x = torch.where(x <= low, torch.nextafter(low.detach(), torch.full_like(low, torch.inf)), x)
     if high is not None:
@@ -291,7 +294,8 @@ def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
 def _of_any_other(d: Distribution) -> Density | None:
     """Return the density of any other distribution; None if it is not univariate, or has no log_prob or support.
 
-    Only finitely many integers from 0 on are supported. Angles are excluded: torch declares the line as their support.
+    A discrete distribution must have the values 0, 1, ..., n. VonMises is excluded, because torch declares the whole
+    line as its support although x is an angle.
     """
     if (
         isinstance(d, VonMises)
@@ -308,7 +312,7 @@ def _of_any_other(d: Distribution) -> Density | None:
 
 
 def _of_all_values(d: Distribution) -> Density | None:
-    """Return the probabilities of all values; None unless the values are the integers from 0 to a largest one."""
+    """Return the density with the probabilities of all values; None unless the values are 0, 1, ..., n."""
     values = upcast(d.enumerate_support(expand=False)).flatten()
     if not bool((values == torch.arange(len(values), device=values.device)).all()):
         return None

@@ -1,4 +1,4 @@
-"""The densities of mixtures, and of distributions with extra zeros."""
+"""The densities of mixtures and of zero-inflated distributions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kullback.pairs.numerics.parameters import first_given, log_probs_of
 
 @dataclass(frozen=True)
 class MixtureDensity(Density):
-    """sum_k weight_k p_k(x), with the components along the last dimension of the parameters."""
+    """sum_k e^log_weights_k p_k(x); the last dimension of `log_weights`, and of part's parameters, is k."""
 
     log_weights: Tensor
     part: Density
@@ -60,7 +60,7 @@ class MixtureDensity(Density):
         return (low, high) if pieces is None else (low.flatten(-2), high.flatten(-2))
 
     def _of_used(self, x: Tensor, otherwise: float) -> Tensor:
-        """Return x with `otherwise` for the components of weight 0."""
+        """Return x, with `otherwise` in place of the components of weight 0."""
         return torch.where(self.log_weights == -torch.inf, otherwise, x)
 
     def log_density(self, at: Points) -> Tensor:
@@ -109,7 +109,7 @@ class MixtureDensity(Density):
         return self._slowest(self.part.upper_tail(), self.part.high(), self.high)
 
     def _slowest(self, tail: Tail, ends: Tensor | None, end_of_all: Callable[[], Tensor | None]) -> Tail:
-        """Return the slowest tail among the components that reach the end of the support."""
+        """Return the tail that falls most slowly among the components that share an end with the mixture."""
         end = end_of_all() if ends is not None and ends.ndim else None
         has_own_ends = end is not None
         if not (has_own_ends or isinstance(tail.level, Tensor) or isinstance(tail.power, Tensor)):
@@ -124,19 +124,19 @@ class MixtureDensity(Density):
         if ends is not None and end is not None:
             used = used & (ends == end.unsqueeze(-1))
         slowest: list[Tensor] = []
-        for x in (-level, power, coefficient):  # NaN counts as the smallest
+        for x in (-level, power, coefficient):  # amin returns NaN if any entry is NaN
             least = torch.where(used, x, torch.inf).amin(-1, keepdim=True)
             used = used & ((x == least) | least.isnan())
             slowest.append(least.squeeze(-1))
         return Tail(-slowest[0], *slowest[1:])
 
     def _moves_ends(self) -> bool:
-        """Return whether the components have different ends."""
+        """Return whether an end of the support depends on parameters, so that components can have different ends."""
         low, high = self.part.low(), self.part.high()
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
-        """Convert coordinates of the components to the coordinate of the mixture, whose ends may be further out."""
+        """Return the mixture's coordinates of the points at these coordinates of the components."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low(), self.high()))
         )
@@ -150,7 +150,7 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
     @property
     def smooth(self) -> bool:
-        """Whether the probabilities of the components are smooth functions."""
+        """Whether the components' probabilities are smooth functions of x."""
         return getattr(self.part, "smooth", True)
 
     def coordinate(self) -> Coordinate:
@@ -170,7 +170,7 @@ class ZeroInflatedDensity(IntegerDensity):
 
     @property
     def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the probabilities above 0 are a smooth function."""
+        """Whether the probabilities of the integers above 0 are a smooth function of x."""
         return getattr(self.part, "smooth", True)
 
     def low(self) -> Tensor | None:
@@ -216,7 +216,7 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
     if part is None:
         return None
-    if not part.is_splittable():  # only the mixture itself can evaluate its density
+    if not part.is_splittable():  # only the mixture's log_prob evaluates them
         low, high = part.low(), part.high()
         return density_on_image(
             d,
@@ -229,5 +229,5 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
 
 
 def log_weights_of(d: MixtureSameFamily) -> Tensor:
-    """Return the logarithms of the weights of a mixture."""
+    """Return the log-weights of a mixture, with the components along the last dimension."""
     return log_probs_of(d.mixture_distribution)

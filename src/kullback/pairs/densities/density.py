@@ -1,8 +1,8 @@
-"""`Density`, the base class of all densities of numbers, and `density_of`, which returns the density of a distribution.
+"""`Density`, the base class of all univariate densities, and `density_of`, which returns the density of a distribution.
 
-A density is evaluated at `Points`, which also contain the logarithms of the distances from the ends of P's support.
-Near an end where a density is infinite, x alone does not suffice: most of the mass of Beta(0.01, 0.01) is closer to 0
-or 1 than float64 numbers near 1 are to each other.
+A density is evaluated at `Points`, which contain x and log |x - end| for the ends of P's support. Near an end where a
+density is infinite, x alone is too coarse. Most of the mass of Beta(0.01, 0.01) is closer to 0 or 1 than the spacing
+of float64 numbers near 1.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from kullback.pairs.family import POSITIVE, REAL, UNIT, End
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b) with finite second derivatives far out, where `torch.logaddexp` has NaN."""
+    """Return log(e^a + e^b), with finite second derivatives for a large |a - b|, unlike `torch.logaddexp`."""
     is_first = a >= b
     high, low = torch.where(is_first, a, b), torch.where(is_first, b, a)
     return high - logsigmoid(torch.where(high.isinf(), 0, high - low))
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b). Where a is -inf, the value and the derivative are those of b."""
+    """Return log(e^a + e^b). Where a is -inf, the result is b, with the derivative of b."""
     alone = a == -torch.inf
     return torch.where(alone, b, _log_add_exp(torch.where(alone, b, a), b))
 
 
 def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
-    """Return log(rest + weight e^u) with rest + weight = 1, to full precision even where the result is near 0."""
+    """Return log(rest + weight e^u) for rest + weight = 1, to full precision even where the result is near 0."""
     near = (u.abs() < 1) | ((weight < 0.5) & (u < 0)) | ((u > 0) & (u < 700))
     close = torch.log1p(weight * torch.expm1(torch.where(near, u, 0)))
     far = torch.where(near, 0, u)
@@ -45,13 +45,13 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the points `steps` widths from the center, and more around the place where a wide density bends."""
+    """Return the points center + steps width and, if a width exceeds 6, points around the bend of the log-density."""
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
 
 class Points(NamedTuple):
-    """Points of P's support: x, and the logarithms of x - low and high - x for finite ends."""
+    """Points x of P's support, with log(x - low) and log(high - x) for its finite ends."""
 
     x: Tensor
     low: Tensor | None = None
@@ -60,7 +60,7 @@ class Points(NamedTuple):
     log_below_high: Tensor | None = None
 
     def is_extreme(self) -> Tensor:
-        """Return where the square of x, or of the inverse of its distance from an end, overflows float64."""
+        """Return a mask of the points where x^2, or 1 / distance^2 from an end, overflows float64."""
         extreme = ~(self.x.abs() < 1e150)
         for log_distance in (self.log_above_low, self.log_below_high):
             if log_distance is not None:
@@ -81,7 +81,7 @@ class Points(NamedTuple):
 
 
 def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
-    """Return log(distance + more) with correct second derivatives, even if one is much smaller than the other."""
+    """Return log(e^log_distance + more), with correct second derivatives even if one of the terms is tiny."""
     none = ~(more > 0) | more.isinf()
     log_more = torch.log(torch.where(none, 1, more))
     less = none | (log_more < log_distance)
@@ -96,13 +96,16 @@ def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """A variable t that runs over all reals: x, log(x - low), -log(high - x), or the logit between two finite ends."""
+    """A map from the support to all reals: t = x, log(x - low), -log(high - x) or log((x - low) / (high - x)).
+
+    The finite ends determine the formula.
+    """
 
     low: Tensor | None
     high: Tensor | None
 
     def points(self, t: Tensor) -> Points:
-        """Return the points at t, differentiable by the ends."""
+        """Return the points x at t; they are differentiable functions of the ends."""
         low, high = self.low, self.high
         if low is None:
             return Points(t) if high is None else Points(high - torch.exp(-t), high=high, log_below_high=-t)
@@ -130,7 +133,7 @@ class Coordinate:
         return speed if open_end is None else torch.where(open_end, t, speed)
 
     def of(self, x: Tensor) -> Tensor:
-        """Return t at x; infinite outside the support."""
+        """Return t at x; an x outside of the support gives an infinite t."""
         low, high = self.low, self.high
         if low is None:
             return x if high is None else -torch.log((high - x).clamp(min=0))
@@ -143,7 +146,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, and a mask of infinite high; the mask is None if high is finite for the whole batch."""
+        """Return high - low, or 1 where high is infinite, and the mask of infinite high; None if all are finite."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -151,12 +154,12 @@ class Coordinate:
 
 
 class Tail(NamedTuple):
-    """How -log of the mass beyond u grows at an end, where u is |x| at infinity and 1 / distance at a finite end.
+    """The decay of a density's tail: -log of the mass beyond u grows as coefficient y^power.
 
-    It grows as coefficient y^power, where y is the logarithm of u taken `level` times: u at level 0, log u at level 1,
-    log log u at level 2, and e^u at level -1. Tails u^-a have level 1, and tails e^(-a u) have level 0. A map of x such
-    as exp adds the same number to all levels, so the comparison of two tails does not depend on the variable. Unknown
-    fields are NaN.
+    u is |x| at an infinite end, and 1 / distance at a finite end. y is the logarithm of u taken `level` times: u at
+    level 0, log u at level 1, log log u at level 2, and e^u at level -1. Tails u^-a have level 1, and tails e^(-a u)
+    have level 0. A map of x such as exp adds the same number to all levels, so that the comparison of two tails does
+    not depend on the map. Unknown fields are NaN.
     """
 
     level: Tensor | float = math.nan
@@ -169,14 +172,14 @@ class Tail(NamedTuple):
         return cls(1.0, 1.0, power)
 
     def in_unit(self, unit: Tensor | float) -> Tail:
-        """Return the tail in terms of u / unit."""
+        """Return the tail as a function of u / unit."""
         level, power, coefficient, unit = (tensor_of(x, torch.float64) for x in (*self, unit))
         changed = torch.where(level == 0, coefficient * unit**power, coefficient)
         changed = torch.where((level < -1) & (unit != 1), torch.nan, changed)
         return Tail(level, torch.where(level == -1, power * unit, power), changed)
 
     def shifted(self, by: Tensor) -> Tail:
-        """Return the tail in terms of u - by."""
+        """Return the tail as a function of u - by."""
         level, power, coefficient = (tensor_of(x, torch.float64) for x in self)
         moved = torch.where(level == -1, coefficient * torch.exp(power * by), coefficient)
         return Tail(level, power, torch.where((level < -1) & (by != 0), torch.nan, moved))
@@ -184,11 +187,11 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True)
 class Density(ABC):
-    """A univariate density with its parameters, which are float64 tensors that broadcast."""
+    """A univariate density; its fields are the parameters, which are float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
     support: ClassVar[tuple[End, End]] = REAL
-    """The ends of the support: numbers or names of parameters, or None for an end that `low` or `high` computes."""
+    """The ends of the support: numbers, names of parameters, or None for ends that `low` and `high` compute."""
     has_equal_tails: ClassVar[bool]
     """Whether the support is the whole line and one formula gives both tails."""
 
@@ -201,7 +204,7 @@ class Density(ABC):
         cls.has_equal_tails = is_line and cls.lower_tail is cls.upper_tail
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
-        """Return the density after applying `change`, for example a new shape, to every parameter."""
+        """Return the density with `change`, for example a new shape, applied to every parameter."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
             if isinstance(x, Tensor):
@@ -218,7 +221,7 @@ class Density(ABC):
         return tensors
 
     def detached(self) -> Density:
-        """Return the same density without derivatives by its parameters, in forward and backward mode."""
+        """Return the density with detached parameters, which have no derivatives in forward and backward mode."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
             if isinstance(x, Tensor):
@@ -228,51 +231,55 @@ class Density(ABC):
         return replace(self, **parameters)
 
     def is_splittable(self) -> bool:
-        """Return whether `mapped` may cut the batch into parts."""
+        """Return whether `mapped` may select some elements of the batch."""
         for part in vars(self).values():  # noqa: SIM110 - a generator costs a call for each
             if isinstance(part, Density) and not part.is_splittable():
                 return False
         return True
 
+    def reaches_infinity(self) -> Tensor | None:
+        """Return a mask of the elements with an infinite end where others have a finite end; None if there are none."""
+        return None
+
     def low(self) -> Tensor | None:
-        """Return the lower end of the support, None for -inf."""
+        """Return the lower end of the support; None if it is -inf."""
         end = self.support[0]
         if isinstance(end, str):
             return getattr(self, end)
         return None if end in (None, -math.inf) else torch.full((), end, dtype=torch.float64, device="cpu")
 
     def high(self) -> Tensor | None:
-        """Return the upper end of the support, None for +inf."""
+        """Return the upper end of the support; None if it is +inf."""
         end = self.support[1]
         if isinstance(end, str):
             return getattr(self, end)
         return None if end in (None, math.inf) else torch.full((), end, dtype=torch.float64, device="cpu")
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """Return the ends of the support, infinite where it has none."""
+        """Return the lower and the upper end of the support as tensors, which may be infinite."""
         low, high = self.low(), self.high()
         endless = torch.full((), torch.inf, dtype=torch.float64, device="cpu")
         return -endless if low is None else low, endless if high is None else high
 
     def pieces(self) -> tuple[Tensor, Tensor] | None:
-        """Return the ends of intervals, along a new last dimension, whose union is the support.
+        """Return the lower ends and the upper ends of the intervals whose union is the support.
 
-        None means that the support is one interval, between the ends.
+        The intervals are a new last dimension. The result is None if the support is a single interval.
         """
         return None
 
     @abstractmethod
     def log_density(self, at: Points) -> Tensor:
-        """Return the logarithm of the density at points of the support."""
+        """Return the log-density at points of the support."""
 
     @abstractmethod
     def center_and_width(self) -> tuple[Tensor, Tensor]:
-        """Return the approximate center of the density and its width, in the density's own coordinate."""
+        """Return the approximate center and width of the density in t, the variable of its `coordinate`."""
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        """Return, for each peak of the density, the points `steps` widths from its center, in the density's coordinate.
+        """Return the points center + steps width for each peak of the density, in t, the variable of its `coordinate`.
 
-        The last dimension of the parameters has size 1 and becomes the dimension of the steps.
+        The parameters need a last dimension of size 1, which becomes the dimension of the steps.
         """
         center, width = self.center_and_width()
         return [center + steps * width]
@@ -286,20 +293,20 @@ class Density(ABC):
         return Coordinate(self.low(), self.high())
 
     def tail_factor(self) -> Tensor | float:
-        """Return k for a density of about u^k e^(-a u) per du, where a tail is of level 0; NaN if it is unknown."""
+        """Return k if the density falls as u^k e^(-a u) in a tail of level 0; NaN if k is unknown."""
         return math.nan
 
     def lower_tail(self) -> Tail:
-        """Return the decay of the mass towards the lower end."""
+        """Return the decay of the tail at the lower end of the support."""
         return Tail()
 
     def upper_tail(self) -> Tail:
-        """Return the decay of the mass towards the upper end."""
+        """Return the decay of the tail at the upper end of the support."""
         return Tail()
 
 
 class PositiveAtEnds(Density):
-    """A density that is positive and finite where its support ends."""
+    """A density that is positive and finite at the finite ends of its support."""
 
     def lower_tail(self) -> Tail:
         return Tail.of_power(1.0)
@@ -320,7 +327,7 @@ class UnitDensity(PositiveAtEnds):
 
 
 class DelegatingDensity(Density):
-    """A density that answers as another one, `part`, to the questions that a subclass does not answer itself."""
+    """A density whose methods return the results of another density, `part`, unless a subclass overrides them."""
 
     part: Density
 
@@ -352,15 +359,15 @@ class DelegatingDensity(Density):
         return self.part.upper_tail()
 
 
-# Returns the density of a distribution, or None if it is not known.
+# A function that returns the density of a distribution, or None if the density is unknown.
 DensityReader = Callable[..., "Density | None"]
-# The readers by class. The key is a string, module and name, for a class of a package that kullback does not import.
+# The readers by class. A class of a package that kullback does not import has the key "module.name".
 _READERS: dict[type | str, DensityReader] = {}
 DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
 
 
 def register_density(family: type | str) -> Callable[[DensityReaderT], DensityReaderT]:
-    """Register the function that returns the density of a distribution of this type."""
+    """Register a function that returns the densities of distributions of this class."""
 
     def enter(read: DensityReaderT) -> DensityReaderT:
         _READERS[family] = read
@@ -370,9 +377,9 @@ def register_density(family: type | str) -> Callable[[DensityReaderT], DensityRe
 
 
 def density_of(distribution: Distribution) -> Density | None:
-    """Return the density of a distribution; None if its family is not known.
+    """Return the density of a distribution; None if no registered reader can return it.
 
-    For a distribution that overrides its family's `log_prob`, the density uses only its own methods.
+    If a distribution overrides the `log_prob` of its family, the density uses only the methods of the distribution.
     """
     if overrides_density(distribution):
         return _READERS[Distribution](distribution)
@@ -385,6 +392,6 @@ def density_of(distribution: Distribution) -> Density | None:
 
 
 def densities_of(p: Distribution, q: Distribution) -> tuple[Density, Density] | None:
-    """Return the densities of P and Q; None if one of them is not known."""
+    """Return the densities of P and Q; None if one of them is unknown."""
     first, second = density_of(p), density_of(q)
     return None if first is None or second is None else (first, second)

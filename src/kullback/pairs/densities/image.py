@@ -1,6 +1,6 @@
-"""The image of a support under transforms, and the density of a transformed distribution from its own log_prob.
+"""The image of a support under transforms, and the density of a transformed distribution from torch's log_prob.
 
-The image may be smaller than the codomain of the last transform, which torch declares as the support.
+Torch declares the codomain of the last transform as the support; the image may be smaller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
     """Return the ends of the image of an interval under a monotone transform; None if they are not known."""
-    if torch.compiler.is_compiling():  # a graph cannot read them
+    if torch.compiler.is_compiling():  # a graph cannot read the ends
         return None
     try:
         falls = bool((tensor_of(step.sign) < 0).all())
@@ -48,7 +48,7 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
 
 
 class _Image(Distribution):
-    """A distribution whose support is its image, which may be smaller than its last transform's codomain."""
+    """A distribution with another support, such as its image instead of the codomain of its last transform."""
 
     def __init__(self, base: Distribution, support: Any) -> None:
         self.base = unvalidated(base)
@@ -67,12 +67,12 @@ class _Image(Distribution):
 
 
 def density_on_image(d: Distribution, ends: Ends) -> Density:
-    """Return the density of a transformed distribution on its image, from its own log_prob."""
+    """Return the density of a distribution from its log_prob, with these ends as its support."""
     return black_box(_Image(d, interval_between(*ends)))
 
 
 def interval_between(low: Tensor | None, high: Tensor | None) -> constraints.Constraint:
-    """Return the support between two ends; None is infinite."""
+    """Return the constraint low < x < high; None means that an end is infinite."""
     if low is None:
         return constraints.real if high is None else constraints.less_than(high)
     return constraints.greater_than(low) if high is None else constraints.interval(low, high)

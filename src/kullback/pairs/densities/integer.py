@@ -1,4 +1,4 @@
-"""Densities on the integers, extended to the reals between them.
+"""Probabilities of integers, by formulas that are also defined for the reals between the integers.
 
 The logarithms of factorials are large and cancel. The saddle-point form of the probabilities replaces them by deviances
 and by the small errors of Stirling's formula.
@@ -37,25 +37,25 @@ def stirling_error(x: Tensor) -> Tensor:
 
 
 def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
-    """Return x log(x / mean) + mean - x for x > 0, to full precision for small results."""
+    """Return x log(x / mean) + mean - x for x > 0; the relative precision is full even for small results."""
     difference = x - mean
     v = difference / (x + mean)
     near = v.abs() < 0.1
     v = torch.where(near, v, 0)
     square = v * v
     series = polynomial(_ATANH, square)
-    tiny = mean < 1e-100  # its square, in the derivative of the quotient, underflows
+    tiny = mean < 1e-100  # mean^2, in the derivative of x / mean, underflows
     log_ratio = torch.log(x / torch.where(near | tiny, x, mean))
     log_ratio = torch.where(tiny, torch.log(x) - log_mean, log_ratio)
     return torch.where(near, difference * v + 2 * x * v * square * series, x * log_ratio - difference)
 
 
 class IntegerDensity(Density):
-    """A density on the integers; `low` and `high` are the smallest and the largest integer with mass."""
+    """Probabilities of integers; `low` and `high` are the smallest and the largest integer with mass."""
 
     integer: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
-    """Whether the probabilities are a smooth function of x; otherwise every term has to be summed."""
+    """Whether the probabilities are a smooth function of x; otherwise a sum needs every term."""
 
     support: ClassVar[tuple[End, End]] = POSITIVE
 
@@ -64,19 +64,19 @@ class IntegerDensity(Density):
 
 
 def last_integer(is_zero: Tensor, like: Tensor) -> Tensor:
-    """Return 0 where `is_zero`, else infinity, in the dtype of a tensor: half-precision ends overflow."""
+    """Return 0 where `is_zero`, else infinity, in the dtype of `like`, because ends in half precision may overflow."""
     return torch.where(is_zero, 0.0, torch.inf).to(like.dtype)
 
 
 def log_power(n: Tensor, log_base: Tensor) -> Tensor:
-    """Return n log base with 0 log 0 = 0; the derivative is 0 where the base is 0."""
+    """Return n log(base), with 0 log 0 = 0. The derivative is 0 where the base is 0."""
     empty = log_base == -torch.inf
     return torch.where(empty, torch.where(n == 0, 0.0, -torch.inf), n * torch.where(empty, 0, log_base))
 
 
 @dataclass(frozen=True)
 class CategoricalDensity(IntegerDensity):
-    """The probability of class x, from log-probabilities along the last dimension."""
+    """The probabilities of the classes 0, 1, ...; `log_mass` has the classes along the last dimension."""
 
     smooth: ClassVar[bool] = False
 

@@ -11,7 +11,7 @@ from kullback.pairs.densities.density import Density, Points
 
 
 def log_one_plus_square(z: Tensor) -> Tensor:
-    """Return log(1 + z^2), also if z^2 overflows."""
+    """Return log(1 + z^2), which is finite even where z^2 overflows."""
     size = z.abs()
     large = size > 1e100
     return torch.where(
@@ -21,7 +21,7 @@ def log_one_plus_square(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LocationScaleDensity(Density):
-    """A function of z = (x - loc) / scale, and perhaps of further parameters, divided by scale."""
+    """A density of the form f(z) / scale for z = (x - loc) / scale, where f may have further parameters."""
 
     loc: Tensor
     scale: Tensor

@@ -1,15 +1,15 @@
-"""The densities of increasing functions of a variable: exp, sigmoid, softplus, distribution functions, and inverses.
+"""The densities of x = f(y) for an increasing f: exp, sigmoid, softplus, distribution functions, and their inverses.
 
-Each function is a record, `Increasing`, in logarithms of the distances from both ends. Written as a composition of
-elementary functions, log(e^y - 1) would overflow where its value is moderate.
+An `Increasing` record describes f by the logarithms of the distances of x and y from the ends of their supports. If
+f were a composition of elementary functions, log(e^y - 1) would overflow for a large y, though it is about y.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,24 +20,25 @@ from kullback.common.special import HALF_LOG_2PI
 from kullback.pairs.densities.density import Coordinate, Density, Points, Tail
 from kullback.pairs.densities.location_scale import log_one_plus_square
 
-# Beyond this logarithm, a sum of it and a number of size 1 has lost all but two digits of the number.
+# The largest |log f'(y)|: the sum of a larger logarithm and a number near 1 keeps at most two digits of the number.
 _FARTHEST = 1e14
 
 
 class Growth(NamedTuple):
-    """How log u' grows at an end that a function maps from infinity: as coefficient y^power, with y as in `Tail`.
+    """How an increasing function changes a tail at infinity: log u' grows as coefficient y^power.
 
-    u is the distance before the function, and u' is 1 / distance, or the distance, after it.
+    u is |y| before the function. u' is 1 / distance from the end after the function, or |x| if this end is infinite.
+    The y of the formula is the logarithm of u taken `level` times, as in `Tail`.
     """
 
     level: int
     power: float = 1.0
     coefficient: float = 1.0
     is_exact: bool = True
-    """Whether the difference vanishes far out; otherwise it may be a constant."""
+    """Whether log u' - coefficient y^power converges to 0; otherwise it may converge to another constant."""
 
     def after(self, tail: Tail) -> Tail:
-        """Return the tail after the function."""
+        """Return the tail of x = f(y) from the tail of y."""
         if self[1:] == (1.0, 1.0, True):
             return tail._replace(level=tail.level + 1 - self.level)
         level, power, coefficient = (tensor_of(x, torch.float64) for x in tail)
@@ -49,7 +50,7 @@ class Growth(NamedTuple):
         return Tail(torch.where(known, level + 1 - self.level, torch.nan), power, changed)
 
     def before(self, tail: Tail) -> Tail:
-        """Return the tail before the function."""
+        """Return the tail of y from the tail of x = f(y)."""
         if self[1:] == (1.0, 1.0, True):
             return tail._replace(level=tail.level - 1 + self.level)
         level, power, coefficient = (tensor_of(x, torch.float64) for x in tail)
@@ -66,23 +67,21 @@ Function = Callable[[Tensor], Tensor]
 class Increasing(NamedTuple):
     """An increasing function x = f(y), and its inverse.
 
-    The functions in a pair are for the lower and the upper end.
+    In a pair of functions, the first belongs to the lower end of a support, and the second to the upper end.
 
     Attributes:
         image: f.
         inverse: the inverse of f.
-        slope: the derivative of f, at y.
-        inverse_slope: the derivative of the inverse, at x.
-        log_slope: the logarithm of the derivative of f, at y.
-        preimage: y, from the points x and their distances from the ends of the image of the line.
-        from_infinity: the logarithms of the distances of x from the images of -inf and +inf, at y.
-        after: the logarithm of the distance of x from the image of an end, from the logarithm of the distance of y from
-            the end, the end and y.
-        before: the inverse of `after`: the logarithm of the distance of y from an end, from the logarithm of the
-            distance of x from its image, the end, its image and y.
-        limits: the images of -inf and of +inf; None is infinite.
-        growths: how the function grows towards its infinite ends.
-        keeps_coordinate: whether y is the coordinate of x, as y is the logarithm of e^y.
+        slope: f'(y), from y.
+        inverse_slope: the derivative of the inverse of f, from x.
+        log_slope: log f'(y), from y.
+        preimage: y, from `Points` with x and the distances of x from f(-inf) and f(+inf).
+        from_infinity: log(x - f(-inf)) and log(f(+inf) - x), from y.
+        after: log |x - f(end)|, from log |y - end|, the end and y.
+        before: log |y - end|, from log |x - f(end)|, the end, f(end) and y.
+        limits: f(-inf) and f(+inf); None if they are infinite.
+        growths: how f changes a tail at -inf and at +inf.
+        keeps_coordinate: whether y is the `Coordinate` of x, such as y = log x for x = e^y.
     """
 
     image: Function
@@ -101,7 +100,7 @@ class Increasing(NamedTuple):
 
 @dataclass(frozen=True)
 class MappedDensity(Density):
-    """The density of an increasing function of a variable, whose support may be smaller than the function's domain."""
+    """The density of x = f(y), where y has the density `part` and f is `function`."""
 
     part: Density
     function: Increasing
@@ -121,11 +120,11 @@ class MappedDensity(Density):
         return None if pieces is None else (self._image(pieces[0]), self._image(pieces[1]))
 
     def _part_end(self, side: int) -> Tensor | None:
-        """Return the end of the part's support; None if its image is the image of infinity."""
+        """Return an end of the part's support; None if it is infinite or if an inverse function maps it to infinity."""
         return self.part.high() if side else self.part.low()
 
     def _tail_end(self, side: int) -> Tensor | None:
-        """Return the same end, but infinite for the elements of a batch whose image is the image of infinity."""
+        """Return `_part_end`, with infinity for the batch elements whose end is infinite or is mapped to infinity."""
         return self._part_end(side)
 
     def _image_of_infinity(self, side: int) -> Tensor | None:
@@ -135,8 +134,8 @@ class MappedDensity(Density):
     def log_density(self, at: Points) -> Tensor:
         inner = self._before(at)
         log_derivative = self._log_slope(inner, at)
-        # Farther out, the density of x and dx nearly cancel, and rounding destroys their product. The mass there
-        # counts as 0. The logarithm stays finite, so that a density which has mass there is not infinitely far.
+        # If |log f'(y)| is very large, log p(y) - log f'(y) loses all digits of log p(y). The mass of these points
+        # counts as 0. The log-density stays finite, so that no divergence becomes +inf there.
         is_kept = log_derivative.detach().abs() < _FARTHEST
         beyond = -log_derivative - log_derivative.abs()
         return torch.where(is_kept, self.part.log_density(inner) - log_derivative, beyond)
@@ -156,11 +155,11 @@ class MappedDensity(Density):
         return [self._image(point) for point in self.part.nonsmooth_points()]
 
     def image_coordinate(self, t: Tensor) -> Tensor:
-        """Convert the part's coordinate to the coordinate of this density."""
+        """Return the coordinate of f(y) from the part's coordinate t of y."""
         return t if self._keeps_coordinate() else self._own_coordinate(t)
 
     def _own_coordinate(self, t: Tensor) -> Tensor:
-        """Convert the part's coordinate to the coordinate of this density, also where they are the same."""
+        """Return the coordinate of f(y) from the part's coordinate t of y, by computation even if it equals t."""
         at = self.part.coordinate().points(t)
         own = Coordinate(self.low(), self.high())
         log_above, log_below = self._log_distances(at)
@@ -171,7 +170,7 @@ class MappedDensity(Density):
         return torch.where(own.high.isinf(), log_above, log_above - log_below)
 
     def _keeps_coordinate(self) -> bool:
-        """Return whether the image has the coordinate of the part, whose support is the whole line."""
+        """Return whether the coordinate of x = f(y) is y; this requires that the part's support is the whole line."""
         return self.function.keeps_coordinate and self.part.low() is None and self.part.high() is None
 
     def lower_tail(self) -> Tail:
@@ -181,11 +180,11 @@ class MappedDensity(Density):
         return self._tail(self.part.upper_tail(), 1)
 
     def _beyond(self, tail: Tail, side: int) -> Tail:
-        """Return the tail at the image of infinity from the part's tail."""
+        """Return the tail of x from the part's tail, at an end where `_part_end` is None."""
         return self.function.growths[side].after(tail)
 
     def _tail(self, tail: Tail, side: int) -> Tail:
-        """Return the tail at the image of an end from the part's tail."""
+        """Return the tail of x at the image of an end, from the part's tail at this end."""
         beyond, end = self._beyond(tail, side), self._tail_end(side)
         if end is None:
             return beyond
@@ -210,7 +209,7 @@ class MappedDensity(Density):
         return self.function.preimage(at)
 
     def _before(self, at: Points) -> Points:
-        """Return the points before the function, in the part's support."""
+        """Return the points y of the part's support from the points x = f(y)."""
         y, ends = self._preimage(at), (self.part.low(), self.part.high())
         logs: list[Tensor | None] = [None, None]
         for side, end in enumerate(ends):
@@ -220,7 +219,7 @@ class MappedDensity(Density):
         return Points(y, ends[0], logs[0], ends[1], logs[1])
 
     def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of the distances of the images from the lower and the upper end."""
+        """Return the logarithms of the distances of x = f(y) from the lower and the upper end of its support."""
         logs = list(self.function.from_infinity(inner.x))
         for side, (end, log_distance) in enumerate((inner[1:3], inner[3:5])):
             if end is not None and log_distance is not None:
@@ -250,17 +249,34 @@ class SigmoidDensity(MappedDensity):
 
 @dataclass(frozen=True)
 class InverseMappedDensity(MappedDensity):
-    """The density of the inverse of such a function, whose infinite ends are the ends of the function's image."""
+    """The density of x = g(y), where g is the inverse of the function f: g maps the ends of f's image to infinity."""
 
     reaches: tuple[bool, bool]
-    """Whether the part's support begins, or ends, where the image of the line does."""
+    """Whether the lower end of the part's support is f(-inf), and whether the upper end is f(+inf)."""
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
+        part = self.part.mapped(change)
+        return replace(self, part=part, reaches=(self._reaches(part, 0), self._reaches(part, 1)))
+
+    def _reaches(self, part: Density, side: int) -> bool:
+        mask = self._at_limit(part, side)
+        return self.reaches[side] or (mask is not None and bool(mask.all()))
+
+    def _at_limit(self, part: Density, side: int) -> Tensor | None:
+        """Return a mask of the elements whose end of `part` is f(-inf) or f(+inf); None if all or none can be."""
+        end, limit = part.high() if side else part.low(), self.function.limits[side]
+        return None if self.reaches[side] or end is None or limit is None else end == limit
+
+    def reaches_infinity(self) -> Tensor | None:
+        masks = (self._at_limit(self.part, side) for side in (0, 1))
+        return next((mask for mask in masks if mask is not None and bool(mask.any() & ~mask.all())), None)
 
     def _part_end(self, side: int) -> Tensor | None:
         return None if self.reaches[side] else super()._part_end(side)
 
     def _tail_end(self, side: int) -> Tensor | None:
-        end, edge = self._part_end(side), self.function.limits[side]
-        return end if end is None or edge is None else torch.where(end == edge, torch.inf, end)
+        end, is_endless = self._part_end(side), self._at_limit(self.part, side)
+        return end if is_endless is None else torch.where(is_endless, torch.inf, cast("Tensor", end))
 
     def _image_of_infinity(self, side: int) -> Tensor | None:
         return None
@@ -272,7 +288,7 @@ class InverseMappedDensity(MappedDensity):
         return self.function.growths[side].before(tail)
 
     def log_density(self, at: Points) -> Tensor:
-        # These derivatives are large where the density is small, so nothing cancels.
+        # The two terms do not cancel, because log f'(x) is large only where the density is small.
         return self.part.log_density(self._before(at)) + self.function.log_slope(at.x)
 
     def _image(self, y: Tensor) -> Tensor:
@@ -302,14 +318,14 @@ class InverseMappedDensity(MappedDensity):
 
 
 class QuantileDensity(InverseMappedDensity):
-    """The density of the inverse of a distribution function of y, whose support is from 0 to 1."""
+    """The density of x = F^-1(y) for a distribution function F and a variable y on (0, 1)."""
 
     def _image_of(self, inner: Points) -> Tensor:
         return self.function.preimage(inner)
 
 
 def _softplus(y: Tensor) -> Tensor:
-    """Return log(1 + e^y); torch's function rounds it to y above a threshold."""
+    """Return log(1 + e^y); torch's softplus returns y itself above a threshold."""
     return -logsigmoid(-y)
 
 
@@ -333,16 +349,16 @@ def _log_log1p(log_d: Tensor) -> Tensor:
 
 
 def _log_minus_log1p(log_d: Tensor, result: Tensor) -> Tensor:
-    """Return log(-log(1 - d)) from log d; `result` is -log(1 - d), which is used where d is near 1."""
+    """Return log(-log(1 - d)) from log d, or log(`result`) for a d near 1; `result` is -log(1 - d)."""
     d = torch.exp(log_d.clamp(-30, -0.1))
     far = torch.log(torch.where(log_d > -0.1, result, 1))
     return torch.where(log_d < -30, log_d, torch.where(log_d > -0.1, far, torch.log(-torch.log1p(-d))))
 
 
 def _log_logit_difference(log_d: Tensor, log_x: Tensor, log_rest: Tensor, result: Tensor) -> Tensor:
-    """Return the logarithm of logit(x + d) - logit(x) from log d, log x and log(1 - x).
+    """Return log(logit(x + d) - logit(x)) from log d, log x and log(1 - x).
 
-    `result` is the difference itself, which is used where it is large.
+    `result` is logit(x + d) - logit(x). The function returns its logarithm where it is above 1.
     """
     first, second = log_d - log_x, log_d - log_rest
     tiny, large = torch.maximum(first, second) < -30, result > 1
@@ -357,7 +373,7 @@ _LOG_HALF = math.log(0.5)
 
 
 def _normal_log_mass(y: Tensor) -> Tensor:
-    """Return the logarithm of the standard normal mass below y; torch's derivative is NaN where y^2 overflows."""
+    """Return log Phi(y) of the standard normal; the derivative of torch's `log_ndtr` is NaN where y^2 overflows."""
     far = y < -_FAR_OUT
     size = -y.clamp(_LEAST, -_FAR_OUT)
     asymptote = -(size**2) / 2 - torch.log(size) - HALF_LOG_2PI + torch.log1p(-1 / size**2)
@@ -365,7 +381,7 @@ def _normal_log_mass(y: Tensor) -> Tensor:
 
 
 def _normal_quantile(log_mass: Tensor) -> Tensor:
-    """Return the standard normal quantile, by Newton's method; the last two steps give two derivatives."""
+    """Return the standard normal quantile by Newton's method; its last two steps make two derivatives exact."""
     fixed = log_mass.detach()
     square = (-2 * fixed).clamp(min=10.0)
     start = -torch.sqrt(square - math.log(2 * math.pi) - torch.log(square))
@@ -378,7 +394,7 @@ def _normal_quantile(log_mass: Tensor) -> Tensor:
     return y
 
 
-# Farther out, the mass below -y is its density divided by y + 1/y.
+# For y > 1e4, the standard normal mass below -y is phi(y) / (y + 1/y) to full precision. 1e150 is the largest |y|.
 _FAR_OUT, _LEAST = 1e4, -1e150
 
 
@@ -405,7 +421,7 @@ EXP = Increasing(
         lambda log_d, high, _, y: _log_minus_log1p(log_d - high, high - y),
     ),
 )
-# For its inverse, y is the logarithm of the point itself.
+# The record for the inverse of exp: its `preimage` is log x, without a logarithm of the distance from 0.
 LOG = EXP._replace(preimage=lambda at: torch.log(at.x))
 SIGMOID = Increasing(
     torch.sigmoid,
@@ -425,7 +441,8 @@ SIGMOID = Increasing(
     ),
     limits=(0.0, 1.0),
 )
-# The inverse has the ends of x, not of y, and needs its formulas in terms of these.
+# The record for the inverse of sigmoid. The ends of a support are given as x instead of y, so that `after` and `before`
+# are different formulas.
 LOGIT = SIGMOID._replace(
     after=(
         lambda log_d, low, y: logsigmoid(low) + logsigmoid(-y) + _log_expm1(log_d),
@@ -466,9 +483,9 @@ def _distribution_function(
 
     Arguments:
         log_mass: the logarithm of the mass below y.
-        quantile: the y below which there is a mass of at most 1/2, from the mass's logarithm.
+        quantile: the quantile y of a mass of at most 1/2, from the logarithm of the mass.
         log_density: the logarithm of the density at y.
-        growth: how the function grows towards both ends.
+        growth: how the function changes a tail at either end.
     """
 
     def inverse(log_below: Tensor, log_above: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""The elementary steps of transforms: equal maps have equal steps, in whatever way they are written.
+"""The decomposition of torch's transforms into elementary steps, for the comparison of transforms.
 
-The steps of single numbers are shifts with scales, exp, sigmoid, softplus, the distribution functions of the standard
-normal, Laplace and Cauchy distributions, and the inverses of all of these. Any other transform is a step as it is.
+The elementary steps are affine maps, exp, sigmoid, softplus, the distribution functions of the standard normal,
+Laplace and Cauchy distributions, and the inverses of all these. Any other transform is a single step. Transforms that
+are the same function have the same steps, for example tanh and 2 sigmoid(2 y) - 1.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from kullback.pairs.numerics.parameters import (
 )
 from kullback.pairs.torch_registry import is_of_torch
 
-# Rounding of a product of a few numbers, relative to 1.
+# The relative rounding error of a product of a few numbers.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
 def inverted_by(step: Transform) -> Transform | None:
-    """Return the transform whose inverse this is; None for any other transform."""
+    """Return f if `step` is torch's wrapper for the inverse of f; None for any other transform."""
     return getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
 
 
 def parts_of_maps(transforms: Iterable[Transform]) -> list[Transform]:
-    """Return transforms in order, after expanding compositions and wrappers that change only the event dimensions."""
+    """Return the transforms in order, with compositions, and wrappers that only change event dimensions, expanded."""
     return [part for transform in transforms for part in _parts(transform)]
 
 
 def steps_of(transforms: Iterable[Transform], dtype: torch.dtype = torch.float64) -> list[Transform]:
-    """Return the elementary steps of transforms, without identities and without a map next to its inverse.
+    """Return the elementary steps of transforms; identities, and pairs of a map and its inverse, are dropped.
 
-    Parameters that are Python numbers are rounded to `dtype`, as torch rounds them when it maps numbers of this dtype.
+    Parameters that are Python numbers are rounded to `dtype`, because torch does so when it maps tensors of this dtype.
     """
     parts = _without_round_trips(_rounded(part, dtype) for part in parts_of_maps(transforms))
     return _without_round_trips([step for part in parts for step in _elementary(part)])
@@ -75,7 +76,7 @@ def _rounded(part: Transform, dtype: torch.dtype) -> Transform:
 
 
 def base_and_steps(d: TransformedDistribution) -> tuple[Distribution, list[Transform]]:
-    """Return the innermost base of transformed distributions, and the elementary steps of all their transforms."""
+    """Return the innermost base of nested transformed distributions, and the elementary steps from it to `d`."""
     base, maps = d.base_dist, list(d.transforms)
     while is_map(base):
         base, maps = base.base_dist, [*base.transforms, *maps]
@@ -91,7 +92,7 @@ def base_and_steps(d: TransformedDistribution) -> tuple[Distribution, list[Trans
 
 
 def is_map(d: Distribution) -> TypeGuard[TransformedDistribution]:
-    """Return whether a distribution is known only as the image of another one under its transforms."""
+    """Return whether a distribution is a TransformedDistribution of no named family, with torch's log_prob."""
     if not isinstance(d, TransformedDistribution) or overrides(d, "log_prob"):
         return False
     return next(kind for kind in type(d).__mro__ if is_of_torch(kind)) is TransformedDistribution
@@ -116,12 +117,12 @@ def _parts(transform: Transform) -> list[Transform]:
 
 
 def _side_by_side(transform: Transform) -> list[Transform]:
-    """Return the transforms of the slices of an event."""
+    """Return the transforms of the slices of a StackTransform or CatTransform; none for any other transform."""
     return list(transform.transforms) if isinstance(transform, StackTransform | CatTransform) else []
 
 
 def is_elementwise(steps: Iterable[Transform]) -> bool:
-    """Return whether transforms map each number by itself."""
+    """Return whether every transform maps each number of a tensor separately."""
     return not any(step.domain.event_dim or step.codomain.event_dim for step in steps)
 
 
@@ -149,7 +150,7 @@ def _without_round_trips(steps: Iterable[Transform]) -> list[Transform]:
 
 
 def _shortened(steps: list[Any]) -> list[Transform] | None:
-    """Return equal steps if the last ones have a shorter form, which does not overflow; None if they have none."""
+    """Return the same map in steps that do not overflow, if the last steps have such a form; None if they have none."""
     inverse = inverted_by(steps[-1])
     before = steps[-2] if len(steps) > 1 else None
     is_log = isinstance(inverse, ExpTransform)
@@ -164,9 +165,10 @@ def _shortened(steps: list[Any]) -> list[Transform] | None:
 
 
 def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
-    """Return the steps of log(a + b e^y) for a positive b; None if the sign of b or of a is not one and known.
+    """Return the steps of log(a + b e^y) for b > 0; None if a or b is unknown or has different signs in the batch.
 
-    It is log |a| + softplus(y + log(b / |a|)) for a positive a, and with the inverse of softplus for a negative one.
+    For a > 0 the function is log a + softplus(y + log(b / a)). For a < 0 it is log |a| + g(y + log(b / |a|)), where g
+    is the inverse of softplus. For a = 0 it is y + log b.
     """
     loc, scale = exact_parameters(between)
     if not can_inspect_all((loc, scale)) or not bool((scale > 0).all()):
@@ -181,7 +183,7 @@ def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
 
 
 def _is_identity(steps: list[Any]) -> bool:
-    """Return whether consecutive affine steps are the identity, up to rounding if there are several."""
+    """Return whether the composition of affine steps is the identity: one step exactly, several up to rounding."""
     loc, scale, size = 0.0, 1.0, 0.0
     for step in steps:
         own = [_constant(step.loc), _constant(step.scale)]
@@ -193,7 +195,7 @@ def _is_identity(steps: list[Any]) -> bool:
 
 
 def _constant(x: Tensor | float) -> Any:
-    """Return the one value of a parameter; None if it has several, or none that may be read."""
+    """Return a parameter as a number if all elements are equal; None if they differ or cannot be read."""
     if not isinstance(x, Tensor):
         return float(x)
     if torch.compiler.is_compiling() or not can_inspect(x) or is_differentiated(x) or not x.numel():
@@ -203,7 +205,7 @@ def _constant(x: Tensor | float) -> Any:
 
 
 def _elementary(part: Transform) -> list[Transform]:
-    """Return the steps of a map of single numbers; any other map is one step."""
+    """Return the elementary steps of a transform, or the transform itself if it has no decomposition."""
     inner = inverted_by(part)
     forward = part if inner is None else inner
     if isinstance(forward, AffineTransform):
@@ -228,7 +230,7 @@ def _inverse_affine(forward: AffineTransform) -> list[Transform]:
 
 
 def _distribution_function(transform: CumulativeDistributionTransform) -> list[Transform]:
-    """Return the steps of a distribution function, or the function itself if they are not known."""
+    """Return the elementary steps of a distribution function, or the transform itself if they are unknown."""
     d: Any = transform.distribution
     if standard_family(transform) is not None or any(
         overrides(d, method) for method in ("log_prob", "cdf", "icdf")
@@ -242,7 +244,11 @@ def _distribution_function(transform: CumulativeDistributionTransform) -> list[T
 
 
 def _transformed_distribution_function(d: TransformedDistribution) -> list[Transform] | None:
-    """Return the steps: the inverses of the maps, the distribution function F of the base, and, if they fall, 1 - F."""
+    """Return the steps of the distribution function of a transformed distribution.
+
+    The steps are the inverses of the transforms, the distribution function of the base and, if the transforms decrease,
+    u -> 1 - u. The result is None if a transform is not bijective, or if the sign of its slope is unknown.
+    """
     sign: Any = 1
     for transform in d.transforms:
         sign = sign * transform.sign
@@ -255,12 +261,12 @@ def _transformed_distribution_function(d: TransformedDistribution) -> list[Trans
 
 
 def shift(loc: Any) -> Transform:
-    """Return the step x + loc."""
+    """Return the step x -> x + loc."""
     return AffineTransform(loc, 1.0)
 
 
 def scaling(scale: Any) -> Transform:
-    """Return the step scale x."""
+    """Return the step x -> scale x."""
     return AffineTransform(0.0, scale)
 
 
@@ -273,38 +279,39 @@ def exact_parameters(step: AffineTransform) -> tuple[Tensor, Tensor]:
 
 
 def exact(x: Tensor | float) -> Any:
-    """Return a parameter in float64, so that its inverse keeps its digits."""
+    """Return a parameter in float64, so that 1 / x and -x have all digits of float64."""
     return upcast(x) if isinstance(x, Tensor) else float(x)
 
 
 def standard_family(step: Transform) -> type | None:
-    """Return the family of which a step is the standard distribution function; None for any other step."""
+    """Return the family whose standard distribution function is this step; None for any other step."""
     return next((family for family, standard in _STANDARD.items() if step is standard), None)
 
 
-# Made once, and known by their identity, because inside of torch.func no parameter can be compared with 0 or 1.
+# The standard distribution function of each family. `standard_family` compares these objects by identity, because
+# inside of torch.func a parameter cannot be compared with 0 or 1.
 _STANDARD: dict[type, Transform] = {}
 
 
 def enter_standard(kind: type) -> None:
-    """Make the standard distribution function of a family with a location and a scale a step of its own."""
+    """Register the distribution function of a family with location 0 and scale 1 as an elementary step."""
     standard = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0))
     _STANDARD[kind] = CumulativeDistributionTransform(kind(*standard, validate_args=False))
 
 
 def standardized(d: Any) -> list[Transform]:
-    """Return the steps of the distribution function of a family with a location and a scale."""
+    """Return the steps of the distribution function F((x - loc) / scale) of a member of a location-scale family."""
     steps = [shift(-exact(d.loc)), scaling(1 / exact(d.scale)), _STANDARD[type(d)]]
     return [step for step in steps if not (type(step) is AffineTransform and _is_identity([step]))]
 
 
 def folded(kind: type) -> Callable[[Any], list[Transform]]:
-    """Return the steps of the distribution function of |X| for an X of a symmetric family."""
+    """Return a function that returns the steps of the distribution function of |X| for an X of a symmetric family."""
     return lambda d: [scaling(1 / exact(d.scale)), _STANDARD[kind], AffineTransform(-1.0, 2.0)]
 
 
 def same_maps(a: Any, b: Any) -> bool:
-    """Return whether transforms, or the distributions in them, are equal, also without a comparison of their class."""
+    """Return whether two transforms, or distributions in them, are equal, also if their class defines no equality."""
     if a is b:
         return True
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -320,7 +327,10 @@ def same_maps(a: Any, b: Any) -> bool:
 
 
 def _are_known_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal; False if Python cannot read them. A whole graph reads only constants."""
+    """Return whether two tensors are equal; False if Python cannot read their values.
+
+    In a graph that torch.compile must not break, only the values of constants can be read.
+    """
     if not torch.compiler.is_compiling():
         return can_inspect_all((a, b)) and are_equal(a, b)
     if not is_whole_graph():
@@ -331,7 +341,7 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_compared_by_attributes(a: object) -> bool:
-    """Return whether a transform or a distribution has no comparison of its class, or one that a graph cannot trace."""
+    """Return whether to compare `a` by attributes: its class has no __eq__, or none that torch.compile can trace."""
     if isinstance(a, Distribution):
         return True
     if not (isinstance(a, Transform) and is_of_torch(type(a))):
@@ -340,9 +350,10 @@ def _is_compared_by_attributes(a: object) -> bool:
 
 
 def _attributes(thing: object) -> dict[str, Any]:
-    """Return the attributes that decide the values of a transform or a density.
+    """Return the attributes that determine the values of a transform or of a distribution's density.
 
-    Private ones of torch's transforms are caches. Private numbers of torch's distributions are settings.
+    Private attributes of torch's transforms are caches, and private numbers of torch's distributions are settings, so
+    both are left out.
     """
     if not is_of_torch(type(thing)):
         return vars(thing)
@@ -355,7 +366,7 @@ def _attributes(thing: object) -> dict[str, Any]:
 
 
 def move_apart(a: object, b: object) -> bool:
-    """Return whether two equal transforms have different parameters that require gradients."""
+    """Return whether two equal transforms have parameters that are different tensors and require gradients."""
     if a is b or not torch.is_grad_enabled():
         return False
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -371,9 +382,9 @@ def move_apart(a: object, b: object) -> bool:
 
 
 def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
-    """Return how many last maps of two variables are equal and bijective: without them, a divergence is the same.
+    """Return the number of last steps that are bijective and equal in both lists: a divergence does not depend on them.
 
-    Maps with equal values are not shared if they have different parameters that require gradients.
+    Steps with equal values count as different if their parameters are different tensors that require gradients.
     """
     count = 0
     for step, other in zip(reversed(steps), reversed(others), strict=False):
@@ -384,5 +395,5 @@ def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
 
 
 def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
-    """Return the distribution of a mapped variable."""
+    """Return the distribution of a variable of the base after the steps; the base itself if there are no steps."""
     return TransformedDistribution(base, steps, validate_args=False) if steps else base

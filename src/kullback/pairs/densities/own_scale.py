@@ -1,7 +1,10 @@
-"""Two densities in units of one of them, which does not change a divergence; narrow densities keep their digits there.
+"""Two densities as functions of z = (x - loc) / scale, the unit of one of them; a divergence is the same in any unit.
 
-In absolute numbers, x - loc loses digits of x. In the unit of P, its own location is 0 and its scale is 1, so only Q
-changes with them. The derivatives are then sums without large terms that cancel.
+For a narrow density far from 0, x - loc loses digits of x. In the unit of P, P has location 0 and scale 1, and P's
+parameters change only Q. The derivatives are then sums without large terms that cancel.
+
+A share of a density is the density times a weight between 0 and 1. Each narrow component of P or Q has a weight, which
+is almost 1 near the center of the component and falls to 0 away from this center. All weights add up to 1.
 """
 
 from __future__ import annotations
@@ -17,23 +20,25 @@ from kullback.pairs.densities.density import DelegatingDensity, Density, Points
 from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
-# The largest ratio of scales, or distance in units of a scale: its square does not overflow.
+# The largest ratio of two scales, and of a distance to a scale: the squares of these ratios do not overflow.
 _WIDEST = 1e150
-# The largest distance of a component from 0 in units of its scale: farther out, gradients on absolute nodes are off by
-# 1e-8.
+# The largest |loc| / scale of a component that is integrated over x instead of z. With a larger ratio, nodes in x give
+# gradients with an error of 1e-8.
 _FARTHEST = 1e4
-# A change of the unit would move a density too far if it is this many times narrower.
+# If a density is this many times narrower than the unit, the unit has no derivatives (see `_unit`).
 _FAR_NARROWER = 100.0
-# At this many of its scales from 0, a component and the rest share the component's center equally.
+# For a component with this |loc| / scale, the weight of its share is 1/2 at its center.
 _SHARED = 1e3
-# Breakpoints where a share ends, in units of the distance at which it is one half.
+# Breakpoints where the weight of a share falls, as multiples of the distance at which the weight is 1/2.
 _OUT = torch.exp(torch.linspace(-2, 2, 9, dtype=torch.float64, device="cpu"))
 
 
 def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Density]:
-    """Return two densities in the unit of P, or of the narrower one; unchanged if they have no location and scale.
+    """Return P and Q in the unit of P if `of_p` is true, otherwise in the unit of the narrower density.
 
-    Elements of a batch whose scales are too far apart do not change.
+    Both densities are returned unchanged if P has no location and scale. Q must also have a location and a scale,
+    unless `of_p` is true and Q's support is the whole line. Batch elements do not change if the ratio of their scales
+    is extreme.
     """
     of_first, of_second = _location_and_scale(p), _location_and_scale(q)
     if of_first is None or (of_second is None and not (of_p and lives_everywhere(q))):
@@ -55,9 +60,10 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
 
 
 def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a unit, and where a density is far narrower; the unit has no derivatives there.
+    """Return the unit, detached where a density is much narrower than the unit, and the mask of these elements.
 
-    A change of the unit moves such a density by many of its widths: its derivatives would be huge terms that cancel.
+    A small change of the unit shifts such a density by many of its widths. The derivatives with respect to the unit
+    would be sums of huge terms that cancel.
     """
     is_fixed = torch.zeros_like(scale, dtype=torch.bool)
     for density in densities:
@@ -72,10 +78,10 @@ def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor,
 
 
 def is_far_and_narrow(d: Density) -> Tensor | None:
-    """Return where components are so far from 0 and so narrow that absolute numbers lose their digits.
+    """Return a mask of the batch elements that have a component with a large |loc| / scale, so that x loses digits.
 
-    A density that is not a mixture counts as one component. The result is None if there are no such elements, or if the
-    components have no scale.
+    A density that is not a mixture counts as a single component. The result is None if no element has such a component,
+    or if the components have no location and scale.
     """
     far = _far_components(d)
     far = None if far is None else far.any(-1)
@@ -83,7 +89,7 @@ def is_far_and_narrow(d: Density) -> Tensor | None:
 
 
 def _far_components(d: Density) -> Tensor | None:
-    """Return which components are far from 0 in units of their scale; the components are the last dimension."""
+    """Return a mask, of shape (..., components), of components with a large |loc| / scale; None without locations."""
     own = _components(d)
     if own is None:
         return None
@@ -96,7 +102,7 @@ def _far_components(d: Density) -> Tensor | None:
 
 
 def _components(d: Density) -> tuple[Tensor, Tensor] | None:
-    """Return the locations and scales of the components, along a new last dimension."""
+    """Return the locations and the scales of a density's components, of shape (..., components); None without them."""
     is_mixture = isinstance(d, MixtureDensity)
     own = _location_and_scale(d.part if is_mixture else d)
     if own is None:
@@ -106,9 +112,10 @@ def _components(d: Density) -> tuple[Tensor, Tensor] | None:
 
 
 def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, Density, Density]:
-    """Return the weights of a mixture, and its components, the mixture and Q in the unit of each component.
+    """Return the weights of a mixture P, and three densities in the unit of each component: the component, P and Q.
 
-    The components are a new last dimension. The component of the largest weight replaces components without weight.
+    The weights, and the batches of the three densities, have shape (..., components). A component of weight 0 is
+    replaced by the component of the largest weight.
     """
     mixture = cast("MixtureDensity", p)
     part = mixture.part.mapped(lambda x: _with_weight(x, mixture.log_weights))
@@ -129,10 +136,10 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
 
 
 def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]:
-    """Return the parts of P and Q near each narrow component of either, in its unit, and the rest: they add up.
+    """Return a pair of shares of P and Q for each narrow component, in the component's unit, and the remaining pair.
 
-    A fixed point keeps its shares if a component moves, so that the rest, in absolute numbers, has only derivatives of
-    tails.
+    The shares add up to P and Q. The weights are functions of x that do not depend on the parameters. So the remaining
+    pair, which is a function of x, has only derivatives of the components' tails.
     """
     units: list[tuple[int, int, Tensor, Tensor]] = []
     for side, density in enumerate((p, q)):
@@ -152,12 +159,12 @@ def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]
 
 
 def _side_by_side(numbers: list[Tensor]) -> Tensor:
-    """Return numbers of several components along a new last dimension, without derivatives."""
+    """Return the tensors, detached and stacked along a new last dimension."""
     return torch.stack(torch.broadcast_tensors(*numbers), -1).detach()
 
 
 def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> Density:
-    """Return the density of (x - loc) / scale, which is the unit of one of its components or of another density."""
+    """Return the density of (x - loc) / scale; `component` is the index of the component with this unit, if any."""
     if not isinstance(d, MixtureDensity):
         return _scaled(d, loc, scale, torch.full_like(scale, component is not None, dtype=torch.bool))
     own = torch.arange(d.log_weights.shape[-1], device=loc.device) == (-1 if component is None else component)
@@ -166,7 +173,11 @@ def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> D
 
 @dataclass(frozen=True)
 class _Share(DelegatingDensity):
-    """A density times how near a point is to one of several places, or to none of them if there is no index."""
+    """The density `part` times the weight of component `index`, or times the remaining weight if `index` is None.
+
+    With a_k = e^log_size_k / (1 + z_k^2)^2 and z_k = (x - loc_k) / scale_k, the weight of component k is
+    a_k / (1 + sum_j a_j), and the remaining weight is 1 / (1 + sum_j a_j).
+    """
 
     part: Density
     loc: Tensor
@@ -217,7 +228,7 @@ def _with_weight(x: Tensor, log_weights: Tensor) -> Tensor:
 
 
 def lives_everywhere(d: Density) -> bool:
-    """Return whether the support is the whole line."""
+    """Return whether the support of a density is the whole real line."""
     return d.low() is None and d.high() is None and not d.integer
 
 
@@ -231,7 +242,7 @@ def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
 
 
 def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
-    """Return the density of (x - loc) / scale, which is the standard one of the family where that is its own unit."""
+    """Return the density of (x - loc) / scale; where `own` is true, its location is exactly 0 and its scale 1."""
     if isinstance(d, LocationScaleDensity | AffineDensity):
         unit = -1.0 if isinstance(d, AffineDensity) and d.falls else 1.0
         place = torch.where(own, 0.0, (d.loc - loc) / scale), torch.where(own, unit, d.scale / scale)
@@ -243,6 +254,6 @@ def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
         return replace(d, part=part, loc=place[0], scale=place[1])
     if isinstance(d, MixtureDensity):
         return replace(d, part=_scaled(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own.unsqueeze(-1)))
-    # In two steps, so that the distance of an end from the location keeps its digits.
+    # The shift is a separate map before the scaling, so that end - loc keeps its digits for an end of the support.
     moved = AffineDensity(d, -loc, torch.ones_like(scale), falls=False)
     return AffineDensity(moved, torch.zeros_like(loc), 1 / scale, falls=False)

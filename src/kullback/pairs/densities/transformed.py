@@ -1,4 +1,4 @@
-"""The densities of monotone maps of variables on the line."""
+"""The densities of real variables after monotone transforms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from kullback.pairs.numerics.parameters import dtype_of
 
 @dataclass(frozen=True)
 class AffineDensity(Density):
-    """The density of loc + scale y, where y has another density. All scales have the same sign."""
+    """The density of loc + scale y, where y has the density `part`. `falls` says that all scales are negative."""
 
     part: Density
     loc: Tensor
@@ -84,11 +84,11 @@ class AffineDensity(Density):
         return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
 
     def image_coordinate(self, t: Tensor) -> Tensor:
-        """Convert the part's coordinate to the coordinate of this density."""
+        """Return the coordinate of loc + scale y from the part's coordinate t of y."""
         return self._own_coordinate(t)
 
     def _own_coordinate(self, t: Tensor) -> Tensor:
-        """Convert the part's coordinate to the coordinate of this density."""
+        """Return the coordinate of loc + scale y from the part's coordinate t of y."""
         own = self.part.coordinate()
         if own.low is None and own.high is None:
             return self.loc + self.scale * t
@@ -126,7 +126,7 @@ def _transformed(d: TransformedDistribution) -> Density | None:
 
 
 def _after(part: Density, step: Transform, rounding: float) -> Density | None:
-    """Return the density of a transformed variable; None if it is not known."""
+    """Return the density of a variable with density `part` after the step; None if it is unknown."""
     if isinstance(step, AffineTransform):
         return _affine(part, *exact_parameters(step))
     family = _IMAGES.get(type(step))
@@ -140,7 +140,7 @@ def _after(part: Density, step: Transform, rounding: float) -> Density | None:
 
 
 def _after_inverse(part: Density, inverse: Transform, rounding: float) -> Density | None:
-    """Return the density of a variable after the inverse of a transform; None if it is not known."""
+    """Return the density of a variable with density `part` after the inverse of `inverse`; None if it is unknown."""
     from_zero = _reaches(part, 0.0, 0, rounding)
     if from_zero is None:
         return None
@@ -164,9 +164,9 @@ _IMAGES: dict[type, Callable[[Density], Density]] = {
 
 
 def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | None:
-    """Return whether an end of a support is an edge of the domain of a map; None if the support is larger.
+    """Return whether an end of the support equals an edge of a map's domain; None if it is outside of the domain.
 
-    The end of an affine image may be off by rounding.
+    The end of an affine image has a rounding error, which the comparison allows.
     """
     end = part.high() if side else part.low()
     if end is None:
@@ -179,12 +179,12 @@ def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | N
     return bool((inside <= allowed).all())
 
 
-# How far outside of a domain `check_domains` accepts an end.
+# The largest distance from a domain at which `check_domains` accepts an end of a support.
 _OUTSIDE = 1e-6
 
 
 def _curve_of(step: Transform) -> Increasing | None:
-    """Return the curve of a standard distribution function; None for any other step."""
+    """Return the `Increasing` record of a standard distribution function; None for any other step."""
     family = standard_family(step)
     return None if family is None else FAMILIES[family].curve
 

@@ -1,4 +1,4 @@
-"""The family of Beta distributions, and `PowersAtEnds`, the kind of density that Kumaraswamy shares with it."""
+"""The family of Beta distributions, and `PowersAtEnds`, the base class of the Beta and Kumaraswamy densities."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class BetaDensity(PowersAtEnds):
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         n, log_x, log_rest = a + b, at.log_above(0.0), at.log_below(1.0)
-        # With u, the logit of x minus the logit of the mean, large concentrations give no large terms.
+        # u is the logit of x minus the logit of the mean. As a function of u, the log-density has no large terms for
+        # large concentrations.
         u = log_x - log_rest - torch.log(a) + torch.log(b)
         shape = a * log_mean_exp(a / n, b / n, -u) + b * log_mean_exp(b / n, a / n, u)
         return (
@@ -61,20 +62,20 @@ class BetaDensity(PowersAtEnds):
 
 
 def _from_beta_to_unit(p: Beta) -> Tensor:
-    """Return KL to the uniform distribution on [0, 1]."""
+    """Return KL from a Beta distribution to the uniform distribution on [0, 1]."""
     own = concentrations(p)
     return dirichlet_divergence(own, torch.ones_like(own))
 
 
 @closed_form(Beta, Uniform, native=ElementForm.BETA_UNIFORM)
 def kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
-    """Return KL to Beta(1, 1), plus log(high - low)."""
+    """Return KL(P || Beta(1, 1)) + log(high - low)."""
     return _from_beta_to_unit(p) + log_room(q)
 
 
 @closed_form(Beta, ContinuousBernoulli, native=ElementForm.BETA_CONTINUOUS_BERNOULLI_LOGITS)
 def kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
-    """Return KL to Beta(1, 1), plus A(l) - l E X."""
+    """Return KL(P || Beta(1, 1)) + A(l) - l E X for X ~ P, Q's logit l and A(l) = log((e^l - 1) / l)."""
     a, b = upcast(p.concentration1), upcast(p.concentration0)
     value = _from_beta_to_unit(p) + cross_entropy_to(logits_of(q), a / (a + b), b / (a + b))
     return value.clamp(min=0)
@@ -114,7 +115,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
     """Return the concentrations with psi(a_k) - psi(sum a) = E log x_k, by Newton's method on a concave function.
 
-    The result is NaN if no concentrations exist, because a distribution with these mean logarithms is a single point.
+    The result is NaN if no concentrations exist, because only a point mass has these mean logarithms.
     """
     a = torch.full_like(mean_logs, 0.1)
     for _ in range(200):

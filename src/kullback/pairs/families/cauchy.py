@@ -54,7 +54,7 @@ class HalfCauchyDensity(HalfLineDensity):
 
 @closed_form(Cauchy, Cauchy, native=ElementForm.CAUCHY)
 def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
-    """Return log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)).
+    """Return log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)) for the scales s and the difference d of the locations.
 
     A closed-form formula for the Kullback-Leibler divergence between Cauchy distributions (Chyzak and Nielsen, 2019)
     """
@@ -64,7 +64,7 @@ def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
 def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -> Tensor:
     """Return KL between Cauchy distributions whose locations differ by `shift`.
 
-    Far from 0, the logarithm of ((s_p + s_q)^2 + d^2) / (4 s_p s_q) is computed in parts that do not overflow.
+    Unless KL is near 0, log(((s_p + s_q)^2 + d^2) / (4 s_p s_q)) is computed as a sum of terms that do not overflow.
     """
     more, shift = scale_p - scale_q, tensor_of(shift)
     far = (
@@ -86,7 +86,10 @@ def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
 
 @closed_form(Cauchy, StudentT)
 def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
-    """Return E_P[-log q] - log(4 pi s_p), where E log((x - m)^2 + c^2) = log(d^2 + (s_p + c)^2)."""
+    """Return E_P[-log q] - log(4 pi s_p), where E_P log((x - m_q)^2 + c^2) = log(d^2 + (s_p + c)^2).
+
+    c is s_q sqrt(df), and d is the difference of the locations.
+    """
     half, scale_p = upcast(q.df) / 2, upcast(p.scale)
     reach = upcast(q.scale) * torch.sqrt(2 * half)
     distance = upcast(p.loc) - upcast(q.loc)

@@ -51,7 +51,7 @@ class ContinuousBernoulliDensity(UnitDensity):
 
 @closed_form(ContinuousBernoulli, ContinuousBernoulli, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS)
 def kl_continuous_bernoulli(p: ContinuousBernoulli, q: ContinuousBernoulli) -> Tensor:
-    """Return Bregman's divergence, from P's logit to Q's, of A(l) = log((e^l - 1) / l).
+    """Return the Bregman divergence of A(l) = log((e^l - 1) / l) from P's logit to Q's logit.
 
     The continuous Bernoulli: fixing a pervasive error in variational autoencoders (Loaiza-Ganem and Cunningham, 2019)
     """
@@ -72,13 +72,13 @@ def logits_of(d: ContinuousBernoulli) -> Tensor:
 
 
 def continuous_bernoulli_divergence(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
-    """Return Bregman's divergence of A from a to b = a + distance.
+    """Return the Bregman divergence of A(l) = log((e^l - 1) / l) from a to b = a + distance.
 
-    A(l) is l / 2 plus an even function, which for large |l| is |l| / 2 - log |l|. The divergence of |l| is 2 |b| if the
-    signs differ, and 0 otherwise. The divergence of the remainder has no large terms.
+    A(l) is l / 2 plus an even function, which for large |l| is |l| / 2 - log |l|. The Bregman divergence of |l| is
+    2 |b| if a and b have different signs, and 0 otherwise. The divergence of the remainder has no large terms.
     """
     down_a, down_b = a < 0, b < 0
-    # Not abs(), whose derivative at 0 is not a one-sided derivative.
+    # Not torch.abs: its derivative at 0 is 0, which is neither one-sided derivative.
     size_a, size_b = torch.where(down_a, -a, a), torch.where(down_b, -b, b)
     near = distance.abs() < 0.05 * (size_a + size_b + 6)
     close = bregman_by_quadrature(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
@@ -98,7 +98,7 @@ def mean_from_end(x: Tensor) -> Tensor:
 
 
 def continuous_bernoulli_variance(x: Tensor) -> Tensor:
-    """Return A'', the variance: 1 / x^2 - 1 / (4 sinh^2(x / 2)), an even function that is 1 / 12 at 0."""
+    """Return the variance for the logit x: A''(x) = 1 / x^2 - 1 / (4 sinh^2(x / 2)), which is 1 / 12 at 0."""
     series = (1 / 12, -1 / 240, 1 / 6048, -1 / 172800, 1 / 5322240, -691 / 118879488000, 1 / 5748019200)
     size = x.abs()
     small = torch.where(size < 0.7, x, 0)
@@ -112,7 +112,7 @@ def continuous_bernoulli_variance(x: Tensor) -> Tensor:
 
 
 def cross_entropy_to(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """Return A(l) - l m with A(l) = log((e^l - 1) / l), for a mean m = `below` = 1 - `above`."""
+    """Return A(l) - l m for A(l) = log((e^l - 1) / l) and the mean m = `below` = 1 - `above`."""
     down = logits < 0
     size = torch.where(down, -logits, logits)
     small = size < 1
@@ -122,7 +122,7 @@ def cross_entropy_to(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
 
 
 def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits, E X and -H(X) = l E X - A(l), which is KL to the ContinuousBernoulli of logit 0."""
+    """Return P's logit l, E X and -H(X) = l E X - A(l), which is KL to the ContinuousBernoulli with logit 0."""
     logits = logits_of(p)
     down = logits < 0
     from_end = mean_from_end(torch.where(down, -logits, logits))
@@ -138,13 +138,13 @@ def log_room(q: Uniform) -> Tensor:
 
 @closed_form(ContinuousBernoulli, Uniform, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
-    """Return KL to the ContinuousBernoulli of logit 0, plus log(high - low)."""
+    """Return KL(P || ContinuousBernoulli with logit 0) + log(high - low)."""
     return _mean_and_negative_entropy(p)[2] + log_room(q)
 
 
 @closed_form(ContinuousBernoulli, Normal, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL)
 def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
+    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for X ~ P and Q = Normal(m, s)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale = upcast(q.scale)
     shift = (mean - upcast(q.loc)) / scale
@@ -154,7 +154,7 @@ def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
 
 @closed_form(ContinuousBernoulli, Exponential, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_EXPONENTIAL)
 def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) -> Tensor:
-    """Return r E X - log r - H(X)."""
+    """Return r E X - log r - H(X) for X ~ P and Q's rate r."""
     _, mean, negative_entropy = _mean_and_negative_entropy(p)
     rate = upcast(q.rate)
     return rate * mean - torch.log(rate) + negative_entropy
@@ -162,7 +162,7 @@ def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) 
 
 @closed_form(ContinuousBernoulli, Gumbel)
 def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X), where log E e^(-x / s) = A(l - 1 / s) - A(l)."""
+    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, with log E e^(-X / s) = A(l - 1 / s) - A(l)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale, loc = upcast(q.scale), upcast(q.loc)
     log_decay = _log_normalizer(logits - 1 / scale) - _log_normalizer(logits)
@@ -183,7 +183,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     middle = (rest - mean) / 2  # 1/2 - smaller, up to the sign
 
     def excess(y: Tensor) -> Tensor:
-        """The smaller mean minus the mean for logits -y: 1/2 - L(y/2)/2, with Langevin's function L."""
+        """Return min(E X, 1 - E X) minus 1/2 - L(y/2)/2, the mean for the logit -y, with Langevin's function L."""
         near = y < 0.5
         h = torch.where(near, y, 0) / 2
         langevin = (

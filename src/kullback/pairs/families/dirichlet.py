@@ -1,6 +1,6 @@
-"""The family of Dirichlet distributions, and the closed form that it shares with Beta, its case of two classes.
+"""The family of Dirichlet distributions, and the closed form of Dirichlet and of Beta, the case of two classes.
 
-Large batches are computed in blocks.
+The closed form of a large batch is computed in blocks.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kullback.pairs.renyi import mixed, renyi_form
 _BLOCK = 2**15
 # The largest number of classes in one row of the kernel.
 _LONGEST_ROW = 256
-# The differences of the totals are rounded. If their sum is at most this multiple of KL, rounding costs KL three of
-# its 16 digits.
+# The differences of the groups' totals in P and Q are rounded. If the sum of their sizes is at most this multiple of
+# KL, rounding costs KL three of its 16 digits.
 _DIGITS_OF_TOTALS = 1e3
 
 
 def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
-    """Bound the rounding error of KL by the size of the only term of its formula that is subtracted."""
+    """Return a bound on the rounding error of KL, from the size of the only term of its formula that is subtracted."""
     totals = [concentrations(d).detach() for d in (p, q)]
-    # For huge totals the term depends only on their ratio, so smaller totals replace them and do not overflow.
+    # For huge totals the term depends only on the ratio of the totals, so they are scaled down and do not overflow.
     is_huge = torch.maximum(*(x.amax(-1) for x in totals)) > 1e290
     shrunk = torch.where(is_huge, torch.full_like(totals[0][..., 0], 1e-10), 1.0)
     p_total, q_total = ((x * shrunk.unsqueeze(-1)).sum(-1) for x in totals)
@@ -52,7 +52,7 @@ def concentrations(d: Any) -> Tensor:
 
 
 def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
-    """Return KL by the kernel; None if the kernel declines."""
+    """Return KL by the kernel; None if the kernel does not support the parameters."""
     if p.concentration.shape[-1] <= _LONGEST_ROW:
         return _KERNEL(p, q)
     parameters = p.concentration, q.concentration
@@ -64,7 +64,7 @@ def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
 @closed_form(Beta, Beta, error=rounding_error, native=ElementForm.BETA)
 @closed_form(Dirichlet, Dirichlet, error=rounding_error, native=_by_kernel)
 def kl_dirichlet_dirichlet(p: Beta | Dirichlet, q: Beta | Dirichlet) -> Tensor:
-    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `stirling_bregman`.
+    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_pi, a_qi) - R(A_p, A_q), with totals A and R = `stirling_bregman`.
 
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
@@ -109,10 +109,10 @@ _KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, Dirichlet, Diric
 
 
 def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
-    """Return KL over more classes than a row of the kernel has; None if the kernel declines.
+    """Return KL over more classes than a row of the kernel has; None if the kernel does not support the parameters.
 
-    The totals of groups of classes have a Dirichlet distribution, and so have the shares within each group. All of
-    these are independent, so KL is the sum of their divergences, which are non-negative.
+    The totals of groups of classes have a Dirichlet distribution, and so have the proportions within each group. All of
+    these are independent, so KL is the sum of their KL divergences, which are non-negative.
     """
     form, dtype = _KERNEL.form, p.dtype
     a, b = torch.broadcast_tensors(upcast(p), upcast(q))
@@ -141,7 +141,7 @@ def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
 @renyi_form(Dirichlet)
 @renyi_form(Beta)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence of Dirichlet or Beta distributions."""
+    """Return Renyi's divergence of two Dirichlet or two Beta distributions."""
     a, b = concentrations(p), concentrations(q)
     c = a + rest * (b - a)
     finite = (c > 0).all(-1)

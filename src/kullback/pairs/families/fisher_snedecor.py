@@ -19,7 +19,7 @@ from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, Log
 
 @dataclass(frozen=True)
 class FisherSnedecorDensity(HalfLineDensity):
-    """The density of the ratio of two chi-squared means with df1 and df2 degrees of freedom."""
+    """The density of (X / df1) / (Y / df2) for chi-squared X and Y with df1 and df2 degrees of freedom."""
 
     df1: Tensor
     df2: Tensor

@@ -68,7 +68,7 @@ def log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
 class GammaDensity(HalfLineDensity):
     """rate^c x^(c - 1) e^(-rate x) / Gamma(c)."""
 
-    # X to this power has a Gamma distribution.
+    # The power of x that has a Gamma distribution.
     power: ClassVar[int] = 1
 
     concentration: Tensor
@@ -125,7 +125,7 @@ class ExponentialDensity(DelegatingDensity):
 
 @closed_form(Exponential, Exponential, native=ElementForm.EXPONENTIAL)
 def kl_exponential_exponential(p: Exponential, q: Exponential) -> Tensor:
-    """Return x - 1 - log x at x = r_q / r_p."""
+    """Return x - 1 - log x at x = rate_q / rate_p."""
     return itakura_saito(upcast(q.rate), upcast(p.rate))
 
 
@@ -140,7 +140,7 @@ def shape_and_rate(d: Any) -> tuple[Tensor, Tensor]:
 @closed_form(Gamma, Exponential, native=ElementForm.GAMMA_EXPONENTIAL)
 @closed_form(Exponential, Gamma, native=ElementForm.EXPONENTIAL_GAMMA)
 def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamma | Exponential) -> Tensor:
-    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus Bregman's divergence of lgamma(a) - a log a + a.
+    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus the Bregman divergence of lgamma(a) - a log a + a.
 
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
@@ -173,7 +173,7 @@ def gamma_divergence(
 
 @closed_form(Exponential, Weibull)
 def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
-    """Return KL from the Weibull distribution of concentration 1."""
+    """Return KL from the Weibull distribution with concentration 1 that equals P."""
     k, rate = upcast(q.concentration), upcast(p.rate)
     return gumbel_divergence(-k * log_product(upcast(q.scale), rate), k, torch.ones_like(k))
 
@@ -181,7 +181,7 @@ def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
 @closed_form(Gamma, Gumbel, native=ElementForm.GAMMA_GUMBEL)
 @closed_form(Exponential, Gumbel, native=ElementForm.EXPONENTIAL_GUMBEL)
 def kl_gamma_gumbel(p: Gamma | Exponential, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = (1 + 1 / (r s))^-a."""
+    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, where E e^(-X / s) = (1 + 1 / (r s))^-a."""
     (a, rate), loc, scale = shape_and_rate(p), upcast(q.loc), upcast(q.scale)
     unit = torch.ones_like(rate) / rate / scale
     return kl_to_gumbel(_of_gamma(p), loc, scale, a * unit, -a * torch.log1p(unit))
@@ -189,13 +189,16 @@ def kl_gamma_gumbel(p: Gamma | Exponential, q: Gumbel) -> Tensor:
 
 @closed_form(Exponential, Laplace)
 def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
-    """Return log(2 b r) - 1 + E|x - m| / b, where E|x - m| is m - 1 / r + 2 e^(-r m) / r for m > 0."""
+    """Return log(2 b r) - 1 + E|X - m| / b for P's rate r and Q = Laplace(m, b).
+
+    For m > 0, E|X - m| is m - 1 / r + 2 e^(-r m) / r.
+    """
     scale = upcast(q.scale)
     rate = upcast(p.rate)
     spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
     start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
-    # A smaller spread changes no digit of the logarithms, and the derivative of its quotient overflows.
+    # For a smaller spread, `decay` is negligible, and the derivative of the quotient overflows.
     is_large = spread > 1e-300
     divisor = torch.where(is_large, spread, 1)
     decay = torch.where(is_large, 2 * divisor * torch.exp(-clamped_quotient(inside, divisor, 745)), 0)
@@ -206,7 +209,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
 @renyi_form(Gamma, Exponential)
 @renyi_form(InverseGamma)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence of Gamma or InverseGamma distributions."""
+    """Return Renyi's divergence of two Gamma or Exponential distributions, or of two InverseGamma distributions."""
     (a, rate_p), (b, rate_q) = shape_and_rate(p), shape_and_rate(q)
     c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)
@@ -219,7 +222,7 @@ def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
 
 
 def log_gamma_entropy(a: Tensor) -> Tensor:
-    """Return the entropy of log G, which is lgamma(a) - a digamma(a) + a, and near 1 - log a for tiny a."""
+    """Return the entropy of log G for G ~ Gamma(a, 1): lgamma(a) - a digamma(a) + a, or 1 - log a for a tiny a."""
     tiny = a < 1e-75
     b = torch.where(tiny, 1, a)
     limit = 1 - torch.log(torch.where(tiny, a, 1))
@@ -247,21 +250,21 @@ def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
 
 
 def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
-    """Return KL to the Gamma distribution of concentration 1."""
+    """Return KL to the Gamma distribution with concentration 1 that equals Q."""
     return expm1mx(p.log_mean() + torch.log(upcast(q.rate))) + p.jensen_gap(1.0) + 1 - p.entropy
 
 
 def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
-    """Return KL from 1 / X to the Gamma distribution."""
+    """Return KL from 1 / X, for X ~ P, to the Gamma distribution of 1 / Y, for Y ~ Q."""
     a = upcast(q.concentration)
     gap, rate = p.jensen_gap(-1.0), upcast(q.rate)
-    log_mean = p.log_power(-1.0)  # of 1 / X
+    log_mean = p.log_power(-1.0)  # log E[1 / X]
     means = scaled_expm1mx(a, log_mean + log_ratio(rate, a), log_mean + torch.log(rate))
     return means + a * gap + stirling_remainder(a) - p.entropy
 
 
 def _match(target: Means, start: Parameters, fixed: frozenset[str], *, power: int = 1) -> Parameters:
-    """Match the mean and the mean logarithm of x; for `power` -1, those of 1 / x."""
+    """Return the parameters that match E[x^power] and E[log x] of the target."""
 
     def log_x(at: Points) -> Tensor:
         return power * at.log_above(0.0)
@@ -316,4 +319,4 @@ register_family(Family(
     ],
     match=partial(_match, power=-1),
 ))  # fmt: skip
-register_family(Family(Chi2, match=_match_chi2))  # the rest is Gamma's
+register_family(Family(Chi2, match=_match_chi2))  # the base class Gamma has the other facts

@@ -1,6 +1,6 @@
 """The family of generalized Pareto distributions, with closed forms to Exponential, Normal and HalfNormal.
 
-Quadrature cannot replace these forms: where a moment is barely finite, the tails are too heavy for it.
+Quadrature cannot replace these forms, because it is inaccurate for the heavy tails of a barely finite moment.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def kl_generalized_pareto_normal(p: GeneralizedPareto, q: Normal) -> Tensor:
 
 @closed_form(GeneralizedPareto, HalfNormal)
 def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Tensor:
-    """Return KL to the Normal distribution of the same scale and mean 0, minus log 2."""
+    """Return KL to the Normal distribution with mean 0 and Q's scale, minus log 2."""
     scale_q = upcast(q.scale)
     return _generalized_pareto_normal(p, torch.zeros_like(scale_q), scale_q) - math.log(2)
 
@@ -90,7 +90,7 @@ def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Ten
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
-    """Return c where it is below `limit`, else 0, which replaces an infinite moment by a finite one."""
+    """Return c where c < `limit`, and 0 elsewhere, so that the moments are finite; the caller returns +inf there."""
     return torch.where(c < limit, c, 0)
 
 

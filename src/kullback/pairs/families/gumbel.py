@@ -57,18 +57,18 @@ class GumbelDensity(LocationScaleDensity):
 
 @closed_form(Gumbel, Gumbel, native=ElementForm.GUMBEL)
 def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
-    """Return `gumbel_divergence` at ratio s_p / s_q and shift (m_q - m_p) / s_q."""
+    """Return `gumbel_divergence` for the shift (m_q - m_p) / s_q, with the locations m and the scales s."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     return gumbel_divergence(within_floats((upcast(q.loc) - upcast(p.loc)) / scale_q), scale_p, scale_q)
 
 
 def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor:
-    """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r at shift t and r = s_p / s_q.
+    """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r for t = `shift` and r = s_p / s_q.
 
-    It is e^d - 1 - d at d = t + lgamma(1 + r), and Bregman's divergence of lgamma from 1 to r.
+    This is the sum of e^d - 1 - d at d = t + lgamma(1 + r) and the Bregman divergence of lgamma from 1 to r.
     """
     ratio, more = (x.clamp(max=1e308) for x in (scale_p / scale_q, (scale_p - scale_q) / scale_q))
-    small = ratio < 0.5  # where 1 / r may overflow
+    small = ratio < 0.5  # then 1 / r may overflow
     beyond = _lgamma_beyond_two(more)
     far = beyond + EULER_GAMMA * more - log_ratio(scale_p, scale_q)
     one = torch.ones_like(ratio)
@@ -79,7 +79,7 @@ def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor
 def _lgamma_beyond_two(z: Tensor) -> Tensor:
     """Return lgamma(2 + z), to full precision near its zero at z = 0.
 
-    It uses the Taylor series with the coefficients (-1)^k (zeta(k) - 1) / k.
+    Near 0 the result is the Taylor series with the coefficients (-1)^k (zeta(k) - 1) / k.
     """
     series = (
         1 - EULER_GAMMA,
@@ -124,13 +124,13 @@ def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
 
 
 def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
-    """Return KL from E X / s and log E e^(-x / s)."""
+    """Return KL to Gumbel(loc, scale), with `mean` = E X / scale and `log_decay` = log E e^(-X / scale) for X ~ P."""
     start = within_floats(loc / scale)
     return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy
 
 
 def _cdf(d: Gumbel) -> list[Transform]:
-    """Return the steps of e^-e^-z; torch's base distribution of a Gumbel is cut by its rounding."""
+    """Return the steps of e^-e^-z. Torch's steps are not used, because their base, a Uniform, has rounded ends."""
     z = [shift(-exact(d.loc)), scaling(-1 / exact(d.scale))]
     return [*z, ExpTransform(), scaling(-1.0), ExpTransform()]
 

@@ -1,6 +1,6 @@
-"""Pairs of families whose divergence is infinite for all parameters, and the function that returns it.
+"""Pairs of families whose KL is +inf for all parameters, and the function that returns +inf for them.
 
-P's support always exceeds Q's, or P's tail is always too heavy for Q."""
+For such a pair, P's support always exceeds Q's, or P's tail is always too heavy for Q."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kullback.pairs.support import is_always_infinite
 from kullback.pairs.torch_registry import TypePair
 
 ALWAYS_INFINITE: set[TypePair] = set()
-"""The pairs of types whose divergence is infinite for all parameters."""
+"""The pairs of types whose KL is +inf for all parameters."""
 
 
 def enter_if_infinite(p: Family, q: Family) -> None:
@@ -36,8 +36,8 @@ def _reader(family: Family, *, of_q: bool = False) -> Reader | None:
 
 
 def infinite_divergence(read_p: Reader, read_q: Reader, may_be_empty: bool, p: Any, q: Any) -> Tensor | None:
-    """Return +inf, with a gradient of 0, for families that are always infinite; None if other rules have to decide."""
-    # Plain Python for speed: the lookup of a constant in torch takes as long as ten of these lines.
+    """Return +inf, with a gradient of 0, for P and Q of a pair in `ALWAYS_INFINITE`; None if another rule is needed."""
+    # These loops are in plain Python for speed: looking up one constant of torch takes as long as ten of these lines.
     parameters = read_p(p) + read_q(q)
     first = parameters[0]
     shape = p._batch_shape  # noqa: SLF001 - faster than the property
@@ -52,7 +52,7 @@ def infinite_divergence(read_p: Reader, read_q: Reader, may_be_empty: bool, p: A
     if may_be_empty and not (can_inspect(first) and _least(first) > 0):
         return None
     value = torch.full_like(first, torch.inf)
-    # Parameters that torch has validated are not NaN.
+    # Only parameters that torch has not validated can be NaN.
     if not (p._validate_args and q._validate_args):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         is_readable = can_inspect_all(parameters)
         for x in parameters:

@@ -25,7 +25,7 @@ class KumaraswamyDensity(PowersAtEnds):
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
-        # Near 1, log x is inaccurate and log(1 - x) is accurate.
+        # Near 1, log x has lost digits, so it is computed from log(1 - x).
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
         # Where 1 - x^a underflows, it is nearly a (1 - x).
         tiny = a * log_x > -1e-100
@@ -47,14 +47,14 @@ class KumaraswamyDensity(PowersAtEnds):
 
 @closed_form(Kumaraswamy, Uniform)
 def kl_kumaraswamy_uniform(p: Kumaraswamy, q: Uniform) -> Tensor:
-    """Return -H(X) + log(high - low)."""
+    """Return -H(X) + log(high - low) for X ~ P and the entropy H."""
     moments = _of_kumaraswamy(p)
     return (log_room(q) - moments.entropy - moments.mean()).clamp(min=0)
 
 
 @closed_form(Kumaraswamy, ContinuousBernoulli)
 def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) -> Tensor:
-    """Return -H(X) + A(l) - l E X."""
+    """Return -H(X) + A(l) - l E X for X ~ P, Q's logit l and A(l) = log((e^l - 1) / l)."""
     moments = _of_kumaraswamy(p)
     mean = torch.exp(moments.log_mean())
     return (cross_entropy_to(logits_of(q), mean, 1 - mean) - moments.entropy - moments.mean()).clamp(min=0)

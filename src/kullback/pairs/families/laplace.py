@@ -48,9 +48,9 @@ class LaplaceDensity(LocationScaleDensity):
 
 @closed_form(Laplace, Laplace, native=ElementForm.LAPLACE)
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
-    """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p.
+    """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y = |m_p - m_q| / s_p.
 
-    If the medians are far apart, r and -r are removed from the formula, so their derivatives do not cancel either.
+    For y > 2, the terms r and -r are left out of the formula, so that their derivatives do not cancel either.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     shift = upcast(p.loc) - upcast(q.loc)
@@ -65,7 +65,7 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
 
 @closed_form(Laplace, Normal, native=ElementForm.LAPLACE_NORMAL)
 def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b)."""
+    """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b) for the scales b of P and s of Q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q

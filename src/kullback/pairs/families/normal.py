@@ -106,9 +106,9 @@ def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
 
 @closed_form(Normal, Laplace, native=ElementForm.NORMAL_LAPLACE)
 def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
-    """Return log(2 b) - log(2 pi e s^2) / 2 + E|x - m| / b.
+    """Return log(2 b) - log(2 pi e s^2) / 2 + E|X - m| / b for X ~ P with the scale s, and Q = Laplace(m, b).
 
-    The mean of a folded Normal is s sqrt(2 / pi) e^(-t^2 / 2) + d erf(t / sqrt 2), at t = d / s.
+    E|X - m| = s sqrt(2 / pi) e^(-t^2 / 2) + d erf(t / sqrt 2) at t = d / s, where d is the difference of the means.
     The Folded Normal Distribution (Leone, Nelson and Nottingham, 1961)
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -130,11 +130,15 @@ def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
 
 @closed_form(HalfNormal, Gumbel)
 def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2)."""
-    loc, scale = upcast(q.loc), upcast(q.scale)
-    t = upcast(p.scale) / scale * math.sqrt(0.5)
+    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s.
+
+    E e^(-X / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2).
+    """
+    # A parameter that is converted twice gets two gradients, each rounded to float32: their sum may be inf - inf.
+    loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
+    t = scale_p / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))
-    return kl_to_gumbel(_of_half_normal(p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
+    return kl_to_gumbel(_half_normal_moments(scale_p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
 
 
 @renyi_form(Normal)
@@ -143,7 +147,7 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return alpha d^2 / 2 S + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
 
-    The scales are a and b, and the means differ by d. LogNormal and HalfNormal variables are maps of Normal ones.
+    The scales are a and b, and the means differ by d. Two LogNormal or HalfNormal distributions have the same formula.
     With r = (a / b)^2 - 1 and g(x) = x - log(1 + x), the logarithmic terms are (g(r) - g(rest r) / rest) / 2.
 
     Rényi divergence measures for commonly used univariate continuous distributions (Gil, Alajaji and Linder, 2013)
@@ -173,7 +177,10 @@ def _of_log_normal(d: LogNormal) -> LogMoments:
 
 
 def _of_half_normal(d: HalfNormal) -> LogMoments:
-    scale = upcast(d.scale)
+    return _half_normal_moments(upcast(d.scale))
+
+
+def _half_normal_moments(scale: Tensor) -> LogMoments:
     half = torch.full_like(scale, 0.5)
     entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
     mean = scale, torch.full_like(scale, math.sqrt(math.pi / 2))
@@ -182,7 +189,7 @@ def _of_half_normal(d: HalfNormal) -> LogMoments:
 
 
 def _to_log_normal(p: LogMoments, q: LogNormal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var log X + (E log X - m)^2) / (2 s^2) - H(log X)."""
+    """Return log(2 pi s^2) / 2 + (Var log X + (E log X - m)^2) / (2 s^2) - H(log X) for Q = LogNormal(m, s)."""
     scale = upcast(q.scale)
     shift = (p.mean() - upcast(q.loc)) / scale
     return (p.variance(scale) + shift * shift) / 2 + torch.log(scale) + HALF_LOG_2PI - p.entropy
@@ -196,7 +203,7 @@ def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
 
 
 def _to_normal(p: LogMoments, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
+    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for Q = Normal(m, s)."""
     scale = upcast(q.scale)
     mean, variance = p.first_two(scale)
     infinite = mean.isinf() | variance.isinf()

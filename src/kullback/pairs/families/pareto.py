@@ -47,7 +47,7 @@ class ParetoDensity(PositiveAtEnds):
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
 
-    At P = Q the gradient is 0, although the one-sided derivative by s_P is not.
+    At P = Q the gradient is 0, although the one-sided derivative with respect to s_P is not 0.
     """
     alpha_p, alpha_q, scale_p, scale_q = upcast(p.alpha), upcast(q.alpha), upcast(p.scale), upcast(q.scale)
     equal = (scale_p == scale_q) & (alpha_p == alpha_q)
@@ -57,10 +57,10 @@ def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
 
 @closed_form(Pareto, Laplace)
 def kl_pareto_laplace(p: Pareto, q: Laplace) -> Tensor:
-    """Return log(2 b alpha / s) - 1 / alpha - 1 + E|x - loc| / b.
+    """Return log(2 b alpha / s) - 1 / alpha - 1 + E|X - loc| / b for X ~ P = Pareto(s, alpha) and Q = Laplace(loc, b).
 
-    With L = log(loc / s), or 0 if loc < s: E|x - loc| = mean - loc + 2 E(loc - x)+ and
-    E(loc - x)+ = (loc - s)+ - s (e^((1 - alpha) L) - 1) / (1 - alpha).
+    With L = log(loc / s), or 0 if loc < s: E|X - loc| = E X - loc + 2 E(loc - X)+ and
+    E(loc - X)+ = (loc - s)+ - s (e^((1 - alpha) L) - 1) / (1 - alpha).
     """
     scale, loc, width = upcast(p.scale), upcast(q.loc), upcast(q.scale)
     alpha = upcast(p.alpha)

@@ -43,7 +43,7 @@ class PoissonDensity(IntegerDensity):
         return self.rate, torch.sqrt(self.rate)
 
     def upper_tail(self) -> Tail:
-        return Tail(0.0, 1.0, math.inf)  # faster than any exponential
+        return Tail(0.0, 1.0, math.inf)  # the tail falls faster than any exponential
 
 
 @closed_form(Poisson, Poisson, native=ElementForm.POISSON)
@@ -55,10 +55,10 @@ def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
 
 @renyi_form(Poisson)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence from KL(R || P) and KL(R || Q), for R with the rate m_P^alpha m_Q^(1 - alpha).
+    """Return Renyi's divergence as a sum of KL(R || P) and KL(R || Q), for R with the rate m_P^alpha m_Q^(1 - alpha).
 
-    If a rate is 0, the result is its limit: m_Q + alpha / (1 - alpha) m_P for orders below 1. For orders above 1 it is
-    m_Q if m_P is 0, and +inf otherwise.
+    If a rate is 0, the result is the limit: m_Q + alpha / (1 - alpha) m_P for orders below 1. For orders above 1 the
+    limit is m_Q if m_P is 0, and +inf otherwise.
     """
     rate_p, rate_q = upcast(p.rate), upcast(q.rate)
     empty = (rate_p == 0) | (rate_q == 0)

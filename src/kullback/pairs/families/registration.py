@@ -1,4 +1,4 @@
-"""`register_family`, which enters the record of a family, and the pairs that follow from it, in the tables of types."""
+"""`register_family`, which registers the record of a family, and the rules for pairs that follow from the record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kullback.pairs.torch_registry import forget_plans
 
 
 def register_family(family: Family) -> Family:
-    """Register the record of a family, and the pairs that follow from it with all families that are known so far.
+    """Register the record of a family, and the rules that follow from it for pairs with all families registered so far.
 
     Arguments:
         family: the record.
@@ -66,7 +66,7 @@ def _reader(family: Family) -> DensityReader:
 
 
 def _enter_by_log_moments(p: Family, q: Family) -> None:
-    """Register KL from the moments of log X, with the kernel of its name if there is one: `BETA_GAMMA`."""
+    """Register KL from the moments of log X, with the kernel named after the families, like `BETA_GAMMA`, if any."""
     moments_of, divergence = p.log_moments, q.from_log_moments
     assert moments_of is not None  # noqa: S101
     assert divergence is not None  # noqa: S101

@@ -43,7 +43,7 @@ class LogisticDensity(LocationScaleDensity):
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
 _COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
 _COTH_NEAR = 0.8
-# The number of nodes of the sum over s. With 320 of them, its error is 1e-13 for logits that differ by up to 100.
+# The number of nodes of the sum over s. With 320 nodes, the error is 1e-13 for logits that differ by up to 100.
 _NODES = 320
 _SOFTPLUS_NEAR = 0.5
 
@@ -72,7 +72,7 @@ def _logit_difference(p: Probabilities, q: Probabilities) -> Tensor:
 
 
 def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
-    """Return where either P or Q, but not both, has all its mass at an end of the line."""
+    """Return a mask of the elements where exactly one of P and Q has all its mass at -inf, or at +inf."""
     return ((p.log_success == -torch.inf) != (q.log_success == -torch.inf)) | (
         (p.log_failure == -torch.inf) != (q.log_failure == -torch.inf)
     )
@@ -83,9 +83,9 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for the n classes with mass in P or Q.
 
     If d are the differences of the logits of Q and P minus their mean, KL is n E log(sum_k w_k e^d_k) for w uniform on
-    the simplex. From log x = int (e^-t - e^-xt) dt / t with t = e^s follows the integral above. D(s) is the sum of
-    Bregman's divergences of log(1 + e^x) from s to s + d_k. No term is negative. The integrand is analytic in a
-    strip around the real line, so its sum over equidistant nodes converges geometrically.
+    the simplex. The integral above follows from log x = int (e^-t - e^-xt) dt / t with t = e^s. D(s) is the sum of the
+    Bregman divergences of log(1 + e^x) from s to s + d_k. No term is negative. The integrand is analytic in a strip
+    around the real line, so its sum over equidistant nodes converges geometrically.
     The Concrete Distribution (Maddison, Mnih and Teh, 2017)
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):
@@ -104,7 +104,7 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
 
 
 def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> tuple[Tensor, Tensor]:
-    """Return log(q_k / p_k) up to a constant, 0 for classes without mass in P and Q, and which classes these are."""
+    """Return log(q_k / p_k) up to a constant, or 0 for a class without mass in P and Q, and a mask of such classes."""
     if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         left, right = (_log_weights(d) for d in (p, q))
         empty = (left == -torch.inf) & (right == -torch.inf)
@@ -120,7 +120,7 @@ def _log_weights(d: ExpRelaxedCategorical) -> Tensor:
 
 
 def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:
-    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `sigmoid` is its derivative at s."""
+    """Return the Bregman divergence of log(1 + e^x) from s to s + d; `sigmoid` is the derivative at s."""
     near = d.abs() < _SOFTPLUS_NEAR
     rise = sigmoid * torch.expm1(d)
     rest = sigmoid * torch.where(near, expm1mx(d), -d)
@@ -128,7 +128,7 @@ def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:
 
 
 def logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> LogisticDensity:
-    """Return the density of a logistic variable."""
+    """Return the density of a LogitRelaxedBernoulli, which is logistic."""
     temperature = upcast(d.temperature)
     return LogisticDensity(upcast(d.logits) / temperature, 1 / temperature)
 

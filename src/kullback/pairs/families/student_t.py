@@ -51,7 +51,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     ratio = scale_p / scale_q
     more = (scale_p - scale_q) / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
-    # If the square of the ratio underflows, its logarithm is used; if it overflows, it is infinite.
+    # If ratio^2 underflows, the formula uses its logarithm; if ratio^2 overflows, KL is +inf.
     tiny, huge = ratio < 1e-100, ratio > 1e150
     log_variance = 2 * log_ratio(scale_p, scale_q) + torch.log(half / (half - 1))
     ratio, more = torch.where(tiny | huge, 1, ratio), torch.where(tiny | huge, 0, more)
@@ -63,9 +63,9 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
 
 
 def _from_normal(half: Tensor) -> Tensor:
-    """Return KL of a standard StudentT with 2 `half` degrees of freedom to the Normal of its mean and variance.
+    """Return KL from a standard StudentT with 2 `half` degrees of freedom to the Normal with its mean and variance.
 
-    For many degrees of freedom it is an asymptotic series, from Stirling's series.
+    For more than 24 degrees of freedom, the result is an asymptotic series that follows from Stirling's series.
     """
     series = (3 / 16, 3 / 16, 17 / 128, 29 / 320, 61 / 768, 0.080915178571428571429)
     series += (0.066650390625, 0.038736979166666666667, 0.042431640625, 0.091463955965909090909)

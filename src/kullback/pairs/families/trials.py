@@ -50,11 +50,11 @@ class _Trials(IntegerDensity):
     log_failure: Tensor
 
     def certain(self) -> Tensor:
-        """Return where one of the two outcomes is impossible."""
+        """Return a mask of the elements where one of the two outcomes is impossible."""
         return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
 
     def uncertain(self) -> _Trials:
-        """Return the density with probabilities of 1/2 where one outcome is impossible, for finite logarithms."""
+        """Return the density with probabilities of 1/2 where one outcome is impossible: all logarithms are finite."""
         certain = self.certain()
         half = (0.5, 0.5, math.log(0.5), math.log(0.5))
         own = (self.success, self.failure, self.log_success, self.log_failure)
@@ -167,8 +167,8 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
-    # The odds of tiny probabilities may overflow. Then the other outcome is negligible, and KL depends on their ratio
-    # alone. Logits give this ratio more exactly.
+    # For tiny probabilities of success, the odds against success may overflow. Then KL depends only on the ratio of the
+    # two probabilities. If both have logits, the general formula gives this ratio more exactly.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     tiny = tiny & (a.logits is None or b.logits is None)
     left, right = (
@@ -199,13 +199,13 @@ def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinom
 
 
 def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
-    """Return KL of the number of trials until an outcome: KL of one trial over P's probability of this outcome.
+    """Return KL of the number of trials until an outcome: KL of one trial divided by P's probability of this outcome.
 
     Arguments:
         last: log(p / q) of the last outcome.
         others: log(p / q) of the other outcome.
-        log_odds: the logarithm of P's probability of the other outcome over P's probability of the last outcome.
-        log_odds_of_q: the logarithm of Q's probability of the other outcome over P's probability of the last outcome.
+        log_odds: log(P(other outcome) / P(last outcome)).
+        log_odds_of_q: log(Q(other outcome) / P(last outcome)).
     """
     # The second term is proportional to the odds. The odds may overflow where the term does not.
     beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
@@ -215,7 +215,7 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
 
 @closed_form(Bernoulli, Poisson, native=ElementForm.BERNOULLI_LOGITS_POISSON)
 def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
-    """Return p log(p / b) - p + b and (1 - p) log(1 - p) + p, for the rate b."""
+    """Return the sum of p log(p / b) - p + b and (1 - p) log(1 - p) + p, for the rate b."""
     probabilities, rate = probabilities_of(p), rate_of(q)
     success, failure = probabilities.success, probabilities.failure
     near = success < 0.3
@@ -249,7 +249,7 @@ register_family(Family(
     scipy=[ScipyForm("geom", Geometric, first=1.0)],
     match=match_of_mean("probs", lambda mean, _: 1 / (1 + mean)),
 ))  # fmt: skip
-# SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
+# SciPy's nbinom counts failures, and p is the probability of success. Torch counts successes, so p becomes 1 - p.
 register_family(Family(
     NegativeBinomial, f"total_count {CHOICE}",
     lambda d: NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]), POSITIVE,

@@ -59,9 +59,9 @@ class UniformDensity(PositiveAtEnds):
 
 @closed_form(Uniform, Uniform, native=ElementForm.UNIFORM)
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
-    """Return log(1 + room / width), with P's width and the room between its ends and Q's.
+    """Return log(1 + room / width), for P's width and room = Q's width - P's width.
 
-    At P = Q the gradient is 0, although the one-sided derivatives are not.
+    At P = Q the gradient is 0, although the one-sided derivatives are not 0.
     """
     low, high = upcast(p.low), upcast(p.high)
     room = (low - upcast(q.low)) + (upcast(q.high) - high)
@@ -69,17 +69,17 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval. Where P exceeds the bounds, return an arbitrary interval within them."""
+    """Return the ends of P's interval, or an arbitrary interval within the bounds where P's interval exceeds them."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
 
 
 def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
-    """Return E log(X / E X) for X uniform on an interval from 1 - t = `start` to 1 + t in units of its middle.
+    """Return E log(X / E X) for X / E X uniform on the interval from 1 - t = `start` to 1 + t.
 
-    It is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. Its derivative is infinite at t = 1, where the interval
-    begins at 0; there the gradient is the finite part.
+    The formula is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. At t = 1, where the interval begins at 0, the
+    derivative is infinite, and the gradient is its finite part.
     """
     series = (-1 / 6, -1 / 20, -1 / 42, -1 / 72, -1 / 110)
     small = t.clamp(max=0.05)
@@ -91,8 +91,8 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
 
 
 def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return twice the middle of an interval above 0, and half its width and its start in units of the middle."""
-    twice = 2 * low + width  # not the middle, which may be rounded
+    """Return 2 m, w / (2 m) and low / m for an interval from `low` >= 0 with middle m and width w."""
+    twice = 2 * low + width  # not m itself, which may be rounded
     start = 2 * low / twice
     from_end = start < 0.5
     t = torch.where(from_end, 1, width) / torch.where(from_end, 1, twice)
@@ -101,13 +101,13 @@ def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL)
 def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + d^2) / (2 s^2), with width w and d from the middle to m."""
+    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + (E X - m)^2) / (2 s^2) for P's width w and Q = Normal(m, s)."""
     return _from_uniform_to_normal(p, upcast(q.loc), upcast(q.scale))
 
 
 @closed_form(Uniform, HalfNormal)
 def kl_uniform_half_normal(p: Uniform, q: HalfNormal) -> Tensor:
-    """Return KL to the Normal distribution of mean 0, minus log 2."""
+    """Return KL to the Normal distribution with mean 0 and Q's scale, minus log 2."""
     return _from_uniform_to_normal(p, 0.0, upcast(q.scale)) - math.log(2)
 
 
@@ -120,7 +120,10 @@ def _from_uniform_to_normal(p: Uniform, loc: Tensor | float, scale: Tensor) -> T
 
 @closed_form(Uniform, Laplace)
 def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
-    """Return log(2 b / w) + E|x - m| / b; for m inside, u and v from the ends, E|x - m| = (u^2 + v^2) / 2w."""
+    """Return log(2 b / w) + E|X - m| / b for P's width w and Q = Laplace(m, b).
+
+    E|X - m| is (u^2 + v^2) / (2 w) for an m inside of P's interval, with u = low - m and v = high - m.
+    """
     start, end, loc, scale = upcast(p.low), upcast(p.high), upcast(q.loc), upcast(q.scale)
     across = (start < loc) & (end > loc)
     below, above = start - loc, end - loc
@@ -131,7 +134,10 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
 
 @closed_form(Uniform, Gumbel, native=ElementForm.UNIFORM_GUMBEL)
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
-    """Return log(s / w) + E z + E e^-z, where E e^-z = e^-z_low (1 - e^-y) / y with y = w / s."""
+    """Return log(s / w) + E z + E e^-z for P's width w and z = (X - m) / s, with Q = Gumbel(m, s).
+
+    E e^-z = e^-z_low (1 - e^-y) / y at y = w / s.
+    """
     start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
     low, width = within_floats((start - upcast(q.loc)) / scale), (end - start) / scale
     return low + width / 2 + bounded_exp(log_mean_decay(width) - low) - log_ratio(end - start, scale)
@@ -139,7 +145,7 @@ def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
 
 @closed_form(Uniform, Exponential, native=ElementForm.UNIFORM_EXPONENTIAL)
 def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
-    """Return r (low + high) / 2 - log(r w)."""
+    """Return r (low + high) / 2 - log(r w) for P's width w and Q's rate r."""
     start, rate = upcast(p.low), upcast(q.rate)
     width = upcast(p.high) - start
     return start * rate + width * rate / 2 - log_product(width, rate)
@@ -147,7 +153,10 @@ def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
 
 @closed_form(Uniform, Gamma, native=ElementForm.UNIFORM_GAMMA)
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X), x = E X / mean_Q."""
+    """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X).
+
+    x is E X / mean_Q, a is Q's concentration, and w is P's width.
+    """
     low, high = _ends(p, least=0.0)
     a, rate = upcast(q.concentration), upcast(q.rate)
     twice, t, start = _relative(low, high - low)
@@ -162,7 +171,7 @@ def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
 
 @closed_form(Uniform, Pareto, native=ElementForm.UNIFORM_PARETO)
 def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
-    """Return (alpha + 1) E log X - alpha log s - log(alpha w)."""
+    """Return (alpha + 1) E log X - alpha log s - log(alpha w) for P's width w and Q = Pareto(s, alpha)."""
     low, high = _ends(p, least=0.0)
     alpha = upcast(q.alpha)
     twice, t, start = _relative(low, high - low)
@@ -175,9 +184,9 @@ def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
 
 @closed_form(Uniform, Beta, native=ElementForm.UNIFORM_BETA)
 def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
-    """Return log B(a, b) - log w - (a - 1) E log X - (b - 1) E log(1 - X).
+    """Return log B(a, b) - log w - (a - 1) E log X - (b - 1) E log(1 - X) for P's width w and Q = Beta(a, b).
 
-    Its large terms are (a + b) KL(mean_Q || mean_P), between the probabilities of two classes.
+    The large terms are (a + b) KL((m_Q, 1 - m_Q) || (m_P, 1 - m_P)), where m_P and m_Q are the means.
     """
     low, high = _ends(p, least=0.0, most=1.0)
     a, b = upcast(q.concentration1), upcast(q.concentration0)
@@ -197,7 +206,7 @@ def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
 
 @closed_form(Uniform, ContinuousBernoulli, native=ElementForm.UNIFORM_CONTINUOUS_BERNOULLI_LOGITS)
 def kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tensor:
-    """Return A(l) - l E X - log w, with A(l) = log((e^l - 1) / l)."""
+    """Return A(l) - l E X - log w for P's width w, Q's logit l and A(l) = log((e^l - 1) / l)."""
     low, high = upcast(p.low), upcast(p.high)
     half = (high - low) / 2
     return (cross_entropy_to(logits_of(q), low + half, (1 - high) + half) - torch.log(2 * half)).clamp(min=0)

@@ -20,7 +20,7 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class VonMisesDensity(PositiveAtEnds):
-    """exp(concentration (cos(x - loc) - 1)) / (2 pi I0(concentration) e^-concentration) on the circle."""
+    """exp(k (cos(x - loc) - 1)) / (2 pi I0(k) e^-k) for -pi < x < pi, with k the concentration."""
 
     loc: Tensor
     concentration: Tensor
@@ -41,7 +41,10 @@ class VonMisesDensity(PositiveAtEnds):
 
 @closed_form(VonMises, VonMises)
 def kl_von_mises_von_mises(p: VonMises, q: VonMises) -> Tensor:
-    """Return B(k_p -> k_q) + 2 A(k_p) k_q sin^2(d / 2), with B Bregman's divergence of log I0 and A = I1 / I0.
+    """Return B(k_p -> k_q) + 2 A(k_p) k_q sin^2(d / 2), with d = loc_p - loc_q.
+
+    B is the Bregman divergence of log I0 for the Bessel function I0, and A = I1 / I0.
+
 
     Directional Statistics (Mardia and Jupp, 2000), for the family and its moments
     """
@@ -57,7 +60,7 @@ def mean_cosine(k: Tensor) -> Tensor:
     return torch.where(k < _LARGE, of_small, 1 + _log_i0_minus_k_derivative(k))
 
 
-# log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k beyond _LARGE
+# log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k > _LARGE
 _LARGE = 40.0
 _LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
 _LOG_I0_DERIVATIVE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
@@ -65,7 +68,7 @@ _LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_DERIVATIVE))
 
 
 def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
-    """Return Bregman's divergence of log I0 from a to b, near (x - 1 - log x) / 2 at x = b / a for large a and b."""
+    """Return the Bregman divergence of log I0 from a to b; for large a and b it is about (b/a - 1 - log(b/a)) / 2."""
     distance = b - a
     near = distance.abs() < 0.05 * (a + b + 2)
     close = bregman_by_quadrature(_log_i0_curvature, a, torch.where(near, distance, 0))
@@ -115,7 +118,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def _on_the_circle(k: Tensor, loc: Tensor, scale: Tensor) -> Distribution | None:
-    """Return the member; None for another length of the circle, because torch has no such distribution."""
+    """Return the VonMises distribution; None for a scale other than 1, because torch's circle has the length 2 pi."""
     return VonMises(loc, k) if bool((scale == 1).all()) else None
 
 

@@ -63,14 +63,14 @@ def kl_weibull_weibull(p: Weibull, q: Weibull) -> Tensor:
 
 @closed_form(Weibull, Exponential)
 def kl_weibull_exponential(p: Weibull, q: Exponential) -> Tensor:
-    """Return KL to the Weibull distribution of concentration 1."""
+    """Return KL to the Weibull distribution with concentration 1 that equals Q."""
     k, rate = upcast(p.concentration), upcast(q.rate)
     return gumbel_divergence(log_product(upcast(p.scale), rate), torch.ones_like(k), k)
 
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a term of the shapes that is 0 at k = a = 1.
+    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a term of k and a that is 0 at k = a = 1.
 
     With y = 1 / k this term is a B(1 -> y) + R(1 -> a) + (a - 1) log y. B and R are the Bregman divergences of lgamma
     and of its Stirling remainder. For large k it is a B(1 -> 1 + y) + R(a) + log k - 1 - gamma, without cancellation.
@@ -83,7 +83,7 @@ def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
     sharp = k > 2
     near, z, few = torch.where(sharp, 1, k), torch.where(sharp, 1, y), torch.where(sharp, y, 0)
     beyond = lgamma_bregman(one, 1 + few, few)
-    log_mean = torch.where(sharp, beyond - EULER_GAMMA * few, torch.lgamma(1 + y))  # of X / scale
+    log_mean = torch.where(sharp, beyond - EULER_GAMMA * few, torch.lgamma(1 + y))  # log E[X / scale]
     means = scaled_expm1mx(a, log_product(scale, rate, a) + log_mean, log_product(scale, rate) + log_mean)
     shapes = a * lgamma_bregman(one, z, (1 - near) / near) - (a - 1) * log_ratio(near, one)
     shapes = shapes + stirling_bregman(torch.ones_like(a), a)

@@ -1,8 +1,9 @@
-"""Corners and jumps of an integrand that move with the parameters, and their contributions to derivatives.
+"""Corners and jumps of an integrand whose positions depend on the parameters, and their contributions to derivatives.
 
-The nodes of an integral are constants, and its derivatives are the derivatives of a sum over them. Where the integrand
-jumps, the edges of the panels move with the jump. A corner does not affect the first derivatives. Its contribution to
-the second derivatives is the change of the integrand's slope times the derivatives of the corner's place.
+The quadrature nodes are constants, and the derivatives of an integral are the derivatives of the sum over the nodes.
+A panel edge at a jump has the derivatives of the jump's position. A corner does not affect the first derivatives. The
+corner's contribution to the second derivative is the change of the integrand's slope at the corner times the square of
+the derivative of the corner's position.
 """
 
 from __future__ import annotations
@@ -17,47 +18,47 @@ from kullback.pairs.densities.density import Coordinate, Density
 from kullback.pairs.integration.line import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 
-# The steps from a place at which a one-sided slope is measured, relative to the span of the panels. The same logarithm
-# may have another break at any distance, so the steps go down to 8^-15, which is nearly rounding.
+# The step sizes of the finite differences for one-sided slopes, relative to the span of the panels. The log-density may
+# have another break at any distance, so the smallest step is 8^-15, which is close to rounding.
 _STEPS = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
-# The weights of the values after one to five equal steps, for the value and the slope at the place itself. They are
-# exact for polynomials of degree 4.
+# The weights of the values at x + h, ..., x + 5 h in the extrapolated value and slope at x, which are exact for
+# polynomials of degree 4.
 _FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
 _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
-# The absolute weights of the slope add up to 56, and each value has a rounding error of about eps.
+# The absolute values of the weights of the slope add up to 56, and each value has a relative rounding error near eps.
 _ROUNDING = 60 * torch.finfo(torch.float64).eps
-# The smallest relative change of a logarithm that counts as a jump, not as a corner.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-10 to 1e-3.
+# The smallest relative change of a log-density that counts as a jump, not as a corner.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-10 to 1e-3.
 _JUMP = 1e-6
 
-# Returns log p and log q, per unit of the variable of integration.
+# A function of v, the variable of integration, that returns log(p dx/dv) and log(q dx/dv).
 LogDensities = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Break(NamedTuple):
-    """A place, of shape (..., 1), at which the logarithm of a density has a corner or a jump."""
+    """A point at which the log-density of P or Q has a corner or a jump; its tensors have shape (..., 1)."""
 
     side: int
     """0 for the density of P, 1 for the density of Q."""
     place: Tensor
-    """The place in the variable of integration, with its derivatives."""
+    """The position in the variable of integration, with its derivatives by the parameters."""
     jumps: Tensor
-    """The elements of the batch that have a jump here; the others have a corner or no break."""
+    """A mask of the batch elements that have a jump at `place`; other elements have a corner or no break."""
     bend: Tensor
-    """The change of the slope of the logarithm; 0 at jumps and where there is no break."""
+    """The change of the slope of the log-density; 0 for batch elements with a jump or no break."""
 
 
 def find_breaks(
     densities: tuple[Density, Density], line: Line, log_densities: LogDensities, lower: Tensor, upper: Tensor
 ) -> list[Break]:
-    """Return the breaks of two densities between the edges of panels.
+    """Return the breaks of two densities that are inside the panels and depend on a parameter.
 
     Arguments:
-        densities: P and Q, with the derivatives of their parameters.
-        line: the line of the panels, with derivatives too.
+        densities: the densities of P and Q, differentiable by their parameters.
+        line: the line of the panels, differentiable by its ends.
         log_densities: returns the log-densities of P and Q, without derivatives.
-        lower: where the panels begin.
-        upper: where they end.
+        lower: the lower edges of the panels, shape (..., panels).
+        upper: the upper edges of the panels, shape (..., panels).
     """
     breaks: list[Break] = []
     edges = torch.cat([lower, upper], -1).detach()
@@ -68,7 +69,7 @@ def find_breaks(
             inside = inside & (fixed.abs() < OUTERMOST)
             if not bool(inside.any()):
                 continue
-            # Outside, the place is a constant: derivatives may be infinite there.
+            # A break outside the panels gets a constant position, because its derivatives may be infinite.
             low, high = line.coordinate.low, line.coordinate.high
             low = low if low is None else torch.where(inside, low, 0.0)
             high = high if high is None else torch.where(inside, high, 1.0)
@@ -92,15 +93,15 @@ def find_breaks(
 
 
 def one_sided(function: Callable[[Tensor], Tensor], place: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a function and its slope at places, extrapolated from five steps to one side.
+    """Return the one-sided limits of a function and of its slope at points, extrapolated from five values.
 
-    A step that is too large passes a break, and a step that is too small measures rounding. The chosen step, between
-    `reach` and rounding, is the one whose slope agrees best with the slope of the next smaller step.
+    A step that is too large crosses another break, and a step that is too small measures rounding. The slope is taken
+    from the step size whose slope agrees best with the slope of the next larger step size.
 
     Arguments:
         function: the function, of points along the last dimension.
-        place: the places, of shape (..., places).
-        reach: the largest step, with the sign of the side.
+        place: the points, of shape (..., points).
+        reach: the largest step; negative for limits from the left.
     """
     step = reach.unsqueeze(-1) * _STEPS.to(place.device)
     at = place[..., None, None] + step.unsqueeze(-1) * torch.arange(1, 6, device=place.device)
@@ -113,7 +114,7 @@ def one_sided(function: Callable[[Tensor], Tensor], place: Tensor, reach: Tensor
 
 
 def moving(edges: Tensor, breaks: list[Break]) -> Tensor:
-    """Return the edges of panels; an edge at a jump has the derivatives of the jump's place."""
+    """Return the edges of panels; an edge at a jump gets the derivatives of the jump's position."""
     moved = torch.zeros_like(edges, dtype=torch.bool)
     result = edges
     for break_ in breaks:
@@ -127,11 +128,11 @@ def moving(edges: Tensor, breaks: list[Break]) -> Tensor:
 
 
 def corner_terms(breaks: list[Break], derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """Return 0 with first derivatives of 0, and with the second derivatives that the corners contribute.
+    """Return a value of 0 whose first derivatives are 0 and whose second derivatives are the corners' contributions.
 
     Arguments:
         breaks: the breaks of both densities.
-        derivatives: returns the derivatives of the integrand by log p and by log q, at places.
+        derivatives: returns the derivatives of the integrand by log p and by log q at given points.
     """
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for break_ in breaks:

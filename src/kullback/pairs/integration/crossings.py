@@ -1,6 +1,7 @@
-"""Places where log p - log q crosses a level at which the terms of a divergence have a corner.
+"""Crossings: points where log p - log q crosses a level at which the terms of a divergence have a corner.
 
-Panels are cut there. Where a parameter moves such a place, the corner has a part in the second derivatives.
+The panels are cut at crossings. If the position of a crossing depends on a parameter, the corner contributes to the
+second derivatives.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from kullback.pairs.integration.panels import Places
 from kullback.pairs.integration.pieces import Both, Piece
 
 SAME = 1e-11
-"""Differences of log-densities below this are rounding, not crossings.
+"""A |log p - log q| below this is rounding error: a change of its sign is not a crossing.
 
-benchmarks/panel_constants.py: 1e-13 takes 13 % more points, and no answer is wrong up to 1e-9.
+benchmarks/panel_constants.py: the value 1e-13 takes 13 % more points, and all answers are correct up to 1e-9.
 """
-# The largest number of crossings of the densities. benchmarks/panel_constants.py: 2 takes 12 % more points.
+# The largest number of crossings at which a scan cuts a piece.
+# benchmarks/panel_constants.py: the value 2 takes 12 % more points.
 _CROSSINGS = 8
-# The precision of `last_where` in bits is a little more than that of a float. Up to so many intervals are cut into four
-# parts at a step. benchmarks/panel_constants.py: one pair takes 8 % more time if all are bisected.
+# `last_where` divides the width of an interval by 2^_BITS, a little more than the precision of float64. Fewer than
+# _FEW_INTERVALS intervals are cut into four parts in each step.
+# benchmarks/panel_constants.py: one pair takes 8 % more time if all intervals are bisected.
 _BITS, _FEW_INTERVALS = 56, 1000
 
 
 def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level: float) -> Tensor:
-    """Return places to cut a piece, from the logarithms at the points of a scan.
+    """Return the crossings on a piece, shape (..., crossings), from the log-densities at the points v of a scan.
 
-    An element of the batch with fewer crossings than another gets arbitrary places for the rest.
+    Batch elements with fewer crossings than the others are padded with arbitrary points.
     """
     above = log_p > log_q + level
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
@@ -40,7 +43,7 @@ def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level
 
 
 def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -> Places:
-    """Cut the panels where log p - log q crosses a level between their nodes."""
+    """Return the panels, each cut at the first crossing of `level` by log p - log q between its nodes."""
     v, _ = panel_nodes(lower, upper)
     v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
     log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
@@ -61,14 +64,14 @@ def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -
 
 
 def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, corner: Corner) -> Tensor:
-    """Return 0 with the second derivatives from the crossings of a corner of the terms; see `corner_terms`.
+    """Return 0 with the second derivatives that the crossings of one corner of the terms contribute.
 
-    If log p - log q has the slope s at a crossing, the second derivative is p / s times the change of f' there, times
-    the square of the derivative of log p - log q by a parameter.
+    Let s be the slope of log p - log q at a crossing. The contribution is p / |s| times the change of f' at the corner,
+    times the square of the derivative of log p - log q by a parameter. See also `corner_terms`.
     """
     v = panel_nodes(lower, upper)[0].flatten(-2).sort(-1).values
     d = piece.log_ratio(v) - corner.at
-    is_reliable = (d.abs() > SAME) & d.isfinite()  # at a crossing, rounding decides the sign
+    is_reliable = (d.abs() > SAME) & d.isfinite()  # at a crossing, the sign of d is rounding error
     last = torch.where(is_reliable, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
     crosses = is_reliable & is_reliable.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
@@ -88,7 +91,7 @@ def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, 
 
 
 def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
-    """Return where log p - log q crosses a level between two points, at which it `rises` or falls."""
+    """Return the crossings of `level` by log p - log q between two points; `rises` means a crossing upwards."""
 
     def is_left(v: Tensor) -> Tensor:
         at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
@@ -98,11 +101,11 @@ def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: 
 
 
 def last_where(holds: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return neighbors between two points: a condition holds at the first, and no longer at the second.
+    """Return two adjacent floats between `first` and `second`: a condition is true at one and false at the other.
 
     `holds` gets the same number of points of each interval, one interval after the other along the last dimension. Few
-    intervals are cut into four parts at a step, which takes half as many calls. Many intervals are bisected, which
-    takes fewer points.
+    intervals are cut into four parts in each step, which halves the number of calls. Many intervals are bisected, which
+    needs fewer points.
     """
     if not first.numel():
         return first, second

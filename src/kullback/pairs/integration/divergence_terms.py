@@ -1,7 +1,7 @@
-"""The integrands of the divergences other than KL: q f(p / q), homogeneous in p and q.
+"""The integrands q f(p / q) of the divergences other than KL.
 
-If p and q are multiplied by the weights of the nodes, these are the terms of a pair of finite distributions. So a
-kind's `total` and `derivatives` apply to them.
+The integrand is homogeneous in p and q. So a node's weight times the integrand is a term of finite distributions whose
+masses are weight times density. A kind's `total` and `derivatives` apply to these masses.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import differentiable_backward, expanded
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
-# The logarithm of a mass that is so small that it and its square root round to 0.
+# The logarithm of a mass so small that the mass and its square root round to 0.
 _NO_MASS = -2000.0
-# The logarithm of a mass that has a derivative, but is negligible: rounding is e^-37.
+# The logarithm of a negligible mass whose derivative is nevertheless exact: rounding is e^-37.
 _ALONE = -60.0
 # The largest logarithm of a derivative: e^709 is the largest float, so a sum of e^42 such derivatives is finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
 
 class DivergenceTerms(NamedTuple):
-    """The terms of a kind, their derivatives, and their approximate size where they overflow or underflow."""
+    """The terms of a divergence, their derivatives, and their approximate size where they overflow or underflow."""
 
     kind: Divergence
     beyond: int | None = None
-    """The side, 0 for P and 1 for Q, that may have mass outside the other's support, next to an end that both share.
-    There, the divergence is a multiple of this mass. The derivatives by this side's masses leave the multiple out."""
+    """The side, 0 for P and 1 for Q, that may have mass outside the other side's support, next to a shared end.
+    Outside, the divergence is a multiple of this mass. The derivatives by this side's masses leave the multiple out."""
     log_scale: Tensor | None = None
-    """For Renyi's divergence of P and Q that are far apart: the approximate logarithm of the sum of p^a q^(1 - a). The
-    terms are then p^a q^(1 - a) / e^log_scale. The terms of the power divergence would lose the digits of such a sum,
-    because they add up to a multiple of the sum minus 1."""
+    """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of distant P and Q; else None.
+    The terms are then p^a q^(1 - a) / e^log_scale. The terms of the power divergence add up to a multiple of S - 1,
+    which loses the digits of a small S."""
 
     @property
     def order(self) -> float:
-        """The order of a power divergence or a Renyi divergence; 1 for every other kind."""
+        """The order of a power divergence or of Renyi's divergence; 1 for every other kind."""
         order = order_of(self.kind)
         return 1.0 if order is None else order
 
     @property
     def growth(self) -> Growth:
-        """How the terms grow where one mass is far smaller than the other."""
+        """The growth of the terms as p / q goes to 0 or to infinity."""
         return growth_of(self._additive())
 
     @property
@@ -59,24 +59,27 @@ class DivergenceTerms(NamedTuple):
         return isinstance(self._additive(), OfRatio)
 
     def _additive(self) -> Divergence:
-        """Return the kind whose terms are integrated. For Renyi's divergence of order 0 only the masses matter."""
+        """Return the kind whose terms are integrated.
+
+        Renyi's divergence of order 0 is a function of Q's mass where p > 0. Total variation replaces its terms.
+        """
         if isinstance(self.kind, Renyi) and self.order == 0:
             return TotalVariation()
         return self.kind if isinstance(self.kind, BuiltIn | OfRatio) else OwnTerms(self.kind)
 
     def _whole(self) -> Divergence:
-        """Return the kind that computes the total and its derivatives; an additive kind sums its terms."""
+        """Return the kind that computes the total and its derivatives, from the terms if the kind is additive."""
         return self._additive() if self.kind.additive else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the terms from the logarithms of the masses."""
+        """Return the terms at masses with the given logarithms, of the same shape."""
         if self.log_scale is not None:
             scale = self.log_scale.reshape(*self.log_scale.shape, *[1] * (log_p.ndim - self.log_scale.ndim))
             return torch.exp(self._log_power(log_p, log_q) - scale)
         return self._additive().terms(pair_of_logs(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
 
     def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the logarithm of the approximate size of a term, also where the term overflows or underflows."""
+        """Return the approximate logarithm of |term|, which is finite even where the term overflows or underflows."""
         if self.log_scale is not None:
             return self._log_power(log_p, log_q)
         either = torch.maximum(log_p, log_q)
@@ -93,15 +96,16 @@ class DivergenceTerms(NamedTuple):
         return either + torch.where(either > -torch.inf, size, 0)
 
     def total(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the divergence of masses along the last dimension, without a gradient."""
+        """Return the divergence of the finite distributions along the last dimension, without a gradient."""
         with torch.no_grad():
             return self._whole().total(pair_of_logs(log_p, log_q))
 
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass.
+        """Return the derivatives of the divergence by log p and by log q; 0 where the mass is 0.
 
-        Each is exact relative to its own mass, however large the other mass is: far out on a tail the derivative of
-        the logarithm of a density is huge. The derivatives are differentiable.
+        The derivative by log p has an error relative to p, even if q is far larger, and vice versa. This accuracy is
+        needed in the tails, where the derivative of a log-density by a parameter is huge. Both results are
+        differentiable.
         """
         if 0 != self.order != 1 and self.order < math.inf:
             derivatives = self._power_derivatives(log_p, log_q)
@@ -112,7 +116,7 @@ class DivergenceTerms(NamedTuple):
         sides: list[Tensor] = []
         for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
             clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
-            if side != self.beyond:  # the whole mass is 1, so the derivative by it is rounding
+            if side != self.beyond:  # the total mass is 1, so the derivative by it is rounding
                 mass = torch.exp(log)
                 mean = clean.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
                 clean = clean - mass * mean
@@ -120,21 +124,21 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(self.kind, Renyi):  # order 0 depends on the masses that are 0, order inf on one class
+        if isinstance(self.kind, Renyi):  # order 0 depends on which masses are 0, order inf on a single class
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
-        # A mass of 0 is replaced by a negligible one, which has a derivative.
+        # A mass of 0 is replaced by a negligible mass, whose derivative is defined.
         logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
         return self._whole().derivatives(pair_of_logs(*logs))
 
     def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Return the derivatives; those of `side` leave out the multiple of its mass that `beyond` describes."""
+        """Return the derivatives by log p and log q; `side` leaves out the multiple that `beyond` describes."""
         logs = log_p, log_q
         alone = [torch.full_like(x[..., :1], _ALONE if k == side else -torch.inf) for k, x in enumerate(logs)]
         if self.kind.additive:
             sides = list(self._derivatives(*logs))
             alone[side] = torch.zeros_like(alone[side])
             multiple = self._derivatives(*alone)[side]
-        else:  # the derivative at one node depends on all nodes
+        else:  # the derivative at each node depends on all nodes
             both = (torch.cat(x, -1) for x in zip(logs, alone, strict=True))
             sides = list(self._derivatives(*both))
             multiple = sides[side][..., -1:] * math.exp(-_ALONE)
@@ -161,15 +165,15 @@ class DivergenceTerms(NamedTuple):
         return by_p, by_q
 
     def _power_derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""
+        """Return (A - p) / (alpha - 1) and (q - A) / alpha times the kind's factor, for A = p^alpha q^(1 - alpha)."""
         alpha = self.order
         log_power = self._log_power(log_p, log_q)
-        if self.log_scale is not None:  # without the multiples of the masses that `derivatives` removes
+        if self.log_scale is not None:  # without multiples of p and q, which `derivatives` removes
             shares = torch.softmax(log_power, -1)
             return alpha / (alpha - 1) * shares, -shares
         there = log_power > -torch.inf
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
-        if isinstance(self.kind, Renyi):  # alpha / sum A times the derivatives of Alpha
+        if isinstance(self.kind, Renyi):  # the derivatives of Alpha times alpha / sum of A
             log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
         else:
             power = power_of(self.kind)
@@ -189,13 +193,13 @@ class DivergenceTerms(NamedTuple):
         return sides[0] / (alpha - 1), -sides[1] / alpha
 
     def _log_power(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return alpha log p + (1 - alpha) log q, and -inf where one has no mass."""
+        """Return alpha log p + (1 - alpha) log q; -inf where p or q is 0."""
         there = (log_p > -torch.inf) & (log_q > -torch.inf)
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
         return torch.where(there, self.order * a + (1 - self.order) * b, -torch.inf)
 
     def error(self, value: Tensor, error: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Turn the error of the sum of terms into the error of the divergence, which may be a function of the sum."""
+        """Return the error of the divergence, a function of the sum of terms, from the error of the sum."""
         if self.kind.additive:
             return error
         if not isinstance(self.kind, Renyi):
@@ -206,7 +210,7 @@ class DivergenceTerms(NamedTuple):
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
 
     def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return how much a user's own function of a sum of terms changes with the sum, with a safety factor."""
+        """Return the approximate derivative of a non-additive divergence by its sum of terms, times 2 for safety."""
         by_total = self.kind.derivatives(pair_of_logs(log_p, log_q))
         by_terms = self._additive().derivatives(pair_of_logs(log_p, log_q))
         sizes = [
@@ -218,7 +222,7 @@ class DivergenceTerms(NamedTuple):
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return the divergence of masses along the last dimension; its gradient uses the kind's derivatives."""
+    """Return the divergence of masses along the last dimension; its gradient comes from the kind's `derivatives`."""
     terms = DivergenceTerms(kind)
     value = terms.total(log_p.detach(), log_q.detach())
     if not (torch.is_grad_enabled() and (is_tracked(log_p) or is_tracked(log_q))):
@@ -232,7 +236,7 @@ def with_derivatives(
     log_p: Tensor,
     log_q: Tensor,
 ) -> Tensor:
-    """Return a value with these derivatives by the logarithms of masses; they may be differentiated again."""
+    """Return `value` with the given derivatives by log p and log q, which may be differentiated again."""
     if not (is_transformed() or forward_ad._current_level >= 0):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return _WithDerivatives.apply(value, derivatives, log_p, log_q)  # pyright: ignore[reportReturnType]
 
@@ -244,7 +248,7 @@ def with_derivatives(
 
 
 class _WithDerivatives(torch.autograd.Function):
-    """A value, and its derivatives by the logarithms of masses, as functions of these logarithms."""
+    """The operation that returns `value` and gets its gradient from `derivatives(log_p, log_q)`."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, derivatives: Any, log_p: Tensor, log_q: Tensor) -> Tensor:

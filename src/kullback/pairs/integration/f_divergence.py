@@ -1,7 +1,8 @@
 """Divergences other than KL of two densities: an integral over both supports, or a sum over their integers.
 
-On the line, each piece has panels, and all panels are refined together. On the integers every term is summed. The
-masses at the nodes are then those of two finite distributions, and a kind gives their divergence and its derivatives.
+On the real line, each piece between ends of supports has panels, and the panels of all pieces are refined together. On
+the integers, every term is summed. Weight times density at the nodes gives the masses of two finite distributions, and
+a kind's `total` and `derivatives` give their divergence and its derivatives.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from kullback.pairs.integration.pieces import Both, Needed, Piece, pieces_of
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
-# A node with e^-60 of a density's mass is negligible, because rounding is e^-37.
+# A node with a fraction e^-60 of a density's mass is negligible, because rounding is e^-37.
 _FEW = 60.0
-# Errors of the derivatives near a narrow component, relative to the sum of their absolute values: panels with less than
-# the first are enough, and a result with more than the second is refused.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-13 to 1e-11 for the first.
+# Errors of the derivatives near a narrow component, relative to the sum of their absolute values. Panels are refined
+# until the error is at most _AIM_OF_SLOPES; a result with an error above _LARGEST_OF_SLOPES is refused.
+# benchmarks/panel_constants.py: all answers are correct if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
-# The relative error of a panel that contains the corner of |p - q|.
+# The assumed relative error of a panel that contains a corner of the terms, such as |p - q| at p = q.
 # benchmarks/panel_constants.py: without it 6 % fewer points are needed, but both rules may miss a corner.
 _OF_A_CORNER = 0.03
 
-# Cuts two densities into pairs that add up to them, each in a unit of its own.
+# A function that splits P and Q into pairs of densities with the sums P and Q; each pair has its own length scale.
 Shares = Callable[[Density, Density], list[Both]]
 
 
@@ -56,7 +57,17 @@ def _integral(
     diverges: Tensor,
     second_order: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Integral:
-    """Return the divergence of the masses at the nodes, with its gradient."""
+    """Return the divergence of the masses at the nodes, with its gradient.
+
+    Arguments:
+        p: the density of P.
+        q: the density of Q.
+        terms: the terms of the divergence.
+        log_masses: returns the logarithms of the masses of two densities at the nodes, shape (..., nodes).
+        error: returns the error of the sum of terms, from the logarithms of the masses.
+        diverges: a mask of the batch elements whose divergence is infinite.
+        second_order: returns 0 with the second derivatives that the sum over the nodes lacks.
+    """
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)
         value = terms.total(*logs)
@@ -70,7 +81,7 @@ def _integral(
             by_p, by_q = terms.derivatives(log_p, log_q)
             return torch.where(finite, by_p, 0), torch.where(finite, by_q, 0)
 
-        # The nodes at which a mass has first or second derivatives that are not negligible.
+        # Masks of the nodes at which the derivatives of a density are not negligible.
         with torch.no_grad():
             needed_p, needed_q = (
                 finite & log.isfinite() & ((by != 0) | (log > UNDERFLOW))
@@ -95,7 +106,8 @@ def integrate_divergence(
 ) -> Integral:
     """Integrate the terms of a divergence over the supports of two densities; see `integrate_kl` for the arguments.
 
-    `shares` cuts the densities into pairs, each integrated along a line of its own; None leaves them whole.
+    `shares` splits the densities into pairs, and each pair is integrated with its own center and scale. By default the
+    densities are not split.
     """
     shares = shares or (lambda p, q: [(p, q)])
     tracked, has_gradient = shares(p, q), torch.is_grad_enabled()
@@ -107,7 +119,7 @@ def integrate_divergence(
         first = [first_panels(piece, breakpoints, terms) for piece, breakpoints in placed]
         integrands = [partial(_integrated, piece, terms, len(fixed) > 1) for piece in pieces]
         diverges, fails = (torch.stack(flags).any(0) for flags in tuple(zip(*first, strict=True))[1:3])
-        # The derivatives of a share in its own unit are much smaller than its value, so they have a separate error.
+        # In the length scale of a pair, its derivatives are much smaller than its value: they have separate errors.
         in_units = [k for k, piece in enumerate(pieces) if piece.share < len(fixed) - 1]
 
         def slope_error(parts: list[Panels]) -> Tensor:
@@ -150,16 +162,17 @@ def integrate_divergence(
 
 
 def _sums(parts: list[Panels]) -> Tensor:
-    """Return the value, its error, the error of the masses and the rounding error, over all panels of all pieces."""
+    """Return the sums over all panels: the value, its error, the error of the masses and the rounding error."""
     return torch.stack([torch.stack([x.sum(-1) for x in part.columns[:4]]) for part in parts]).sum(0)
 
 
 def _integrated(
     piece: Piece, terms: DivergenceTerms, with_slopes: bool, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the integral of the terms over panels, its error, the error of both masses, and the rounding error.
+    """Return for each panel the integral of the terms, its error, the error of both masses, and the rounding error.
 
-    With slopes, also the errors and the sizes of the integrals of the derivatives by log p and by log q.
+    If `with_slopes`, two tensors of shape (2, ..., panels) follow: the errors of the integrals of the derivatives by
+    log p and by log q, and the integrals of the absolute derivatives.
     """
     v, half = panel_nodes(lower, upper)
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
@@ -183,7 +196,10 @@ def _integrated(
 def _log_masses(
     measured: list[tuple[Piece, Places]], shares: list[Both], needed: Needed
 ) -> tuple[Tensor, Tensor]:
-    """Return the logarithms of the masses at all nodes; jumps of the densities move the nodes."""
+    """Return log(mass of P) and log(mass of Q) at all nodes of all pieces.
+
+    The panel edges at jumps of the densities, and so the nodes, have the derivatives of the positions of the jumps.
+    """
     logs: list[Tensor] = []
     start = 0
     for piece, edges in measured:
@@ -213,7 +229,7 @@ def _second_order(
         densities = tracked[piece.share]
 
         def derivatives(place: Tensor, piece: Piece = piece) -> tuple[Tensor, Tensor]:
-            # The derivatives at one more node: its masses, divided by e^_FEW, do not change the total.
+            # The masses of this additional node are multiplied by e^-_FEW and do not change the total.
             at = (log - _FEW for log in piece.logs(place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))
@@ -251,7 +267,10 @@ def sum_divergence(
 def _window(
     p: Density, q: Density, batch_shape: torch.Size, terms: DivergenceTerms, target: Tolerance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the integers to sum, the last that matters, the last of all, and where the sum diverges or is cut off."""
+    """Return the integers to sum, the last needed integer, the end of the supports, and two masks.
+
+    The masks say where the sum diverges, and where the limit on nodes cuts it off.
+    """
     shape = torch.Size([*batch_shape, 1])
     doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64, device="cpu")
     offsets = torch.cat([-doubling.flip(0), torch.zeros(1, dtype=torch.float64, device="cpu"), doubling])

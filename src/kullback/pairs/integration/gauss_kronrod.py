@@ -1,4 +1,4 @@
-"""The rule on a panel of the line: the 15 nodes of Gauss and Kronrod, and an integral with its error.
+"""The quadrature rule on a panel of the real line: Gauss and Kronrod's 15 nodes, which give an integral and its error.
 
 QUADPACK: A Subroutine Package for Automatic Integration (Piessens, de Doncker-Kapenga, Überhuber and Kahaner, 1983)
 """
@@ -11,11 +11,11 @@ from torch import Tensor
 from kullback.pairs.integration.panels import Rule
 
 SAFETY = 4.0
-"""The reported error is this many times the estimate: on some panels the rules agree by chance.
+"""The reported error is this factor times the error estimate, because on some panels the rules agree by chance.
 
 benchmarks/panel_constants.py: a factor of 1 saves 2 % of the points, and 16 takes 7 % more.
 """
-# The nodes and the weights from the middle outwards, as QUADPACK lists them. Gauss's rule has every other node.
+# The nodes and weights from the middle of [-1, 1] outwards, as in QUADPACK. Gauss's rule uses every other node.
 _POSITIVE_NODES = (
     0.0,
     0.207784955007898467600689403773245,
@@ -46,7 +46,7 @@ _GAUSS = (
     0.129484966168869693270611432679082,
     0.0,
 )
-# With these weights the other 8 nodes integrate polynomials of degree 7 exactly.
+# With these weights, the 8 nodes that Gauss's rule does not use integrate polynomials of degree 7 exactly.
 _OTHERS = (
     0.0,
     0.408761012378475661805401336835692,
@@ -66,21 +66,21 @@ def _mirrored(half: tuple[float, ...], sign: float) -> Tensor:
 NODES = _mirrored(_POSITIVE_NODES, -1.0)
 WEIGHTS_KRONROD = _mirrored(_KRONROD, 1.0)
 WEIGHTS = torch.stack([WEIGHTS_KRONROD, _mirrored(_GAUSS, 1.0), _mirrored(_OTHERS, 1.0)], -1)
-"""Kronrod's weights, Gauss's weights and the weights of the other nodes, as columns."""
+"""Kronrod's weights, Gauss's weights and the weights of the third rule, as columns; shape (15, 3)."""
 
 
 def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nodes of panels, shape (..., panels, 15), and half the panels' widths."""
+    """Return the nodes of panels, shape (..., panels, 15), and half the panels' widths, shape (..., panels, 1)."""
     half = (upper - lower).unsqueeze(-1) / 2
     return (upper + lower).unsqueeze(-1) / 2 + half * NODES.to(half.device), half
 
 
 def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Kronrod's integrals over the panels and their errors.
+    """Return Kronrod's integrals over the panels and their error estimates, both of shape (..., panels).
 
-    The error is QUADPACK's power of the difference from Gauss's rule, which falls as fast as the error of a smooth
-    integrand. If this difference is not smaller than the difference from a third rule of lower degree, the integrand
-    has a corner. Then the error is the difference itself.
+    The error estimate is QUADPACK's power 3/2 of the difference of Kronrod's and Gauss's rules, which falls as fast as
+    the error of a smooth integrand. If this difference is not 100 times smaller than the difference of Kronrod's rule
+    and a third rule of lower degree, the integrand may have a corner. Then the estimate is the difference itself.
     """
     weights = WEIGHTS.to(f.device)
     fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)
@@ -92,7 +92,7 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def relative_errors(errors: Tensor, sizes: Tensor) -> Tensor:
-    """Return the largest error of each panel in units of the sum of the sizes over all panels."""
+    """Return errors divided by the sum of sizes over all panels: the largest along the first dimension."""
     return (errors / sizes.sum(-1, keepdim=True).clamp(min=1e-300)).amax(0)
 
 
@@ -102,4 +102,4 @@ def _halves(lower: Tensor, upper: Tensor, priorities: Tensor) -> tuple[Tensor, T
 
 
 LINE = Rule(NODES.numel(), lambda priorities: 4, _halves)
-"""Panels from a lower to an upper place of the line."""
+"""The rule for panels of the real line, whose `Places` are their lower and upper edges."""

@@ -1,7 +1,7 @@
-"""The integrands of the Kullback-Leibler divergence, along the line and on the integers.
+"""The integrands of the Kullback-Leibler divergence, on the real line and on the integers.
 
-The terms have two forms, p log(p / q) and the non-negative p log(p / q) - p + q. They have the same sum if the nodes
-have all of Q's mass; then the second form is exact also for nearly equal P and Q.
+The terms have two forms: p log(p / q), and p log(p / q) - p + q, which is not negative. Both have the same sum if the
+nodes contain all of Q's mass. Then the second form has no cancellation for nearly equal P and Q.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kullback.pairs.solve_options import Tolerance
 
 
 def kl_forms(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return both forms along a new first dimension, the non-negative one first; the other is 0 where P has no mass."""
+    """Return p log(p / q) - p + q and p log(p / q), stacked along a new first dimension; 0 log 0 is 0."""
     p = torch.exp(log_p)
     empty = p == 0
     d = torch.where(empty, 0, torch.where(empty, 0, log_p) - log_q)
@@ -28,7 +28,7 @@ def kl_forms(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 class KLTotals(NamedTuple):
-    """The sums over all panels in the chosen form of the terms, and the errors of each panel."""
+    """The sums over all panels in the chosen form of the terms; `errors` has the error of each panel."""
 
     value: Tensor
     error: Tensor
@@ -36,12 +36,12 @@ class KLTotals(NamedTuple):
     errors: Tensor
 
     def are_enough(self, target: Tolerance, safety: float) -> Tensor:
-        """Return where the error is small enough, or not more than rounding."""
+        """Return a mask of the batch elements whose error meets the target or is at most the rounding error."""
         return target.is_met(self.value, safety * self.error) | (self.error <= self.rounding)
 
 
 class KLColumns(NamedTuple):
-    """The integrals over each panel. The first three have both forms of the terms, the one with Q's mass first."""
+    """Integrals over each panel. The first three fields stack both forms of the terms, with Q's mass and without."""
 
     values: Tensor
     errors: Tensor
@@ -50,7 +50,7 @@ class KLColumns(NamedTuple):
     mass_q: Tensor
 
     def totals(self, is_whole: Tensor) -> KLTotals:
-        """Return the sums in the form with Q's mass where `is_whole`, and otherwise in the form without it."""
+        """Return the sums of p log(p / q) - p + q where `is_whole` is true, and of p log(p / q) elsewhere."""
         sums = torch.stack([self.values.sum(-1), self.errors.sum(-1), self.roundings.sum(-1)])
         value, error, rounding = torch.where(is_whole, sums[:, 0], sums[:, 1])
         return KLTotals(value, error, rounding, torch.where(is_whole.unsqueeze(-1), *self.errors))

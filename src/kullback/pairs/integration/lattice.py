@@ -1,8 +1,8 @@
 """Panels of integers, and Gauss's rule for sums.
 
-A panel has 16 2^k integers. A panel of 16 integers is summed term by term. A larger panel is summed at 16 nodes, with
-the weights of Gauss's rule for sums (Chebyshev's orthogonal polynomials on equidistant points), which is exact for
-polynomials of degree 31. A panel of 16 integers is not halved, because it has no error.
+A panel has 16 2^k consecutive integers. A panel of 16 integers is summed term by term; it has no error and is never
+halved. A larger panel is summed at 16 nodes with the weights of Gauss's rule for sums, which is exact for polynomials
+of degree 31. The rule's orthogonal polynomials are Chebyshev's polynomials on equidistant points.
 
 Calculation of Gauss Quadrature Rules (Golub and Welsch, 1969)
 Orthogonal Polynomials: Computation and Approximation (Gautschi, 2004), on discrete Chebyshev polynomials
@@ -20,20 +20,21 @@ from torch import Tensor
 from kullback.pairs.integration.panels import Panels, Places, Rule, integrate
 
 _NODES = 16
-# The approximate maximum of panels in a window before any panel is halved.
-# benchmarks/panel_constants.py: no answer is wrong from 8 to 128.
+# The approximate maximum number of panels in a window before any panel is halved.
+# benchmarks/panel_constants.py: all answers are correct for values from 8 to 128.
 _PANELS = 32
-# The largest panels, 34 of 2^220 integers, span 6e67. A wider window loses mass, which the caller notices.
+# The widest window, 34 panels of 2^220 integers, has 6e67 integers. If a density needs more, the caller sees a mass
+# below 1.
 _LARGEST_POWER = 220
 
 
 class _Tables(NamedTuple):
-    """The rules by kind: kind 0 is an empty panel, kind k is a panel of 16 2^(k - 1) integers."""
+    """The rules, indexed by the kind of a panel: kind 0 is an empty panel, kind k has 16 2^(k - 1) integers."""
 
     sizes: Tensor
     nodes: Tensor
     weights: Tensor
-    details: Tensor  # times the terms: the coefficients of the two polynomials of highest degree
+    details: Tensor  # details times terms: the coefficients of the polynomials of degrees 14 and 15
 
 
 @functools.cache
@@ -44,7 +45,7 @@ def _tables() -> _Tables:
     details = [torch.zeros(2, _NODES, dtype=torch.float64, device="cpu")] * 2
     sizes = [2.0**power for power in range(4, _LARGEST_POWER + 1)]
     for size in sizes[1:]:
-        # The recurrence of the monic polynomials that are orthogonal on `size` equidistant points, in units of `size`.
+        # The recurrence coefficients of the polynomials that are orthogonal on `size` equidistant points.
         beta = torch.sqrt(k**2 * (1 - (k / size) ** 2) / (4 * (4 * k**2 - 1)))
         eigenvalues, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
         nodes.append((size - 1) / 2 + size * eigenvalues)
@@ -55,12 +56,15 @@ def _tables() -> _Tables:
 
 
 def sizes_of(kinds: Tensor) -> Tensor:
-    """Return the number of integers in panels of these kinds."""
+    """Return the number of integers in a panel of each kind; the same shape as `kinds`."""
     return _tables().sizes.to(kinds.device)[kinds]
 
 
 def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
-    """Return the starts and kinds of panels that contain all integers from `low` to `high`."""
+    """Return the first integers and the kinds of panels that contain all integers from `low` to `high`.
+
+    If `smooth` is false, all panels have 16 integers, so that every term is summed.
+    """
     kind = torch.ones_like(low, dtype=torch.long)
     if smooth:
         halvings = torch.ceil(torch.log2((high - low + 1) / (_PANELS * _NODES)))
@@ -68,7 +72,7 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
     size = sizes_of(kind)
     first = torch.floor(low / size)
     count = torch.floor(high / size) - first + 1
-    if smooth:  # a wider window loses mass, which the caller notices
+    if smooth:  # the caller notices the missing mass of a wider window
         count = count.clamp(max=_PANELS + 2)
     index = torch.arange(int(count.max()) if count.numel() else 1, dtype=low.dtype, device=low.device)
     starts = (first + index) * size
@@ -81,7 +85,7 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
 
 
 def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
-    """Return the halves of panels; panels of priority 0 or of 16 integers stay, beside an empty panel."""
+    """Return the halves of panels. A panel of priority 0 or of 16 integers is not halved: its right half is empty."""
     is_halved = (kinds > 1) & (priorities > 0)
     half = torch.where(is_halved, kinds - 1, kinds)
     middle = starts + torch.where(is_halved, sizes_of(half), 0)
@@ -89,13 +93,13 @@ def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
 
 
 LATTICE = Rule(_NODES, lambda priorities: max(4, priorities.shape[-1] // 4), _halves)
-"""Panels of integers from a first one, of a kind that gives their number."""
+"""The rule for panels of integers, whose `Places` are their first integers and their kinds."""
 # All panels with a priority are halved at once.
 _TOGETHER = LATTICE._replace(halvings=lambda priorities: int((priorities > 0).sum(-1).max()))
 
 
 def resolved(places: Places, marks: Tensor) -> Places:
-    """Halve the panels that are too wide to resolve the distance from a breakpoint in them to the next one."""
+    """Halve each panel that is wider than 4 times the distance of a breakpoint in it from the nearest breakpoint."""
     distances = (marks.unsqueeze(-1) - marks.unsqueeze(-2)).abs()
     distances = torch.where(distances > 0, distances, torch.inf).amin(-1)
 
@@ -110,16 +114,17 @@ def resolved(places: Places, marks: Tensor) -> Places:
 
 
 def nodes_of(starts: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nodes of panels and their weights, of shape (..., panels, 16)."""
+    """Return the nodes of panels and their weights, both of shape (..., panels, 16)."""
     tables = _tables()
     device = kinds.device
     return starts.unsqueeze(-1) + tables.nodes.to(device)[kinds], tables.weights.to(device)[kinds]
 
 
 def sum_panels(f: Tensor, weights: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of f over panels, and their errors where f is finite.
+    """Return the sums of f over panels and their error estimates, which ignore infinite values of f.
 
-    Coefficients fall geometrically: the power of QUADPACK estimates the coefficient of degree 32, the first missing.
+    The coefficients of f in orthogonal polynomials are assumed to fall geometrically. So QUADPACK's power 3/2 of the
+    coefficients of degrees 14 and 15 estimates the coefficient of degree 32, the first degree with an error.
     """
     values = (f * weights).sum(-1)
     f = torch.where(f.isinf(), 0, f)

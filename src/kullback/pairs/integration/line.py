@@ -1,8 +1,8 @@
-"""A variable of integration for the line, and the first panels on it.
+"""The variable of integration v for a part of the real line, and the first panels in v.
 
-The variable v runs over all reals, and the line's own coordinate is t = center + width sinh(v). This is linear near the
-center, and grows fast enough far out to reach the end of any tail. The panels span the part that matters, and are cut
-where the densities have peaks.
+A `Coordinate` maps the part of the line to a coordinate t that runs over all reals, and t = center + width sinh(v).
+This map is nearly linear near the center, and grows fast enough to reach the end of every tail. The panels span the
+part where the integrand is not negligible, and are cut where the densities have peaks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import Places
 
 NEGLIGIBLE = 46.0
-"""An integrand that is this much below its largest value, in logarithms, is ignored.
+"""An integrand below e^-46 = 1e-20 of its largest value is ignored, because that is far below rounding.
 
-e^-46 is 1e-20, far below rounding. benchmarks/panel_constants.py: 60 takes 7 % more points.
+benchmarks/panel_constants.py: the value 60 takes 7 % more points.
 """
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
@@ -29,28 +29,28 @@ NEAREST = -345.0
 """The logarithm of the smallest distance from an end whose inverse has a finite square: e^690 is a float."""
 UNDERFLOW = -700.0
 """Below this logarithm a mass rounds to 0 or nearly to 0: e^-708 is the smallest normal float."""
-# The number of panels between the end of the line and the nearest panel that matters for the value.
-# benchmarks/panel_constants.py: no answer is wrong from 8 panels to 48.
+# The number of panels between an end of the line and the nearest panel that contributes to the value.
+# benchmarks/panel_constants.py: all answers are correct for values from 8 to 48.
 _OUTER_PANELS = 24
-# The rounding of a few operations for each logarithm and node. tests/pairs/test_sweep.py compares the bounds.
+# The relative rounding error of a few operations. tests/pairs/test_sweep.py compares the bounds with true errors.
 _EPS = 8 * torch.finfo(torch.float64).eps
-# Breakpoints of a density, in widths from its center. The far ones, up to 5e9 widths, are for the logarithm of a
-# mixture, which has a corner wherever another component becomes the largest.
+# Breakpoints of a density, in widths from its center. The breakpoints from 40 to 5e9 widths are for the log-density of
+# a mixture, which nearly has a corner wherever another component becomes the largest.
 _LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
 _STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64, device="cpu")
 # The breakpoints that suffice unless a density is a narrow peak: the center and the points two widths from it.
 _MIDDLE = len(_LADDER)
 _COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
 _IS_COARSE = torch.tensor([k in _COARSE for k in range(len(_STEPS))], device="cpu")
-# The breakpoints up to 40 widths from the center: farther out, a peak has no mass.
+# The breakpoints up to 40 widths from the center: farther out, a peak has negligible mass.
 _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
-# With more peaks than this, peaks share breakpoints.
-# benchmarks/panel_constants.py: no answer is wrong from 4 to 64.
+# If there are more peaks than this, nearby peaks share breakpoints.
+# benchmarks/panel_constants.py: all answers are correct for values from 4 to 64.
 _MANY_PEAKS = 16
 # A peak is narrow if its width is less than this fraction of a panel.
-# benchmarks/panel_constants.py: 0.05 saves 2 % of the points, and 1 takes 3 % more.
+# benchmarks/panel_constants.py: the value 0.05 saves 2 % of the points, and 1 takes 3 % more.
 _NARROW = 0.25
-# The points of every scan: close to each other in the middle, and far out to the limits of v.
+# The positive points v of every scan: dense up to 10, then geometrically spaced up to the limit of v.
 _POSITIVE = [
     torch.arange(0.125, 10.0, 0.125, dtype=torch.float64, device="cpu"),
     torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64, device="cpu"),
@@ -65,18 +65,18 @@ Placed = tuple[Density, Coordinate]
 
 
 class Line(NamedTuple):
-    """A part of the line in its own coordinate, and the map from the variable of integration."""
+    """A part of the real line with a coordinate t, and the map from the variable of integration v to t."""
 
     coordinate: Coordinate
     center: Tensor
     width: Tensor
 
     def t(self, v: Tensor) -> Tensor:
-        """Return the coordinate at v."""
+        """Return the coordinate t at v."""
         return self.center + self.width * torch.sinh(v)
 
     def v(self, t: Tensor) -> Tensor:
-        """Return v at the coordinate."""
+        """Return v at the coordinate t."""
         return torch.asinh((t - self.center) / self.width)
 
     def points(self, v: Tensor) -> tuple[Points, Tensor]:
@@ -87,27 +87,27 @@ class Line(NamedTuple):
         return self.coordinate.points(t), log_jacobian
 
     def marks(self, densities: Sequence[Placed], *places: Tensor) -> list[Tensor]:
-        """Return the breakpoints of densities in the variable v, and those of more places x."""
+        """Return, as values of v, the breakpoints of densities and further breakpoints given as x in `places`."""
         return self.within_range(breakpoints_on(self.coordinate, densities, self.center.shape, *places))
 
     def within_range(self, breakpoints: list[Tensor]) -> list[Tensor]:
-        """Return breakpoints of the coordinate in the variable v, moved to the limits of v if they are beyond."""
+        """Return breakpoints, given as values of t, as values of v clamped to [-OUTERMOST, OUTERMOST]."""
         v = self.v(torch.cat(breakpoints, -1)).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST)
         return list(v.split([x.shape[-1] for x in breakpoints], -1))
 
     def rounding(
         self, f: Tensor, changes: list[tuple[Tensor, Tensor]], lower: Tensor, upper: Tensor
     ) -> Tensor:
-        """Bound the rounding error of the integral of f over panels: from logarithms, and from the places of the nodes.
+        """Bound the rounding error of the integral of f over panels, from the logarithms in f and from the nodes.
 
-        `changes` has a pair for each logarithm in f: the derivative of f by the logarithm, and the logarithm.
+        `changes` has a pair for each logarithm in f: the derivative of f by the logarithm, and the logarithm itself.
         """
         half = (upper - lower).unsqueeze(-1) / 2
         of_logs = f.abs()
         for by_log, log in changes:
             of_logs = of_logs + (by_log * (1 + log.abs())).nan_to_num(nan=0.0, posinf=0.0)
         of_logs = (of_logs * WEIGHTS_KRONROD.to(f.device) * half).sum(-1)
-        # How far rounding moves the nodes in v, in units of machine epsilon.
+        # `resolution` is the rounding error of the nodes v in units of machine epsilon.
         nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
         farthest = torch.maximum(lower.abs(), upper.abs())
         resolution = 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
@@ -117,7 +117,10 @@ class Line(NamedTuple):
 def breakpoints_on(
     coordinate: Coordinate, densities: Sequence[Placed], shape: torch.Size, *places: Tensor
 ) -> list[Tensor]:
-    """Return the breakpoints of densities in a coordinate: (..., steps) for each peak, (..., 1) for other places."""
+    """Return breakpoints as values of a coordinate: shape (..., steps) for each peak of a density, (..., 1) for others.
+
+    The breakpoints besides peaks are the points at which a density is not smooth, and the points x in `places`.
+    """
     breakpoints: list[Tensor] = []
     for density, own in densities:
         peaks = density.breakpoints(_STEPS)
@@ -141,7 +144,7 @@ def _is_same(coordinate: Coordinate, other: Coordinate) -> bool:
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
-    """Return a sorted grid over all v, on which to search for the span where the integrand is not negligible."""
+    """Return a sorted grid of points v that includes breakpoints, to search for the span that is not negligible."""
     are_many = len(breakpoints) > _MANY_PEAKS
     marks = _snapped(breakpoints) if are_many else breakpoints
     marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in marks]
@@ -156,10 +159,10 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 
 
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> Places:
-    """Return the ends of the first panels: equal panels from `start` to `stop`, cut at the breakpoints between.
+    """Return the edges of the first panels: equal panels from `start` to `stop`, cut at the breakpoints in between.
 
-    A peak that is much narrower than a panel is cut at all its breakpoints, on its own scale. Otherwise all nodes of a
-    panel that begins next to the peak could miss it.
+    A peak that is much narrower than a panel is cut at all its breakpoints within one panel's size of its center.
+    Otherwise all nodes of a panel next to the peak could miss it.
     """
     size = (stop - start) / panels
     steps = torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)
@@ -186,7 +189,7 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
 
 
 def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
-    """Round the breakpoints of many peaks to grids of the size of each peak, so that near peaks share breakpoints.
+    """Round the breakpoints of each peak to a grid of about the peak's width, so that nearby peaks share breakpoints.
 
     The number of panels then depends on the widths of the peaks, not on the number of components of a mixture.
     """
@@ -204,17 +207,17 @@ def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
 
 
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
-    """Return the breakpoints; a peak keeps only its center and the points two widths from it."""
+    """Return the breakpoints, but of each peak only its center and the two points 2 widths from it."""
     return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
 
 
 def matters(log_f: Tensor) -> Tensor:
-    """Return where f is not negligible relative to its largest value, from log f."""
+    """Return a mask of the points where f is not negligible relative to its largest value, from log f."""
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 
 def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point before the needed points of a sorted grid, and the first point after them."""
+    """Return the last point of a sorted grid before all needed points, and the first point after them; (..., 1)."""
     last = v.shape[-1] - 1
     first = is_needed.to(torch.uint8).argmax(-1, keepdim=True)
     final = last - is_needed.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
@@ -222,9 +225,9 @@ def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
-    """Add panels towards the finite ends of the line, as far as the square of the inverse distance is a float.
+    """Add panels up to the distance e^NEAREST from the finite ends of the line.
 
-    They have almost no mass, but may have a large part of the derivative by an end.
+    The added panels have almost no mass, but may contribute most of the derivative by an end.
     """
     steps = torch.linspace(0, 1, _OUTER_PANELS + 1, dtype=lower.dtype, device=lower.device)
     for end, side in ((line.coordinate.low, -1), (line.coordinate.high, 1)):
@@ -239,11 +242,11 @@ def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
 
 
 def outer_edge(lower: Tensor, upper: Tensor, side: int) -> Tensor:
-    """Return where the first panel of each element begins (side -1), or where the last one ends (side 1)."""
+    """Return the outermost edge of each batch element's panels, shape (..., 1): the lowest if `side` is -1."""
     return lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
 
 
 def with_panels(lower: Tensor, upper: Tensor, edges: Tensor) -> Places:
-    """Return panels, and more panels between edges."""
+    """Return the panels from `lower` to `upper`, followed by panels between consecutive `edges`."""
     edges = edges.sort(-1).values
     return torch.cat([lower, edges[..., :-1]], -1), torch.cat([upper, edges[..., 1:]], -1)

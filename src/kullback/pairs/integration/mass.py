@@ -1,4 +1,4 @@
-"""A check that the density of a user's own class integrates to 1; otherwise its divergence has no meaning."""
+"""A check that the density of a user's own class integrates to 1. Otherwise its divergence has no meaning."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kullback.pairs.integration.panels import Panels, integrate
 from kullback.pairs.sampling.generator import DrawsFrom
 
 LIBRARIES = ("torch.", "kullback.")
-"""The modules of classes whose densities are normalized begin with one of these."""
-# Every 16th of 1,000 draws is an edge of a panel, so panels are where the density has mass. The number of nodes is
-# limited. tests/pairs/densities/test_black_box.py has the densities that these have to tell apart.
+"""Prefixes of module names. Classes in these modules have normalized densities and are not checked."""
+# The edges of panels are every 16th of 1,000 sorted draws, so that panels are small where the density has mass.
+# _EVALUATIONS is the limit on nodes. tests/pairs/densities/test_black_box.py has densities with and without mass 1.
 _DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
-# The allowed difference of a mass from 1, in addition to its error: 250 units of rounding of a density in float32.
+# The allowed difference of a mass from 1, in addition to its error: about 250 times the machine epsilon of float32.
 _ALLOWED = 3e-5
-# A larger mass is infinite: its value depends only on the range of float64.
+# A larger mass is reported as infinite: its computed value depends only on the range of float64.
 _LARGEST = 1e100
 
 
@@ -33,9 +33,9 @@ def check_masses(
     sides: tuple[Distribution, Distribution],
     densities: tuple[Density | None, Density | None] = (None, None),
 ) -> None:
-    """Raise if P or Q is of a user's own class, or has one inside, whose density does not integrate to 1.
+    """Raise if P or Q is, or contains, a distribution of a user's own class whose density does not integrate to 1.
 
-    `densities` are the densities of P and Q, where the caller knows them.
+    `densities` are the densities of P and Q; None for a density that the caller does not know.
     """
     for argument, side, density_of_side in zip(("p", "q"), sides, densities, strict=True):
         own: Any = side
@@ -62,7 +62,7 @@ def check_masses(
 
 
 def _mass(density: BlackBoxDensity) -> tuple[Tensor, Tensor]:
-    """Return the integral of a density over panels between its draws and out to both ends, and its error."""
+    """Return the integral of a density over its support, and the error of the integral; both of the batch shape."""
     own = density.distribution
     with DrawsFrom(0):
         draws = upcast(own.sample(torch.Size([_DRAWS]))).movedim(0, -1)

@@ -1,9 +1,9 @@
-"""The one loop that refines panels, for integrals along the line and for sums over integers.
+"""The adaptive refinement of panels, for integrals over the real line and for sums over integers.
 
-A caller gives the first panels, a vector of integrands on them, and a judge of their errors. The integrands of a
-divergence are its terms and the masses of P and Q; a mean has a statistic times a density, and a mass the density
-alone. All elements of a batch have the same number of panels. Each element halves the panels where its own error is
-largest.
+A caller gives the first panels, a function that integrates several integrands over panels, and a judge of their errors.
+The integrands of a divergence are its terms and the densities of P and Q. The integrand of a mean is a statistic times
+a density. All elements of a batch have the same number of panels. Each element halves the panels where its own error
+is largest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Integral(NamedTuple):
-    """An integral or a sum: its value, an estimate of its error, and the mass that the nodes miss."""
+    """An integral or a sum: its value, an estimate of its error, and the total mass that no panel contains."""
 
     value: Tensor
     error: Tensor
@@ -24,29 +24,32 @@ class Integral(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How panels are integrated: the nodes of each, how many are halved at a step, and their halves."""
+    """A rule of integration: the number of nodes of a panel, and how panels are halved."""
 
     nodes: int
     halvings: Callable[[Tensor], int]
-    """Returns the number of panels of an element to halve at a step, from the priorities of all panels."""
+    """Returns the number of panels that each batch element halves in one step, from the priorities of all panels."""
     halves: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """Returns the left halves of panels and after them the right halves, from their places and priorities."""
+    """Returns the `Places` of all left halves and then of all right halves, from places and priorities."""
 
 
-# Two numbers for each panel, which its rule understands: its ends on the line, or its first integer and its kind.
+# The position of each panel in two tensors, (..., panels): its lower and upper edge, or its first integer and its kind.
 Places = tuple[Tensor, Tensor]
-# Integrates a vector of integrands over panels: columns with the integrals, their errors and whatever the judge needs.
+# A function of `Places` that returns columns: the integrals over each panel, their errors, and numbers for the judge.
 Integrands = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 class Panels(NamedTuple):
-    """Panels along the last dimension, and the columns of their integrals."""
+    """Panels along the last dimension, and the columns of their integrals; see `Integrands`."""
 
     places: Places
     columns: tuple[Tensor, ...]
 
     def split(self, rule: Rule, priorities: Tensor, integrands: Integrands) -> Panels:
-        """Halve the panels with the largest priorities of each element: right halves follow all other panels."""
+        """Return the panels after halving the panels with the largest priorities in each batch element.
+
+        A left half replaces its panel, and the right halves follow all other panels.
+        """
         count = min(rule.halvings(priorities), priorities.shape[-1])
         top = priorities.topk(count, dim=-1)
         first, second = (x.gather(-1, top.indices) for x in self.places)
@@ -59,19 +62,19 @@ class Panels(NamedTuple):
         return Panels((columns[0], columns[1]), tuple(columns[2:]))
 
 
-# Returns which elements of the batch are exact enough, and the priorities of the panels of each part.
+# A function that returns a mask of the batch elements that are exact enough, and the panels' priorities of each part.
 Judge = Callable[[list[Panels]], tuple[Tensor, list[Tensor]]]
 
 
 def integrate(
     rule: Rule, parts: Sequence[tuple[Places, Integrands]], judge: Judge, max_evaluations: float
 ) -> list[Panels]:
-    """Integrate over all parts together, until every element is exact enough or has the maximum number of nodes.
+    """Return the panels of each part, refined until every batch element is exact enough or the nodes reach the limit.
 
     Arguments:
-        rule: the rule of the panels.
-        parts: the first panels of each part of the domain, and its integrands.
-        judge: decides where the integrals are exact enough, and which panels are halved if they are not.
+        rule: the rule of integration.
+        parts: the first panels of each part of the domain, and the function that integrates over them.
+        judge: decides whether the integrals are exact enough, and which panels are halved otherwise.
         max_evaluations: the limit on nodes for each element of the batch.
     """
     panels: list[Panels] = []

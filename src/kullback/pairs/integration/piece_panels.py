@@ -1,7 +1,7 @@
-"""The first panels on a piece of the line, and where the terms of a divergence diverge or underflow there.
+"""The first panels on a piece of the line, and the batch elements whose terms diverge or underflow on the piece.
 
-Far out on a piece, one density may round to 0 before the terms are negligible. Panels end at the last place that has
-terms, and the rest is bounded.
+In the tails, one density may round to 0 before the terms of the divergence are negligible. The panels end at the last
+point where the terms can be computed, and the integral beyond it is estimated.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kullback.pairs.integration.panels import Places
 from kullback.pairs.integration.pieces import Piece
 from kullback.pairs.support import is_divergence_finite
 
-# benchmarks/panel_constants.py: 6 panels take 13 % more points, and 24 take 18 % more.
+# The number of equal panels before cuts. benchmarks/panel_constants.py: 6 take 13 % more points, and 24 take 18 % more.
 _FIRST_PANELS = 12
-# The number of points between the last point of a scan that has terms and the place where they end.
-# benchmarks/panel_constants.py: no answer is wrong from 6 points to 100.
+# The number of points added between the last point of a scan that has terms and the exact end of the terms.
+# benchmarks/panel_constants.py: all answers are correct for values from 6 points to 100.
 _POINTS_TO_THE_END = 25
-# The number of points of a scan over which the fall of the terms is measured.
-# benchmarks/panel_constants.py: no answer is wrong from 6 points to 24.
+# The decay of the terms is measured over this many points of a scan.
+# benchmarks/panel_constants.py: all answers are correct for values from 6 points to 24.
 _FALL = 12
 
 
 class FirstPanels(NamedTuple):
-    """Panels over the part that is not negligible, and flags for terms that diverge or underflow."""
+    """Panels over the part that is not negligible, and masks of the batch elements that diverge or underflow."""
 
     places: Places
     diverges: Tensor
@@ -49,26 +49,26 @@ class FirstPanels(NamedTuple):
 
 
 def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms) -> FirstPanels:
-    """Return the panels of a piece that span the part that matters, cut at breakpoints and crossings."""
+    """Return panels over the part of a piece that is not negligible, cut at breakpoints and crossings."""
     p, q = piece.fixed
     growth = terms.growth
     v = scan_points(breakpoints)
     log_p, log_q, has_terms = _scanned(piece, v, growth)
     if not growth.is_bounded and not bool(has_terms.all()):
-        # The scan may be far too coarse near the last point that has terms.
+        # The points of the scan may be too far from each other near the last point that has terms.
         v = _with_points_to_the_end(piece, v, has_terms, growth)
         log_p, log_q, has_terms = _scanned(piece, v, growth)
     either = torch.maximum(log_p, log_q)
     log_size = torch.where(has_terms, terms.log_size(log_p, log_q), -torch.inf)
     diverges = runs_away(log_size, has_terms) | runs_away(log_size.flip(-1), has_terms.flip(-1))
-    if bool(diverges.any()):  # possibly by rounding far out
+    if bool(diverges.any()):  # the terms may grow in the tails only by rounding, so the tails decide
         diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
     is_needed = either_matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     is_lost = (is_needed & (vanishing < UNDERFLOW) & (log_size > either)).any(-1)
     underflows = is_lost & ~diverges & (not terms.is_of_ratio and terms.log_scale is None)
-    if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
+    if not (p.is_splittable() and q.is_splittable()):  # extrapolated tails prove no divergence
         underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
     start, stop = span(v, is_needed)
     rest = torch.zeros_like(diverges, dtype=v.dtype)
@@ -86,12 +86,12 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
 
 
 def either_matters(log_size: Tensor, either: Tensor) -> Tensor:
-    """Return which terms, or masses of P or Q, are not negligible."""
+    """Return a mask of the points where the terms, or the densities of P or Q, are not negligible."""
     return matters(log_size) | (either > -NEGLIGIBLE)
 
 
 def runs_away(log_size: Tensor, has_terms: Tensor) -> Tensor:
-    """Return where the terms do not fall up to the last point that has terms."""
+    """Return a mask of the batch elements whose terms do not fall up to the last point that has terms."""
     log_size = torch.where(has_terms, log_size, -torch.inf)
     last = _last(has_terms)
     end, before = (log_size.gather(-1, (last - k).clamp(min=0)).squeeze(-1) for k in (0, _FALL))
@@ -103,7 +103,10 @@ def _last(there: Tensor) -> Tensor:
 
 
 def _scanned(piece: Piece, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, Tensor]:
-    """Return both logarithms, and where they give the terms: not where an underflow would make the terms infinite."""
+    """Return both log-densities and a mask of the points that have terms.
+
+    A point has no terms if both densities are 0, or if one density is 0 by underflow and the terms would be infinite.
+    """
     log_p, log_q, _ = piece.logs(v)
     both = (log_p > -torch.inf).any(-1, keepdim=True) & (log_q > -torch.inf).any(-1, keepdim=True)
     is_finite = ~(_is_infinite(log_p, log_q, growth) & both)
@@ -111,14 +114,14 @@ def _scanned(piece: Piece, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, T
 
 
 def _is_infinite(log_p: Tensor, log_q: Tensor, growth: Growth) -> Tensor:
-    """Return where a density of 0 makes the terms infinite."""
+    """Return a mask of the points where only one density is 0, which makes the terms infinite."""
     some_p, some_q = log_p > -torch.inf, log_q > -torch.inf
     without_q = some_p & ~some_q & (growth.far.limit == math.inf)
     return without_q | (some_q & ~some_p & (growth.near.limit == math.inf))
 
 
 def _with_points_to_the_end(piece: Piece, v: Tensor, has_terms: Tensor, growth: Growth) -> Tensor:
-    """Add points to a scan, on both sides, from the last point that has terms to the place where they end."""
+    """Return the scan with more points on both sides, from the last point that has terms to the end of the terms."""
     count = v.shape[-1]
     ordered, has_terms = (torch.stack([x, x.flip(-1)], -2) for x in (v, has_terms))
     last = _last(has_terms)
@@ -137,7 +140,7 @@ def _with_points_to_the_end(piece: Piece, v: Tensor, has_terms: Tensor, growth: 
 
 
 def _beyond(v: Tensor, has_terms: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point that has terms, and the approximate integral of the terms beyond it."""
+    """Return the last point that has terms, and a safe estimate of the integral of the terms beyond it."""
     last = _last(has_terms)
     before = (last - _FALL).clamp(min=0)
     end, size = v.gather(-1, last), log_size.gather(-1, last)

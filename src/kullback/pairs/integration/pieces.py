@@ -1,6 +1,6 @@
-"""Pieces of the line for two densities: each lies entirely inside or entirely outside each support.
+"""Pieces of the real line: each is entirely inside or entirely outside the support of P, and likewise for Q.
 
-The line is cut where a support begins or ends. On each piece the variable of integration runs over all reals.
+The real line is cut at the ends of the supports. On each piece, the variable of integration runs over all reals.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, find_breaks
 from kullback.pairs.integration.line import Line, breakpoints_on, without_ladders
 
-# Where |log dx/dv| is larger, log p and log dx/dv nearly cancel, and their rounding, 0.02, destroys the sum.
+# Points with a larger |log dx/dv| are dropped: log p and log dx/dv nearly cancel, with a rounding error of 0.02 each.
 _FARTHEST = 1e14
-# The scale of the line may exceed the width of a density by at most this factor. benchmarks/panel_constants.py and
-# test_narrow_partners.py: no answer is wrong from 1e2 to 1e6.
+# The width of a `Line` may exceed the width of a density by at most this factor. benchmarks/panel_constants.py and
+# test_narrow_partners.py: all answers are correct for values from 1e2 to 1e6.
 _NARROW = 1e4
-# Marks closer than this fraction of the narrowest density are one place.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-4 to 1.
+# Breakpoints at a distance below this fraction of the narrowest density count as equal.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-4 to 1.
 _ONE_PLACE = 1e-2
 
 Both = tuple[Density, Density]
-"""P and Q."""
+"""The densities of P and Q."""
 Ends = tuple[Tensor | None, Tensor | None]
-"""Where a piece begins and ends, None at infinity."""
+"""The lower and upper end of a piece or support; None for an infinite end."""
 Needed = tuple[Tensor, Tensor] | None
-"""Where each density has to be evaluated; everywhere if None."""
+"""A mask for P and a mask for Q of the nodes at which the density is evaluated; None for all nodes."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the line that each support contains or excludes as a whole, and its variable of integration."""
+    """A part of the real line that is inside or outside each support, and its variable of integration."""
 
     share: int
-    """The place of P and Q in the list of pairs that add up to the densities."""
+    """The index of this P and Q in the list of pairs of densities that add up to the original P and Q."""
     number: int
-    """The place of the piece among those of the line, from left to right."""
+    """The index of the piece on the real line, from left to right."""
     exists: Tensor
-    """The elements of the batch that have this piece."""
+    """A mask of the batch elements that have this piece."""
     center: Tensor
     width: Tensor
     fixed: Both
-    """P and Q without derivatives."""
+    """The densities of P and Q, without derivatives."""
     fixed_ends: Ends
 
     def line(self, densities: Both | None = None) -> Line:
-        """Return the line of this piece, between ends that have the derivatives of the densities' parameters."""
+        """Return the `Line` of this piece. With `densities`, its ends are differentiable by their parameters."""
         ends = self.fixed_ends
         if densities is not None:
             ends = _pieces(densities, self.center.shape)[self.number]
@@ -60,15 +60,15 @@ class Piece:
         return Line(Coordinate(low, high), self.center, self.width)
 
     def breaks(self, densities: Both, lower: Tensor, upper: Tensor) -> list[Break]:
-        """Return the breaks of the densities on this piece."""
+        """Return the breaks of the densities on this piece, between the edges of its panels."""
         return find_breaks(densities, self.line(densities), lambda v: self.logs(v)[:2], lower, upper)
 
     def logs(
         self, v: Tensor, densities: Both | None = None, needed: Needed = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logarithms of p dx/dv and q dx/dv, -inf where they are 0 or not needed, and log dx/dv.
+        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v. The first two are -inf where p or q is not needed.
 
-        Without densities, these are P and Q without derivatives.
+        The default of `densities` is P and Q without derivatives.
         """
         line = self.line(densities)
         at, log_jacobian = line.points(v)
@@ -87,7 +87,7 @@ class Piece:
 
 
 def pieces_of(share: int, both: Both, shape: torch.Size) -> list[tuple[Piece, list[Tensor]]]:
-    """Return the pieces of the line, from left to right, and their breakpoints in the variable of integration."""
+    """Return the pieces of the real line from left to right, each with its breakpoints as values of v."""
     placed: list[tuple[Piece, list[Tensor]]] = []
     densities = [(density, density.coordinate()) for density in both]
     for number, (low, high) in enumerate(_pieces(both, shape)):
@@ -103,7 +103,7 @@ def pieces_of(share: int, both: Both, shape: torch.Size) -> list[tuple[Piece, li
 
 
 def _pieces(both: Both, shape: torch.Size) -> list[Ends]:
-    """Return the ends of the pieces, from left to right."""
+    """Return the lower and upper ends of the pieces, from left to right."""
     supports = [_ends(density) for density in both]
     ends = [end.expand(shape) for support in supports for end in support if end is not None]
     cuts = list(torch.stack(ends).sort(0).values) if ends else []
@@ -112,25 +112,28 @@ def _pieces(both: Both, shape: torch.Size) -> list[Ends]:
 
 
 def _ends(density: Density) -> Ends:
-    """Return the ends of a support; the upper end may be infinite for some elements of a batch. None means no end."""
+    """Return the ends of a support. The upper end is None if it is infinite in all batch elements."""
     high = density.high()
     return density.low(), None if high is None or bool(high.isinf().all()) else high
 
 
 def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the center and the scale of a piece: the middle of its breakpoints and their distance from it."""
+    """Return the center of a piece, the median of its breakpoints, and its width, half their median distance from it.
+
+    On an infinite piece, a density that is far narrower than this width determines both instead.
+    """
     coarse = [torch.where(x.abs() < 1e300, x, torch.nan) for x in without_ladders(breakpoints)]
     marks = torch.cat(coarse, -1)
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
     width = torch.where(reach > 0, reach / 2, 1.0)
-    # Several marks may be one place after rounding. Their distances are then no scale of the densities.
+    # Several breakpoints may be equal after rounding. Their distances then do not measure the widths of the densities.
     spans = [(x[..., -1:] - x[..., :1]).nan_to_num(nan=torch.inf) for x in coarse if x.shape[-1] > 1]
     narrowest = torch.stack(spans).amin(0) if spans else torch.full_like(reach, torch.inf)
     width = torch.where((reach < _ONE_PLACE * narrowest) & narrowest.isfinite(), narrowest / 4, width)
     if coordinate.low is not None or coordinate.high is not None:
         return center, width
-    # Otherwise rounding would move the nodes next to a density that is far narrower.
+    # Near a density that is far narrower than `width`, rounding would shift the nodes, so this density sets the width.
     (center_p, width_p), (center_q, width_q) = (
         [x.expand_as(center) for x in density.center_and_width()] for density in both
     )
@@ -141,7 +144,7 @@ def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tens
 
 
 def _density_on(density: Density, line: Line, at: Points, needed: Tensor) -> Tensor:
-    """Return the logarithm of a density at the needed points of a piece; -inf without a gradient at the others."""
+    """Return a log-density at the needed points of a piece; -inf without a gradient at all other points."""
     (begins, ends), (low, high) = _ends(density), (line.coordinate.low, line.coordinate.high)
     lives = needed
     if begins is not None:
@@ -157,7 +160,7 @@ def _density_on(density: Density, line: Line, at: Points, needed: Tensor) -> Ten
 
 
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
-    """Replace the points outside `lives` by the center of a density, where it has a logarithm and derivatives."""
+    """Return the points, with the density's center where `lives` is false, because the log-density is finite there."""
     center = density.coordinate().points(density.center_and_width()[0].detach())
 
     def replaced(x: Tensor | None, own: Tensor | None, otherwise: Tensor | float) -> Tensor | None:

@@ -1,6 +1,6 @@
-"""The Kullback-Leibler divergence of two densities on the line: adaptive quadrature over P's support, with an error.
+"""The KL divergence of two densities on the real line: adaptive quadrature over P's support, with an error.
 
-The nodes are constants, and one differentiable sum over them gives the value. So the gradient reaches every parameter,
+The nodes are constants, and a differentiable sum over them gives the value. So every parameter gets its gradient,
 including the ends of the support. The derivatives by the ends of a Uniform need no integral.
 """
 
@@ -42,28 +42,31 @@ from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
-# benchmarks/panel_constants.py: 8 panels take 1 % more points, and 32 take 4 % more.
+# The number of equal panels before cuts. benchmarks/panel_constants.py: 8 take 1 % more points, and 32 take 4 % more.
 _FIRST_PANELS = 16
-# A log-density of -inf beside values below this is an overflow. It does not mark the end of a support.
+# If log q falls below this, a log q of -inf farther out is an overflow, not the end of Q's support.
 _OVERFLOW = -1e250
-# The smallest step inwards from an end at 0; its square is a float.
+# The smallest distance from an end at 0 at which q is evaluated: its square does not underflow.
 _LEAST_DISTANCE = 1e-100
 
 
 class _Pair(NamedTuple):
-    """Both densities on P's own line."""
+    """The densities of P and Q, and the `Line` of P's support."""
 
     p: Density
     q: Density
     line: Line
 
     def log_densities(self, v: Tensor, is_needed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of p dx/dv and q dx/dv; arbitrary finite numbers where `is_needed` is false."""
+        """Return log(p dx/dv) and log(q dx/dv) at v; arbitrary finite numbers where `is_needed` is false."""
         at, log_jacobian = self.line.points(v if is_needed is None else torch.where(is_needed, v, 0))
         return self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
 
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log dx/dv after the same logarithms, which are -inf at far points where log q overflows."""
+        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v.
+
+        NaN becomes -inf. At extreme points where log q overflows to -inf, log p is -inf too.
+        """
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
         log_p = torch.where(log_p.isnan(), -torch.inf, log_p)
@@ -81,16 +84,16 @@ def integrate_kl(
     q_reaches_out: bool = False,
     has_derivatives: bool = True,
 ) -> Integral:
-    """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
+    """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
-    For the ends of a Uniform, the nodes are fixed in the derivatives of the integrand. For every other P, the nodes
-    move with its ends. The strip between an end of the Uniform and its current value is added as its width times the
-    integrand at its middle, which is exact to the second derivatives. This resolves q next to an end on any scale; the
-    nodes of the integral may be too far apart for that.
+    If P is not Uniform, the nodes depend on the ends of P's support. If P is Uniform, the nodes are constants. The
+    result then includes the integral from an end, as a variable, to its current value. This integral is the difference
+    of both times the integrand at their mean: its value is 0, and its first and second derivatives are exact. So the
+    derivatives use q next to the end, which the nodes may be too sparse to resolve.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
-        q: the density of Q, likewise; its support contains P's support.
+        q: the density of Q, with parameters of shape (..., 1); its support contains P's support.
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
         q_reaches_out: whether a change of a parameter may leave some of Q's mass outside P's support.
@@ -98,7 +101,7 @@ def integrate_kl(
     """
     uniform = None
     if isinstance(p, UniformDensity) and torch.is_grad_enabled():
-        # The derivative by an end is infinite where q is 0 or infinite: the end is a constant there.
+        # An end at which q is 0 or infinite becomes a constant, because the derivative by this end is infinite.
         ends = ((end, end.detach()) for end in (p.lower, p.upper))
         p = uniform = UniformDensity(
             *(torch.where(q.detached().log_density(Points(x)).isfinite(), end, x) for end, x in ends)
@@ -110,7 +113,7 @@ def integrate_kl(
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
         line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
         pair = _Pair(fixed_p, fixed_q, line)
-        # Where the ends differ, Q's mass on P's support is not 1, and depends on P's ends.
+        # If the ends of P and Q differ, Q's mass on P's support is not 1, and depends on P's ends.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
 
@@ -130,7 +133,7 @@ def integrate_kl(
         mean = totals.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         value = totals.value + mean * unintegrated
         is_finite = value.isfinite()
-        # Where log q overflows, the integral may still be finite.
+        # If log q overflows, the value is inf or NaN, but the integral may be finite: the error is then infinite.
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
         error = torch.where(is_finite, SAFETY * totals.error + totals.rounding, endless)
     if torch.is_grad_enabled():
@@ -155,13 +158,13 @@ def integrate_kl(
 
 
 def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
-    """Return the integral of p (log(p / q) - mean) from an end to its current value: 0, with derivatives."""
+    """Return 0 with the derivatives of the integral of p (log(p / q) - mean) from `end` to its current value."""
     fixed = end.detach()
     level = q.detached().log_density(Points(fixed))
     is_known = level.isfinite()
     middle = (p.lower + p.upper).detach() / 2
     low, high = q.detached().ends()
-    # The logarithm of a distance from an end of Q has no derivative at that end, so log q is evaluated just inside.
+    # At an end of Q's support, log q may have no derivative, so log q is evaluated just inside.
     inside = fixed + (middle - fixed).sign() * (
         4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
     )
@@ -184,8 +187,11 @@ def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
 
 
 def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
-    """Return the sums over all panels, and where they include Q's mass, because the nodes have all of it."""
-    beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q that is not on the nodes
+    """Return the sums over all panels, and a mask `is_whole` of the batch elements whose panels contain all mass of Q.
+
+    Where `is_whole` is true, the summed terms are p log(p / q) - p + q.
+    """
+    beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q outside the panels
     is_whole = same_ends & (beyond < 1e-11)
     totals = columns.totals(is_whole)
     rounding = totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
@@ -193,7 +199,7 @@ def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
 
 
 def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Places, Tensor]:
-    """Return the ends of panels that span the part that matters, cut at breakpoints, and where log q overflows."""
+    """Return the first panels over the part that is not negligible, and a mask of elements whose log q overflows."""
     v = scan_points(marks)
     log_p, log_q, _ = pair.clean_log_densities(v)
     # The approximate size of the integrand: p (1 + |log p / q|).
@@ -206,14 +212,14 @@ def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Pla
 
 
 def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
-    """Return the columns of panels, and the errors of P's mass."""
+    """Return the fields of `KLColumns` for the panels, followed by the error of P's mass on each panel."""
     v, half = panel_nodes(lower, upper)
     log_p, log_q, log_jacobian = pair.clean_log_densities(v.flatten(-2))
     log_p, log_q, log_jacobian = log_p.reshape(v.shape), log_q.reshape(v.shape), log_jacobian.reshape(v.shape)
     p, q = torch.exp(log_p), torch.exp(log_q)
     f = kl_forms(log_p, log_q)
     integrals, errors = integrate_panels(torch.cat([f, torch.stack([p, q])]), half)
-    # The rounding of log q changes a term by |p - q| if the term includes Q's mass, and by p otherwise.
+    # The derivative of a term by log q is q - p if the term is p log(p / q) - p + q, and -p if it is p log(p / q).
     by_q = torch.stack([(p - q).abs(), p])
     by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
     changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]
@@ -222,13 +228,13 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
 
 
 def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tensor, upper: Tensor) -> Places:
-    """Add panels next to an end of P that a parameter moves, if Q varies there on a far smaller scale than P.
+    """Add panels near an end of P that depends on a parameter, if breakpoints of Q are closer to it than the panels.
 
-    P's mass on them is negligible for the value, but Q's density there determines the derivative by the end.
+    P's mass on the added panels is negligible for the value, but q on them determines the derivative by the end.
     """
     with torch.no_grad():
         places = torch.cat(without_ladders(marks), -1)
-        t = line.t(torch.where(places.abs() < OUTERMOST, places, 0))  # 0 outside the range
+        t = line.t(torch.where(places.abs() < OUTERMOST, places, 0))
         steps = torch.linspace(0, 1, 2 * _FIRST_PANELS + 1, dtype=t.dtype, device=t.device)
         for end, side in ((p.low(), -1), (p.high(), 1)):
             if end is None or not is_tracked(end):
@@ -250,10 +256,11 @@ def _differentiable_sum(
     is_finite: Tensor,
     mean: Tensor,
 ) -> Tensor:
-    """Return the sum over the nodes plus `mean` times P's missing mass, which is about 0; 0 for infinite values.
+    """Return the sum of the terms over the nodes, plus `mean` times (1 - P's mass on the nodes), which is about 0.
 
-    With the second term, the factor of the derivative of p is log(p / q) minus its mean. If the mean is large, the
-    rounding of the derivative of P's mass would otherwise destroy the result.
+    The second term changes the factor of the derivative of p from log(p / q) to log(p / q) - mean. Without it, the
+    rounding error of the derivative of P's mass would be multiplied by `mean`, which may be large. The result is 0
+    for batch elements with an infinite value.
     """
     whole = is_whole.unsqueeze(-1)
     breaks = find_breaks((pair.p, pair.q), pair.line, fixed.log_densities, lower, upper)
@@ -264,7 +271,7 @@ def _differentiable_sum(
         log_p, log_q, _ = fixed.clean_log_densities(v.detach())
         counted = (weights.detach() > 0) & is_finite.unsqueeze(-1)
         is_needed = (log_p > UNDERFLOW) & counted
-        lone = (log_q > UNDERFLOW) & counted & ~is_needed & whole  # Q's mass where P has none
+        lone = (log_q > UNDERFLOW) & counted & ~is_needed & whole  # nodes with mass of Q only
     log_p, log_q = pair.log_densities(v, is_needed)
     f = torch.where(whole, *kl_forms(log_p, log_q))
     mass = torch.where(is_needed, torch.exp(log_p) * weights, 0).sum(-1)

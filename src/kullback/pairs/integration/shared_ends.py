@@ -1,9 +1,9 @@
-"""Derivatives for supports of P and Q that share an end, if a parameter moves the end of one of them.
+"""Derivatives by an end that the supports of P and Q share, if the end of P or of Q depends on a parameter.
 
-A divergence has one formula for an end inside the other support, and another one for an end outside. So its derivatives
-are one-sided. They are those of the formula for which Q's support is larger. For a kind that is finite only if Q's
-support is smaller, such as an alpha divergence of negative order, they are those of the other formula. An end with an
-infinite derivative counts as a constant. At P = Q the derivatives are 0.
+A divergence has different formulas for the end of Q's support outside and inside P's support. So its derivatives by a
+shared end are one-sided. The library returns the derivatives of the formula for the larger support of Q. A kind that is
+finite only if Q's support is smaller, such as an alpha divergence of negative order, uses the other formula. An end
+with an infinite derivative counts as a constant. At P = Q the derivatives are 0.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.line import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
-# Smaller values count as 0, because P and Q are equal there.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-14 to 1e-10.
+# A divergence below this counts as 0, because P and Q are then equal up to rounding.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-14 to 1e-10.
 LEAST_VALUE = 1e-12
-# The logarithms of p / q at which the growth of a derivative is measured, and the smallest exponent that counts as a
-# power. Between them a logarithm doubles, as a power of .035 would.
+# The growth of a derivative is measured between log(p / q) = _NEARER and log(p / q) = _FARTHER. A growth with an
+# exponent below _LEAST_ORDER is no power: a logarithm doubles, as a power with exponent .035 would.
 _NEARER, _FARTHER, _LEAST_ORDER = 20.0, 40.0, 0.05
-# A density that is neither 0 nor infinite at its end has nearly constant derivatives next to it. Those at this distance
-# stand for all smaller distances; the unit is the distance of a density's center from its end.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-9 to 1e-5.
+# A density that is neither 0 nor infinite at its end has nearly constant derivatives next to the end. The derivatives
+# at this distance replace those at smaller distances. The unit is the distance of the density's center from its end.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-9 to 1e-5.
 _FLAT = 1e-7
 
 
 class SharedEnds(NamedTuple):
-    """P and Q with the values of the originals, and the derivatives by shared ends."""
+    """Densities with the same values as P and Q and with the correct derivatives by shared ends."""
 
     p: Density
     q: Density
     terms: DivergenceTerms
     elements: Tensor
-    """The elements of the batch with a shared end that a parameter moves."""
+    """A mask of the batch elements with a shared end that depends on a parameter."""
 
 
 def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
-    """Return densities with the derivatives by shared ends; None if no parameter moves a shared end."""
+    """Return P and Q with the correct derivatives by shared ends; None if no shared end depends on a parameter."""
     fixed_p, fixed_q = p.detached(), q.detached()
     growth = growth_of(kind)
     q_is_smaller = growth.near.limit == math.inf > growth.far.limit
@@ -92,7 +92,11 @@ def _log_size(d: Density, side: int) -> Tensor:
 
 
 def _power(tail: Tail) -> Tensor:
-    """Return a for a mass of d^a within the distance d; infinite if it is less than any power, NaN if unknown."""
+    """Return a if the mass within the distance d of the end is about d^a.
+
+    The result is infinite for a mass smaller than every power, 0 for a mass larger than every power, and NaN if the
+    tail is unknown.
+    """
     level, power, coefficient = (tensor_of(x, torch.float64) for x in tail)
     power_at_level_1 = torch.where((level == 1) & (power == 1), coefficient, torch.inf)
     return torch.where(
@@ -103,11 +107,12 @@ def _power(tail: Tail) -> Tensor:
 
 
 def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: bool) -> tuple[Tensor, Tensor]:
-    """Return where the nodes keep their distance from the inner end, and where from the outer end; else neither.
+    """Return masks of the elements whose nodes keep their distance from the inner end, and from the outer end.
 
-    At the distance d, the inner density is about d^(a - 1) and the outer one d^(b - 1). If the outer end moves, the
-    integrand of the derivative is d^(s a + (1 - s) b - 2), with an order s of the kind. If b is 1, the derivative of
-    the outer density is bounded.
+    An element in neither mask gets constant ends.
+    The inner density has the smaller support. At the distance d from the end, the inner density is about d^(a - 1) and
+    the outer density is about d^(b - 1). The integrand of the derivative by the outer end is d^(s a + (1 - s) b - 2),
+    with an order s of the kind. If b is 1, the derivative of the outer density is bounded.
     """
     near, far = _orders(kind, q_is_smaller)
     order = torch.where(inner > outer, near, torch.where(inner < outer, far, 0.0))
@@ -115,15 +120,15 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
     of_outer = torch.where(order == 1, 0, (1 - order) * outer)
     is_zero = order == torch.inf
     is_finite = is_zero | (of_inner + of_outer > 1)
-    # The outer density is too steep for nodes that do not move with its end, except in a sum of powers.
+    # The outer density is too steep for nodes with a constant distance from the inner end, except in a sum of powers.
     is_steep = (outer < 1) & (order_of(kind) is None) & ~is_zero
     return (outer == 1) | (is_finite & ~is_steep), is_finite & is_steep & (inner > 1)
 
 
 def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
-    """Return s for a derivative by log q of about p^s q^(1 - s), where p / q goes to 0 and to infinity.
+    """Return s such that the derivative by log q is about p^s q^(1 - s), for p / q to 0 and for p / q to infinity.
 
-    Multiples of q are left out; s is infinite for a derivative of 0. If Q's support is the smaller one, P and Q are
+    Multiples of q are left out; s is infinite if the derivative is 0. If Q's support is smaller than P's, P and Q are
     exchanged.
     """
     order = order_of(kind)
@@ -139,7 +144,7 @@ def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
 
 
 def _rate(kind: Divergence, sign: int) -> float:
-    """Return r if the derivative by the smaller mass grows as the r-th power of larger / smaller mass; else 0."""
+    """Return r if the derivative by the smaller mass grows as (larger mass / smaller mass)^r; else 0."""
     d = sign * torch.tensor([_NEARER, _FARTHER], dtype=torch.float64, device="cpu")
     logs = d.clamp(max=0), -d.clamp(min=0)
     smaller = 1 if sign > 0 else 0
@@ -150,7 +155,7 @@ def _rate(kind: Divergence, sign: int) -> float:
 
 
 def _with_fixed_ends(d: Density, at_low: Tensor, at_high: Tensor) -> Density:
-    """Return a density with ends that no parameter moves, where the masks say so."""
+    """Return a density whose ends are constants for the batch elements of the masks `at_low` and `at_high`."""
     if not bool((at_low | at_high).any()):
         return d
     if isinstance(d, UniformDensity):
@@ -178,9 +183,10 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 
 @dataclass(frozen=True)
 class _FollowingDensity(DelegatingDensity):
-    """A density at nodes that move with the ends of another density where the masks say so.
+    """A density `part` at nodes that keep their distance from an equal end of another density, `lower` or `upper`.
 
-    The ends are equal. The distance of a node from the own end has a derivative by both.
+    The masks `at_low` and `at_high` select the batch elements. In them, the distance of a node from the end of `part`
+    is differentiable by both ends.
     """
 
     part: Density
@@ -218,7 +224,7 @@ class _FollowingDensity(DelegatingDensity):
 
 
 def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:
-    """Return log(distance + more), where `more` is 0 and has derivatives."""
+    """Return log(distance + more), where the value of `more` is 0, but its derivatives are not."""
     follows = follows & (more.detach() == 0)
     log_distance = torch.where(follows & (log_distance < least), least, log_distance)
     return log_distance + torch.log1p(

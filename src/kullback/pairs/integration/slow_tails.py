@@ -1,4 +1,4 @@
-"""Closed forms for the part of KL beyond the range of float64, where P's density times -log q falls slowly."""
+"""Closed forms for the integral of KL over a tail beyond the range of float64, where p log(p / q) falls slowly."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from kullback.pairs.densities.density import Density
 from kullback.pairs.integration.line import NEGLIGIBLE, Line
 from kullback.pairs.support import tail_margins
 
-# The logarithm of the farthest distance: its square is a float, so that -log q does not overflow.
-# benchmarks/panel_constants.py: no answer is wrong from 300 to 350.
+# The logarithm of the distance where panels end and a closed form begins: log q may grow as the square of the distance,
+# which is a float.
+# benchmarks/panel_constants.py: all answers are correct for values from 300 to 350.
 _FARTHEST = 345.0
-# A safe bound on the relative deviation of the tail from a pure power at this distance, 7e149.
+# A safe bound on the relative deviation of the tail from a pure power at the distance e^_FARTHEST = 7e149.
 _NOT_A_POWER = 1e-12
-# The error of a tail's power that is measured from the values of a density; see densities/black_box.py.
+# The error of a tail's power that is measured from values of the density; see densities/black_box.py.
 _READ = 1e-7
 
 
 class SlowTail(NamedTuple):
-    """An end where P's density times -log q falls as a small power of the distance u, for some elements of the batch.
+    """An end of P's support where p log(p / q) falls as a small power of the distance u, for some batch elements.
 
-    With s = log u the integrand is C e^(-margin s) for s > _FARTHEST. The integral is the value at _FARTHEST divided by
-    the margin.
+    With s = log u, the integrand is C e^(-margin s) for s > _FARTHEST. So its integral from _FARTHEST to infinity is
+    its value at _FARTHEST divided by the margin. `side` is -1 for the lower end and 1 for the upper end; `is_slow` is
+    the mask of the batch elements, and `v` and `t` are the coordinates of s = _FARTHEST.
     """
 
     side: int
@@ -34,15 +36,15 @@ class SlowTail(NamedTuple):
     on_line: bool
 
     def cut(self, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the span of the panels, cut where the rest of the tail begins."""
+        """Return the span of the panels, cut at the point where the closed form of the tail begins."""
         if self.side < 0:
             return torch.where(self.is_slow, torch.maximum(start, self.v), start), stop
         return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)
 
     def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the integral over the rest of the tail, with its gradient, and its error.
+        """Return the integral over the tail beyond _FARTHEST, with its gradient, and its error.
 
-        Both are 0 for elements without a slow tail and for infinite divergences.
+        Both are 0 for batch elements without a slow tail or with an infinite divergence.
         """
         margin = tail_margins(p, q)[0 if self.side < 0 else 1]
         is_slow = self.is_slow & is_finite.unsqueeze(-1)
@@ -62,7 +64,7 @@ class SlowTail(NamedTuple):
 
 
 def slow_tails(p: Density, q: Density, line: Line) -> list[SlowTail]:
-    """Return the ends with slow tails."""
+    """Return the slow tails at the lower and at the upper end of P's support; at most two."""
     tails: list[SlowTail] = []
     on_line = line.coordinate.low is None and line.coordinate.high is None
     far = torch.full_like(line.center, _FARTHEST)

@@ -1,8 +1,8 @@
 """The divergence of two densities on the integers by summation, with an error for each element of the batch.
 
-The window contains all integers that matter. Beyond it the terms fall at least geometrically, which bounds the rest.
-The window is cut into panels of integers. The nodes are constants, and one differentiable sum over them gives the
-value.
+The sum runs over a window of integers that contains all terms that are not negligible. Beyond the window, the terms
+fall at least geometrically, which bounds their sum. The window is cut into panels of integers. The nodes are constants,
+and a differentiable sum over them gives the value.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kullback.pairs.integration.lattice import LATTICE, first_panels, nodes_of, 
 from kullback.pairs.integration.panels import Integral, Panels, integrate
 from kullback.pairs.solve_options import Tolerance
 
-# Terms are ignored where p (1 + |log p / q|), times P's width, is less than e^-140, which is 1e-61: sums of 1e-40 keep
-# their digits. benchmarks/panel_constants.py: no answer is wrong from -70 to -280.
+# Terms are ignored if p (1 + |log p / q|) times P's width is less than e^-140 = 1e-61, so a sum of 1e-40 is exact to 20
+# digits. benchmarks/panel_constants.py: all answers are correct for values from -70 to -280.
 _NEGLIGIBLE = -140.0
-# Replaces log 0: the number e^-700 is negligible, but does not round to 0.
+# _LOG_ZERO replaces log 0, because e^-700 is negligible but does not round to 0.
 _LOG_ZERO = -700.0
-# The largest width of a density. Its negative stands for no limit on the fall of a logarithm.
+# The largest width of a density. -_HUGE as a lower bound on a log-ratio of successive terms means no bound.
 _HUGE = 1e60
 # Breakpoints of a density, in widths from its center.
 _STEPS = torch.tensor([-2.0, 0.0, 2.0], dtype=torch.float64, device="cpu")
@@ -34,14 +34,14 @@ _LogSize = Callable[[Tensor], Tensor]
 
 
 def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance) -> Integral:
-    """Sum the terms of KL over the integers where P has mass; see `integrate_kl` for the arguments.
+    """Return the sum of the terms of KL over the integers where P has mass; see `integrate_kl` for the arguments.
 
-    The limit on nodes may be exceeded where every term has to be summed.
+    If every term has to be summed, the number of nodes may exceed its limit.
     """
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
         low, high, missing = _window(fixed_p, fixed_q, batch_shape)
-        # The breakpoints of the peaks of P and of Q; NaN where there is none.
+        # The breakpoints of the peaks of P and of Q. NaN replaces infinite breakpoints.
         peaks = [marks for density in (fixed_p, fixed_q) for marks in density.breakpoints(_STEPS)]
         marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in peaks], -1)
         marks = torch.where(marks.isfinite(), marks, torch.nan)
@@ -50,7 +50,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
 
         def totals(panels: Panels) -> tuple[KLTotals, Tensor]:
             columns = KLColumns(*panels.columns)
-            # If Q's mass outside the panels is negligible in the sum, the terms may include - p + q.
+            # If Q's mass outside the panels is negligible, the terms p log(p / q) - p + q have the same sum.
             is_negligible = rest_of_q <= (1e-13 * columns.values[0].sum(-1)).clamp(min=1e-40)
             is_whole = is_negligible & ((columns.mass_q.sum(-1) - 1).abs() < 1e-8)
             return columns.totals(is_whole), is_whole
@@ -76,7 +76,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
 def _summed(p: Density, q: Density, starts: Tensor, kinds: Tensor) -> KLColumns:
     x, weights = nodes_of(starts, kinds)
     log_p, log_q, outside = _log_densities(p, q, x.flatten(-2))
-    # The rounding of a logarithm changes a term by |p - q| if the term includes Q's mass, and by p otherwise.
+    # The derivative of a term by log q is q - p if the term is p log(p / q) - p + q, and -p if it is p log(p / q).
     logs = 1 + log_p.abs() + log_q.abs() + _drift(p, x.flatten(-2)) + _drift(q, x.flatten(-2))
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
     changes = torch.stack([(masses[0] - masses[1]).abs(), masses[0]]) * logs
@@ -94,7 +94,7 @@ def _is_smooth(density: Density) -> bool:
 
 
 def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log p and log q, both finite even where there is no mass, and a mask of where only P has mass."""
+    """Return log p and log q, with _LOG_ZERO instead of -inf, and a mask of the integers where only P has mass."""
     log_p, log_q = p.log_density(Points(x)), q.log_density(Points(x))
     outside = (torch.exp(log_p) > 0) & (log_q == -torch.inf)
     replaced = (log_p < _LOG_ZERO) | (log_q == -torch.inf)
@@ -102,7 +102,7 @@ def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first and last integers that matter, (..., 1), and a bound on the sum of |terms| outside them."""
+    """Return the first and last integers of the window, (..., 1), and a bound on the sum of |terms| outside it."""
     shape = (*batch_shape, 1)
     peaks = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
     marks = torch.floor(torch.cat(peaks, -1))
@@ -119,7 +119,7 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
     width = torch.ceil(p.center_and_width()[1].expand(shape).clamp(1, _HUGE))
     low, high = _reach(log_size, bottom, -width, least), _reach(log_size, top, width, most)
     rate = _rate_of(p)
-    # |log p / q| is at most of order x^2, and slows the fall of the terms by this factor.
+    # |log p / q| grows at most as x^2. So the ratio of successive terms may be as large as e^-rate (1 + 1 / x)^2.
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
     if not _is_smooth(q):
@@ -128,17 +128,17 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
 
 
 def _rate_of(density: Density) -> Tensor:
-    """Return the rate at which a tail falls; it is infinite for tails that fall faster than every exponential."""
+    """Return the rate r of an exponential upper tail e^(-r x); infinite for tails that fall faster."""
     return tensor_of(density.upper_tail().coefficient, torch.float64).nan_to_num(nan=torch.inf)
 
 
 def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tensor:
-    """Return an integer, in direction `step` from `start`, beyond which all is negligible; `end` if that is nearer."""
+    """Return an integer, in direction `step` from `start`, beyond which all terms are negligible; at most `end`."""
     doubling = 2.0 ** torch.arange(0, 63, dtype=start.dtype, device=start.device)
     negligible = _NEGLIGIBLE - torch.log(step.abs())
     matters = log_size(start + step * doubling) > negligible
     last = torch.where(matters, doubling, 0).amax(-1, keepdim=True)
-    # The nearest distance may be between the last distance that is not negligible and its double.
+    # Terms become negligible between `last` and twice `last`: a linear search there finds a nearer integer.
     linear = torch.ceil(last * torch.linspace(1, 2, 33, dtype=start.dtype, device=start.device))
     matters = log_size(start + step * linear) > negligible
     distance = torch.where(matters, linear + torch.ceil(last / 32), 0).amax(-1, keepdim=True)
@@ -147,29 +147,30 @@ def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tens
 
 
 def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | float) -> Tensor:
-    """Bound the sum beyond an edge by a geometric series: the ratio of successive terms does not grow."""
-    # Far out, successive terms differ little and integers exceed the precision of floats: blocks replace single terms.
+    """Bound the sum of e^log_size beyond an edge by a geometric series: the ratio of successive terms does not grow."""
+    # Far out, successive terms are nearly equal, and successive integers may be the same float: blocks replace them.
     block = 2.0 ** torch.floor(torch.log2(edge.abs().clamp(min=1)) - 20).clamp(min=0)
     first, second = log_size(edge + sign * block), log_size(edge + 2 * sign * block)
     empty = first == -torch.inf
     log_ratio = (second - torch.where(empty, 0, first)).clamp(min=log_slowest * block)
-    # A term of a block exceeds the term at its end by a factor of at most one over the ratio.
+    # Each term of a block is at most the term at its end divided by the ratio of successive blocks.
     largest = torch.exp(first - torch.where(block > 1, log_ratio.clamp(min=_LOG_ZERO), 0))
     bound = block * largest / -torch.expm1(log_ratio)
     return torch.where(empty, 0, torch.where(log_ratio < 0, bound, torch.inf))
 
 
 def _drift(density: Density, x: Tensor) -> Tensor:
-    """Return (x - mean) mean / variance, the change of the logarithm at x by a relative change of the mean.
+    """Return |x - mean| mean / variance, the derivative of the log-density at x by the logarithm of the mean.
 
-    Only the Binomial's mean exceeds its variance; it stores the probability of failure too.
+    mean / variance is clamped to 1. Only a Binomial's mean exceeds its variance, and a Binomial also stores the
+    probability of failure to full precision.
     """
     mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _mass_outside(q: Density, starts: Tensor, kinds: Tensor) -> Tensor:
-    """Bound Q's mass outside the panels; the bound is infinite if Q is not known to fall there."""
+    """Bound Q's mass outside the panels; the bound is infinite if Q's probabilities are not known to fall there."""
     first = torch.where(kinds > 0, starts, torch.inf).amin(-1, keepdim=True)
     last = torch.where(kinds > 0, starts + sizes_of(kinds) - 1, 0).amax(-1, keepdim=True)
     least, most = q.ends()

@@ -1,14 +1,14 @@
 r"""Monte Carlo estimates of divergences with a standard error, for `method="monte_carlo"` only.
 
 KL: with d = log p - log q at draws from P, the mean of d estimates KL. So does the mean of d + c (q / p - 1) for any c,
-because E_P[q / p] = 1. The c of least variance is fitted. Each half of the draws uses the c of the other half, which
-keeps the estimate unbiased. If q / p has no finite variance, or a mean other than 1, c is 0. A mixture P is sampled
-component by component. Draws that are made from normal numbers are quasi-random. A mean below 0 is noise, because KL is
-at least 0. It becomes 0, which is nearer to KL, and keeps its gradient.
+because E_P[q / p] = 1. The control variate's coefficient c is fitted for the least variance. Each half of the draws
+uses the c of the other half, which keeps the estimate unbiased. If q / p has an infinite variance, or a mean other than
+1, c is 0. If P is a mixture, each component is sampled. Draws that are functions of normal numbers are quasi-random. KL
+is at least 0, so a negative mean is noise, and the value becomes 0 with the gradient of the mean.
 
-Gradients of KL: if P can be reparameterized, they flow through the draws alone. The parameters inside log p are
-constants there, because their score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). Otherwise they
-are score gradients with a baseline.
+Gradients of KL: if P can be reparameterized, gradients flow through the draws only. P's parameters in log p count as
+constants, because the score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). If P cannot be
+reparameterized, the gradients are score-function gradients with a baseline.
 
 Other kinds: half of the draws are from P, half from Q. A term q f(p / q) at a draw is divided by the density
 (p + q) / 2 of all draws, so the terms of a bounded kind are bounded.
@@ -52,27 +52,27 @@ from kullback.pairs.solve_options import FEWEST_DRAWS, SolveOptions
 from kullback.pairs.support import is_infinite
 from kullback.results.estimate import Estimate
 
-# The largest standard error, relative to the sum in the logarithm of Renyi's divergence. Up to it, the logarithm of the
-# sum is biased by less than .05, half the square of the error. tests/pairs/monte_carlo/test_other_kinds.py covers it.
+# The largest relative standard error of the sum S in Renyi's divergence log(S) / (alpha - 1). Up to this error, log S
+# is biased by less than half its square, .05. tests/pairs/monte_carlo/test_other_kinds.py covers it.
 _LARGEST_ERROR = 0.3
-# From this tail index on, the variance of the terms is infinite.
+# If the tail index is at least this, the variance of the terms is infinite.
 _LARGEST_INDEX = 0.5
 
 
 def serves(kind: Divergence) -> bool:
-    """Return whether draws can estimate a kind: a mean of terms, or Renyi's function of it."""
+    """Return whether draws can estimate a kind: it is a mean of terms, or Renyi's function of such a mean."""
     return kind.additive or (isinstance(kind, Renyi) and 0 < kind.alpha < math.inf)
 
 
 def estimate(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence
 ) -> Estimate | None:
-    """Return a divergence from draws, with its standard error; None for a kind that is not a mean over draws.
+    """Return the Monte Carlo estimate of a divergence with its standard error; None if draws cannot estimate the kind.
 
     Raises:
         ArgumentValueError: the draws prove that a density is not normalized.
-        NoRuleError: a distribution has no draws or no density, the digits of the draws do not suffice, or few draws
-            decide the value.
+        NoRuleError: a distribution has no draws or no density, rounding of the draws changes the value, or a few draws
+            determine the value.
     """
     if not serves(kind):
         return None
@@ -104,7 +104,7 @@ def estimate(
 
 
 def _check_draws(call: str, d: Distribution) -> None:
-    """Raise for a density of a user's own with the draws of another density."""
+    """Raise if a user's own class overrides `log_prob`, but inherits draws of another density."""
     if overrides_density(d) and not (overrides(d, "sample") or overrides(d, "rsample")):
         raise no_rule(
             call,
@@ -116,7 +116,7 @@ def _check_draws(call: str, d: Distribution) -> None:
 
 
 def _not_negative(result: Estimate) -> Estimate:
-    """Return an estimate whose value is 0, with the same gradient, where the mean of the draws is below 0."""
+    """Return an estimate with 0 in place of negative values, and with the same gradient."""
     fixed = result.value.detach()
     below = fixed < 0
     if not bool(below.any()):
@@ -134,7 +134,7 @@ def _not_negative(result: Estimate) -> Estimate:
 
 
 def _kl(call: str, p: Distribution, q: Distribution, draws: int) -> tuple[Tensor, Tensor]:
-    """Return KL(P || Q) from draws of P, with its standard error."""
+    """Return the estimate of KL(P || Q) from draws of P, and its standard error."""
     at = at_draws(call, p, q, draws)
     d = at.log_p - at.log_q
     _check_numbers(call, p, q, at.log_p, at.log_q)
@@ -143,14 +143,14 @@ def _kl(call: str, p: Distribution, q: Distribution, draws: int) -> tuple[Tensor
     d = d if at.score is None else _with_score(d, at.score)
     ratio, log_ratio = ratio_minus_one(d), -d.detach()
     if at.weights is not None:
-        # The i-th draws of all components make one draw of the mixture's integrand. The weights inside log p have a
-        # score of mean 0; the weights outside are the frequencies of the components.
+        # The weighted sum over the i-th draws of all components is an unbiased estimate of the mixture's integral. The
+        # gradient by the weights flows through this sum: the score of the weights in log p has mean 0.
         used = at.weights > 0
         ratio, log_ratio = _weighted(ratio, at), _weighted(log_ratio, at, in_logs=True)
         d = torch.where(used, at.weights * torch.where(used, d, 0), 0).sum(1)
     check_normalized(call, p, q, log_ratio, rounding)
     _check_other_side(call, p, q, draws, rounding)
-    if not _shares_support(p, q):  # the mean of q / p under P need not be 1
+    if not _shares_support(p, q):  # the mean of q / p under P may be below 1
         ratio = torch.zeros_like(ratio)
     value, error = _mean(d, ratio, at.sequences)
     infinite = _is_infinite(p, q)
@@ -172,20 +172,20 @@ def _check_numbers(call: str, p: Distribution, q: Distribution, log_p: Tensor, l
 
 
 def _check_other_side(call: str, p: Distribution, q: Distribution, draws: int, rounding: float) -> None:
-    """Raise if draws of Q prove that a user's own density is not normalized: E_Q[p / q] is at most 1 too."""
+    """Raise if draws of Q prove that a user's own density is not normalized, because E_Q[p / q] exceeds 1."""
     if all(type(d).__module__.startswith(LIBRARIES) for d in (p, q)):
         return
     try:
         _check_draws(call, q)
         with torch.no_grad():
             at = at_draws(call, q, p, draws)
-    except NotImplementedError:  # without draws of Q, the draws of P decide alone
+    except NotImplementedError:  # Q has no draws, so only the draws of P are tested
         return
     check_normalized(call, q, p, _weighted(at.log_q - at.log_p, at, in_logs=True), rounding)
 
 
 def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
-    """Return where KL is certainly infinite by the supports or the tails of P and Q, which few draws would show."""
+    """Return a mask of the batch elements whose KL is infinite by the supports or tails, which draws rarely show."""
     while isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         p, q = p.base_dist, q.base_dist
     infinite = torch.zeros((), dtype=torch.bool, device="cpu")
@@ -197,7 +197,7 @@ def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
 
 
 def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
-    """Add the effect of P's parameters on the draws to the gradient; the value stays the same."""
+    """Return d with the score-function gradient by P's parameters added; the value stays the same."""
     fixed = d.detach()
     fixed = torch.where(fixed.isinf(), 0, fixed)
     others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
@@ -205,7 +205,7 @@ def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
 
 
 def _shares_support(p: Distribution, q: Distribution) -> bool:
-    """Return whether P and Q have the same support; otherwise the mean of q / p under P need not be 1."""
+    """Return whether P and Q have the same support, so that the mean of q / p under P is 1."""
     try:
         return _same(p.support, q.support)
     except NotImplementedError:
@@ -225,9 +225,9 @@ def _same(a: object, b: object) -> bool:
 
 
 def _mean(d: Tensor, ratio: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the mean of d plus a fitted multiple of q / p - 1, whose mean is 0, and its standard error.
+    """Return the mean of d with the control variate q / p - 1, and the standard error of the mean.
 
-    Draw i belongs to the sequence i % sequences, unless `sequences` is 0. Their number is even.
+    Draw i belongs to the quasi-random sequence i % sequences; 0 means independent draws. `sequences` is even.
     """
     infinite = d.isinf().any(0)
     d = torch.where(infinite, 0, d)
@@ -248,7 +248,7 @@ def _standard_error(x: Tensor, sequences: int) -> Tensor:
 
 
 class _Half(NamedTuple):
-    """The terms at the draws of one side, zeros with their gradients, and the powers in Renyi's divergence."""
+    """The draws of one side: the terms, zeros with the gradients of the terms, and the terms of Renyi's sum."""
 
     terms: Tensor
     changes: Tensor
@@ -259,9 +259,9 @@ class _Half(NamedTuple):
 def _other(
     call: str, p: Distribution, q: Distribution, kind: Divergence, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """Return a divergence from as many draws of P as of Q, with its standard error.
+    """Return the estimate of a divergence from equal numbers of draws of P and of Q, and its standard error.
 
-    The gradient is that of the terms at fixed draws, because the density of the draws is constant in it.
+    The gradient is the gradient of the terms at fixed draws: the draws and their density count as constants.
     """
     alpha = order_of(kind) if isinstance(kind, Renyi) else None
     additive = with_limits(kind if alpha is None else Alpha(alpha))
@@ -303,7 +303,10 @@ def _other(
 
 
 def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
-    """Return the mean over the components of a mixture, of numbers or of exponentials."""
+    """Return the weighted mean of x over the components of a mixture; x unchanged without components.
+
+    If `in_logs`, the result is the logarithm of the weighted mean of e^x.
+    """
     if at.weights is None:
         return x
     weights = at.weights.detach()
@@ -313,7 +316,7 @@ def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
 
 
 def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return the mean of both halves' means, and its standard error; +inf if a number is infinite."""
+    """Return the average of the means of both halves, and its standard error; +inf and 0 if a term is infinite."""
     infinite = torch.stack([x.isinf().any(0) for x, _ in halves]).any(0)
     numbers = [(torch.where(infinite, 0, x), sequences) for x, sequences in halves]
     value = sum((x.mean(0) for x, _ in numbers), torch.zeros_like(infinite, dtype=torch.float64)) / 2
@@ -326,7 +329,7 @@ def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 def _check_tails(
     call: str, p: Distribution, q: Distribution, kind: Divergence, terms: list[Tensor], error: Tensor
 ) -> None:
-    """Raise if few draws decide the value: then the standard error is too small, or the sum is not known."""
+    """Raise if few draws determine the value: then the standard error is too small, or the value unreliable."""
     few = error > _LARGEST_ERROR
     for x in terms:
         few = few | (tail_index(x) >= _LARGEST_INDEX)

@@ -1,8 +1,8 @@
-"""The log-densities of P and Q at draws of P, without the digits that a saturating map loses.
+"""The log-densities of P and Q at draws of P, computed so that saturating maps such as tanh do not lose digits.
 
-Draws are made before the maps of P, and log p gets the log-determinants of the maps. If each map changes the numbers
-alone and Q's density on the line is known, log q is evaluated at points with exact distances from the ends of the
-support. Otherwise log q is evaluated at the rounded draws, and draws whose lost digits matter are refused.
+Draws are made before the maps of P, and log p includes the log-determinants of the maps. If all maps are elementwise
+and Q's one-dimensional density is known, log q is evaluated at points with exact distances from the ends of the
+support. Otherwise log q is evaluated at rounded draws, and an error is raised if the rounding changes the result.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ from kullback.pairs.monte_carlo.maps import is_of_numbers, maps_outside, pushed
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
-# Lost digits matter if they change the mean by more than this share of its standard error. One thousandth does not
-# change an interval. tests/pairs/monte_carlo/test_lost_digits.py has draws on both sides.
+# Rounded draws are refused if their rounding changes the mean by more than this fraction of its standard error. A
+# smaller change does not matter in a confidence interval. tests/pairs/monte_carlo/test_lost_digits.py has draws on both
+# sides of this limit.
 _SHARE = 1e-3
-# A map is flat where a move of a draw by the first share changes nothing. If its log-determinant says that the image
-# moves by more than the second number of units of rounding, the map is not a bijection.
+# A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the log-determinant
+# claims a change of more than _UNITS times the rounding error, the map is not a bijection.
 # tests/pairs/monte_carlo/test_lost_digits.py has both kinds of maps.
 _STEP, _UNITS = 1e-3, 100.0
 
 
 class AtDraws(NamedTuple):
-    """Log-densities at draws of P, shape (draws, ...); with `weights`, (draws, components, ...)."""
+    """Log-densities at draws of P, shape (draws, ...), or (draws, components, ...) if `weights` is not None."""
 
     x: Tensor
     """The draws, without a gradient."""
     log_p: Tensor
-    """log p with the gradient through the draws. Its gradient by P's own parameters has mean 0 and is left out."""
+    """log p with the gradient through the draws. The gradient of log p by P's parameters has mean 0 and is left out."""
     log_q: Tensor
     score: Tensor | None
-    """log p with the gradient by P's parameters, for draws that cannot be reparameterized; None for other draws."""
+    """log p with the gradient by P's parameters if the draws are not reparameterized; otherwise None."""
     sequences: int = 0
-    """The number of independent sequences, draw i in sequence i % sequences; 0 if all draws are independent."""
+    """The number of quasi-random sequences; draw i is in sequence i % sequences. 0 if all draws are independent."""
     weights: Tensor | None = None
-    """The weights of the components of P, shape (components, ...), if each component has the same number of draws."""
+    """The weights of the components of a mixture P, shape (components, ...); each component has equally many draws."""
 
 
 class _Draws(NamedTuple):
-    """Draws u of P before its last maps, their images x, and log p at x."""
+    """Draws u of P before the maps `steps`, the images x of the draws, and log p at x."""
 
     u: Tensor
     x: Tensor
@@ -75,7 +76,7 @@ def at_draws(call: str, p: Distribution, q: Distribution, count: int) -> AtDraws
     """Return the log-densities of P and Q at draws of P.
 
     Raises:
-        NoRuleError: the digits that rounding took from the draws change the result, or a map is not a bijection.
+        NoRuleError: the rounding of the draws changes the result, or a map is not a bijection.
     """
     draws = _drawn(p, count)
     at = _points(p, q, draws)
@@ -123,9 +124,9 @@ def _drawn(p: Distribution, count: int) -> _Draws:
 
 
 def _with_right_draws(p: Distribution) -> Distribution:
-    """Return P, or a corrected copy for LKJCholesky, whose draws in torch do not follow its density.
+    """Return P, or a corrected copy if P is LKJCholesky: its draws in torch do not follow its density.
 
-    The squared norm of row i of the factor, without the diagonal, follows Beta(i / 2, ...); torch uses i - 1 / 2.
+    Without the diagonal, the squared norm of row i of the factor should be Beta(i / 2, ...); torch uses i - 1 / 2.
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
     if not isinstance(p, LKJCholesky):
@@ -137,7 +138,7 @@ def _with_right_draws(p: Distribution) -> Distribution:
 
 
 def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
-    """Return Q's log-density at draws of P; it is -inf at draws outside the support of Q."""
+    """Return Q's log-density at draws x of P; -inf at draws outside the support of Q."""
     support = _support(q)
     inside = None if support is None else support.check(x.detach())
     if inside is None or bool(inside.all()):
@@ -159,7 +160,7 @@ def _support(d: Distribution) -> constraints.Constraint | None:
 
 
 class _Line(Distribution):
-    """A stand-in for the numbers before the maps of P, which has only the ends of their support."""
+    """A distribution that has only a support: the support of the numbers before the maps of P."""
 
     def __init__(self, density: Density | None, shape: torch.Size) -> None:
         self.density = density
@@ -168,7 +169,7 @@ class _Line(Distribution):
 
 @dataclass(frozen=True)
 class _LineDensity(Density):
-    """The support of the numbers before the maps of P: that of a density, or the whole line."""
+    """The density of `_Line`, which has only a support: the support of `part`, or the real line if `part` is None."""
 
     part: Density | None
 
@@ -190,7 +191,10 @@ register_density(_Line)(lambda d: _LineDensity(d.density))
 
 
 def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
-    """Return exact points at the draws; None without maps of numbers, or if Q's density of numbers is not known."""
+    """Return the draws as points with exact distances from the ends of the support.
+
+    The result is None if no maps exist, if a map is not elementwise, or if Q's one-dimensional density is not known.
+    """
     if not (draws.steps or maps_outside(q)[1]) or not all(map(is_of_numbers, draws.steps)):
         return None
     of_q = density_of_numbers(q)
@@ -200,7 +204,7 @@ def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
     line = _Line(start[0], torch.Size([*p.batch_shape, *p.event_shape]))
     try:
         image = density_of(mapped(line, draws.steps))
-    except NotImplementedError:  # a map without a formula, which would need the draws of the line
+    except NotImplementedError:  # a map without a formula, which would need draws of `_Line`
         return None
     if image is None or not _reaches(of_q, image):
         return None
@@ -208,7 +212,7 @@ def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
 
 
 def _log_density(d: Distribution, at: Points) -> Tensor | None:
-    """Return the log-density at exact points; None if the density of the numbers is not known."""
+    """Return the log-density of a distribution at exact points; None if `density_of_numbers` is None."""
     density = density_of_numbers(d)
     if density is None:
         return None
@@ -218,7 +222,7 @@ def _log_density(d: Distribution, at: Points) -> Tensor | None:
 
 
 def density_of_numbers(q: Distribution) -> Density | None:
-    """Return the density of each number of Q; None unless its numbers are independent, with a known density."""
+    """Return the one-dimensional density of each number of Q; None if it is unknown or the numbers are dependent."""
     while isinstance(q, Independent):
         q = q.base_dist
     density = None if q.event_shape or overrides_density(q) else density_of(q)
@@ -227,9 +231,9 @@ def density_of_numbers(q: Distribution) -> Density | None:
 
 
 def _ends_before_maps(base: Distribution) -> tuple[Density | None] | None:
-    """Return the support of the numbers before the maps: a density in a tuple, or (None,) for the whole line.
+    """Return a density with the support of the numbers before the maps, in a tuple.
 
-    If the support is not known, return None alone.
+    The result is (None,) if the support is the real line, and None if the support is not known.
     """
     support = _support(base)
     while isinstance(support, constraints.independent):
@@ -241,13 +245,13 @@ def _ends_before_maps(base: Distribution) -> tuple[Density | None] | None:
 
 
 def _reaches(outer: Density, inner: Density) -> bool:
-    """Return whether the support of one density contains the other's, for the whole batch."""
+    """Return whether the support of `outer` contains the support of `inner` in all batch elements."""
     (low, high), (least, most) = outer.ends(), inner.ends()
     return bool((low <= least).all()) and bool((high >= most).all())
 
 
 def _coordinate(image: Density, u: Tensor) -> Tensor:
-    """Return the coordinate, on the support of a map's image, of the image of u."""
+    """Return the coordinate of the image of u under the maps, on the support of the image."""
     if isinstance(image, _LineDensity):
         return image.coordinate().of(u)
     of_map = cast("Any", image)
@@ -260,7 +264,10 @@ def _coordinate(image: Density, u: Tensor) -> Tensor:
 def _check_digits(
     call: str, p: Distribution, q: Distribution, draws: _Draws, log_p: Tensor, log_q: Tensor
 ) -> None:
-    """Raise if digits that the draws lost matter: where several have the same last value, or a map is flat."""
+    """Raise if the rounding of draws changes the result.
+
+    Draws may be rounded if several are equal to the smallest or largest draw, or if a map is flat at a draw.
+    """
     support = _support(p)
     if support is not None and support.is_discrete:
         return
@@ -292,7 +299,7 @@ def _check_digits(
 
 
 def _without_digits(call: str, p: Distribution, q: Distribution, share: float, has_maps: bool) -> NoRuleError:
-    """Return the error for draws that round to an end of a support, at which Q's density has no meaning."""
+    """Return the error for draws that round to an end of a support, at which log q is wrong or not finite."""
     before = "the variables before equal maps of P and Q, whose divergence is the same, " if has_maps else ""
     return no_rule(
         call,
@@ -304,7 +311,10 @@ def _without_digits(call: str, p: Distribution, q: Distribution, share: float, h
 
 
 def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
-    """Return where the maps of numbers no longer move; raise if their log-determinants say that they do."""
+    """Return a mask of the numbers at which elementwise maps are flat.
+
+    Raise if the log-determinants of the maps prove that a flat map should not be flat.
+    """
     x = draws.x.detach()
     if not draws.steps or not all(map(is_of_numbers, draws.steps)):
         return torch.zeros_like(x, dtype=torch.bool)
@@ -322,7 +332,7 @@ def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
 
 
 def _inward(x: Tensor) -> Tensor:
-    """Return the numbers after a move by one unit of rounding, or by a factor near 0, towards the median."""
+    """Return each number moved to the next float towards the median of the draws, or to +-4 tiny if it is near 0."""
     info = torch.finfo(x.dtype)
     middle = x.nan_to_num(nan=0.0).median(0).values
     near_zero = x.abs() < 4 * info.tiny

@@ -1,6 +1,6 @@
-"""Distributions as maps of other distributions, so that draws before a map are known to all digits.
+"""Distributions as maps of base distributions: draws before a map have all their digits.
 
-tanh(20) rounds to 1, and e^100 is infinite in float32. A draw after such a map no longer says where it came from.
+tanh(20) rounds to 1, and e^100 is infinite in float32. So a draw after such a map does not determine the draw before.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kullback.pairs.density_overrides import overrides
 
 
 def maps_outside(d: Distribution) -> tuple[Distribution, list[Transform]]:
-    """Return a distribution and maps such that `d` is the distribution of its mapped variable.
+    """Return a distribution and a list of maps such that `d` is the distribution of the mapped variable.
 
-    The maps of the numbers inside `Independent` become maps of vectors. Maps that the components of a mixture share
+    Elementwise maps inside `Independent` become maps of the vector. Maps that are equal for all components of a mixture
     become maps of the mixture.
     """
     if _is_mapped(d):
@@ -47,7 +47,7 @@ def maps_outside(d: Distribution) -> tuple[Distribution, list[Transform]]:
 
 
 def _is_mapped(d: Distribution) -> bool:
-    """Return whether the draws and the density of a distribution are those of a map of its base."""
+    """Return whether a distribution is a `TransformedDistribution` with torch's own draws and density."""
     return (
         isinstance(d, TransformedDistribution)
         and not any(overrides(d, name) for name in ("log_prob", "sample", "rsample"))
@@ -56,12 +56,12 @@ def _is_mapped(d: Distribution) -> bool:
 
 
 def is_of_numbers(step: Transform) -> bool:
-    """Return whether a map changes each number alone."""
+    """Return whether a map is elementwise: each number of the image depends on one number."""
     return not (step.domain.event_dim or step.codomain.event_dim)
 
 
 def _is_shared(step: Transform) -> bool:
-    """Return whether a map is the same for all components: its parameters, if any, are single numbers."""
+    """Return whether a map is the same for all components of a mixture: its parameters, if any, are scalars."""
     parameters: list[Any] = list(
         vars(step.inv if type(step).__name__ == "_InverseTransform" else step).values()
     )
@@ -71,7 +71,7 @@ def _is_shared(step: Transform) -> bool:
 
 
 def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
-    """Return the variables of P and Q before the last maps that they share; equal bijective maps do not change KL."""
+    """Return P and Q without the last maps that both share: equal bijective maps do not change a divergence."""
     (base_p, steps_p), (base_q, steps_q) = maps_outside(p), maps_outside(q)
     count = shared_last_steps(steps_p, steps_q)
     if not count:
@@ -81,7 +81,7 @@ def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution,
 
 
 def pushed(u: Tensor, steps: list[Transform], event_dims: int) -> tuple[Tensor, Tensor | None]:
-    """Return the images of draws under maps, and the logarithm of the determinant of their Jacobian."""
+    """Return the images of draws u under maps, and log |det J| of their Jacobian J; None without maps."""
     image, log_det = u, None
     for step in steps:
         before: Tensor = image

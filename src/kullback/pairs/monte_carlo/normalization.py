@@ -1,8 +1,9 @@
-r"""A test whether densities are normalized, from draws: the mean of q / p over draws of P is at most 1.
+r"""A test whether densities are normalized, from draws: if they are, the mean of q / p over draws of P is at most 1.
 
-For densities, E_P[q / p] is the mass of Q where P has mass. If it is at most 1, the product of 1 + b (q / p - 1) over
-independent draws has a mean of at most 1 for each b from 0 to 1, so it exceeds 1 / a with a probability of at most a,
-for any number of draws and any tails. A mean below 1 proves nothing: few draws of P may reach where Q has its mass.
+E_P[q / p] is Q's mass on the support of P. If this is at most 1, the product of 1 + b (q / p - 1) over independent
+draws has a mean of at most 1, for each b from 0 to 1. By Markov's inequality, the product exceeds 1 / a with a
+probability of at most a, for any number of draws and any tails. A mean of q / p below 1 proves nothing, because draws
+of P may rarely reach the mass of Q.
 
 Estimating Means of Bounded Random Variables by Betting (Waudby-Smith and Ramdas, 2023)
 """
@@ -18,23 +19,23 @@ from torch.distributions import Distribution
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.pairs.registry import names_of
 
-# The probability of refusing densities that are normalized: at most once in a million calls.
+# The largest probability of a false alarm: a call refuses normalized densities.
 _LEVEL = 1e-6
-# The bets b. A small bet notices a small excess over many draws, a large bet a large excess over few draws. Each bet
-# gives a valid test, and so does the mean of their products.
+# The bets b. A small bet detects a small excess over 1 from many draws, a large bet a large excess from few draws. Each
+# bet gives a valid test, and so does the average of the products for all bets.
 _BETS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
-# The allowed excess of the mean over 1, for densities in float32, as in `integration/mass.py`.
+# The allowed excess of the mean over 1 is the rounding of densities in float32, as in `integration/mass.py`.
 _ALLOWED = 3e-5
 
 
 def check_normalized(
     call: str, p: Distribution, q: Distribution, log_ratio: Tensor, rounding: Tensor | float = 0.0
 ) -> None:
-    """Raise if draws of P prove that a density is not normalized, or does not belong to the draws.
+    """Raise if draws of P prove that a density is not normalized, or is not the density of the draws.
 
     Arguments:
         call: the name of the function that the user called.
-        p: P, whose draws these are.
+        p: P, the distribution of the draws.
         q: Q.
         log_ratio: log q - log p at the draws, shape (draws, ...).
         rounding: a bound on the rounding error of `log_ratio`.
@@ -49,7 +50,7 @@ def check_normalized(
 
 
 def not_normalized(call: str, p: Distribution, q: Distribution, mean: float) -> ArgumentValueError:
-    """Return the error for a pair whose q / p has a mean above 1 over draws of P."""
+    """Return the error for a pair of distributions whose mean of q / p over draws of P is above 1."""
     return invalid_value(
         call,
         "p, q",

@@ -1,4 +1,4 @@
-"""The probabilities of success and failure from the probs or logits that the user passed, and their log-ratios."""
+"""The probabilities of success and failure, from the probs or logits that the user passed, and their log-ratios."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, log_ratio, safe_log
 from kullback.pairs.numerics.parameters import given_logits
 
-# The log-ratio of two logits closer than this is computed from their difference, without cancellation.
+# If two logits differ by less than this, the log-ratios are computed from the difference, without cancellation.
 _CLOSE = 1.0
-# Below this |log p / q|, the term of KL is a function of the log-ratio alone. Above it, the term is at least 4 % of the
-# numbers that are subtracted, so it loses at most two digits.
+# Below this |log p / q|, the term of KL is p times a function of the log-ratio. Above it, the term is at least 4 % of
+# the numbers that are subtracted, so at most two digits are lost.
 _NEAR = 0.3
-# Smaller numbers are multiplied by this unit: otherwise their products with small factors would not be normal floats.
+# Numbers below _LEAST are multiplied by _UNIT, because their products with small factors would be subnormal floats.
 _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x with derivative 0 where `edge` is true: at an end of the range the derivative of KL may be infinite."""
+    """Return x, with derivative 0 where `edge` is true, because KL may have an infinite derivative there."""
     return torch.where(edge, x.detach(), x)
 
 
@@ -38,7 +38,7 @@ class Probabilities(NamedTuple):
 
 
 def probabilities_of(distribution: Any) -> Probabilities:
-    """Return the probabilities of a Bernoulli distribution, or of another distribution with probs and logits."""
+    """Return the probabilities of a distribution with probs and logits, such as a Bernoulli or Geometric."""
     if given_logits(distribution):
         logits = upcast(distribution.logits)
         success, failure = logsigmoid(logits), logsigmoid(-logits)
@@ -58,10 +58,10 @@ def rate_of(distribution: Poisson) -> Tensor:
 
 
 def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
-    """Return log(p / q) of success and of failure; 0 where P or Q has no mass.
+    """Return log(p / q) for the probabilities of success and for the probabilities of failure; 0 where p or q is 0.
 
-    Nearly equal probabilities do not lose digits. From logits with the difference d, the ratio of the successes is
-    1 / (1 + (1 - q) (e^-d - 1)). From probabilities p and q it is 1 + (p - q) / q.
+    The log-ratios of nearly equal probabilities have full precision. If the logits differ by d, the ratio p / q of the
+    probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). From probabilities it is 1 + (p - q) / q.
     """
     success = _difference(p.log_success, q.log_success)
     failure = _difference(p.log_failure, q.log_failure)
@@ -90,7 +90,7 @@ def _log_one_plus_quotient(d: Tensor, base: Tensor, far: Tensor) -> Tensor:
 
 
 def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return p log(p / q) - p + q, the term of the generalized KL divergence of unnormalized measures; not negative.
+    """Return p log(p / q) - p + q, the non-negative term of the generalized KL divergence of unnormalized measures.
 
     `log_ratio` is log(p / q), or 0 where p is 0.
     """
@@ -100,10 +100,10 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
 
 
 def generalized_kl_of(p: Tensor, q: Tensor) -> Tensor:
-    """Return `generalized_kl` of rates or probabilities.
+    """Return `generalized_kl` of rates or probabilities p and q.
 
-    It is proportional to the unit of p and q, and its derivatives do not depend on the unit. Numbers near the smallest
-    float are computed in a larger unit.
+    The term is proportional to the unit of p and q, and its derivatives do not depend on the unit. So numbers near the
+    smallest float are multiplied by _UNIT first.
     """
     tiny = (p < _LEAST) & (q < _LEAST)
     p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))

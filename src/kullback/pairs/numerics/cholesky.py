@@ -1,6 +1,6 @@
-r"""Covariance matrices as Cholesky factors, and one factor relative to another.
+r"""Cholesky factors L of P's covariance L L^T and K of Q's covariance K K^T, and the relative factor M = K^-1 L.
 
-If the covariances of P and Q are L L^T and K K^T, then M = K^-1 L is lower triangular. A divergence needs only
+M is lower triangular. The divergence of the covariances is a function of
 tr(M M^T) - d - log det(M M^T) = sum_i (m_ii^2 - 1 - log m_ii^2) + sum_{i > j} m_ij^2,
 where no term is negative. If P and Q are close, M is computed from the difference of the matrices that the user passed.
 """
@@ -17,17 +17,17 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import itakura_saito
 from kullback.pairs.numerics.parameters import matrix_of
 
-# If the squared norm of the whitened difference is below this, M is computed from that difference. Every value well
-# below 1 would do: 1 plus the difference is then positive definite.
+# If the squared norm of the whitened difference of the covariances is below this, M is computed from the difference.
+# The identity plus a difference of norm below 1 is positive definite, so the exact value does not matter.
 _NEAR = 0.02
 # The smallest number of columns in a block of `solve_lower`, as in `triangular`: benchmarks/bench_normals.py.
 _LEAST_WIDTH = 128
-# The range of ratios whose squares are normal floats.
+# The squares of ratios in this range are normal floats.
 _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
 class Covariance(NamedTuple):
-    """The Cholesky factor L of a covariance, and the source of L if L was computed."""
+    """The Cholesky factor L of a covariance, and the user's parameters if L was computed from other parameters."""
 
     root: Tensor
     matrix: Tensor | None = None
@@ -35,9 +35,9 @@ class Covariance(NamedTuple):
     from_matrix: bool = False
 
     def rounding_error(self) -> Tensor:
-        """Bound the relative error of L by rounding times its condition number, plus the error of its correction.
+        """Bound the relative error of L: rounding times the condition number of L, plus the error of the correction.
 
-        The correction of the factor of a matrix (see `of_matrix`) leaves the third power of the initial error.
+        The error after the correction in `of_matrix` is the third power of the initial error.
         """
         root = self.root.detach()
         inverse = torch.linalg.solve_triangular(root, identity_like(root).expand_as(root), upper=False)
@@ -48,14 +48,14 @@ class Covariance(NamedTuple):
 
 
 class Relative(NamedTuple):
-    """M: its diagonal, the squares of the diagonal minus 1 to full precision, and the entries below the diagonal."""
+    """M = K^-1 L: its diagonal m_ii, m_ii^2 - 1 to full precision, and the entries below the diagonal."""
 
     diagonal: Tensor
     squares_minus_one: Tensor
     below: Tensor
 
     def itakura_saito_terms(self) -> Tensor:
-        """Return m_ii^2 - 1 - log m_ii^2, also if the square overflows or underflows."""
+        """Return m_ii^2 - 1 - log m_ii^2, also where m_ii^2 underflows; infinite where m_ii^2 overflows."""
         small = self.diagonal < _LEAST_RATIO
         usual = (self.diagonal >= _LEAST_RATIO) & (self.diagonal <= _MOST_RATIO)
         squares = torch.where(usual, self.diagonal, 1) ** 2
@@ -66,7 +66,7 @@ class Relative(NamedTuple):
         return torch.where(usual, terms, far)
 
     def divergence(self) -> Tensor:
-        """Return KL of two normal distributions with equal means."""
+        """Return KL(P || Q) of two normal distributions with equal means, from their M."""
         huge = (self.diagonal > _MOST_RATIO).any(-1)
         below = torch.where(huge[..., None, None], 0, self.below)
         return torch.where(
@@ -75,7 +75,7 @@ class Relative(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """The Cholesky factor T of a matrix, T relative to the identity, log det of the matrix, and where T exists."""
+    """The Cholesky factor T of a matrix, T as `Relative`, the matrix's log-determinant, and a mask where T exists."""
 
     root: Tensor
     relative: Relative
@@ -89,11 +89,11 @@ def of_root(root: Tensor) -> Covariance:
 
 
 def of_matrix(matrix: Tensor) -> Covariance:
-    """Return a covariance from its matrix, with a factor that is corrected by a residual to twice the precision.
+    """Return a covariance from its matrix. The Cholesky factor is corrected by its residual, in twice the precision.
 
-    The relative error of the factor is then the rounding times the square root of the matrix's condition number, not
-    times the condition number. The gradient flows through the correction alone, without the error of Cholesky's own
-    derivative.
+    The relative error of the factor is then rounding times the square root of the condition number of the matrix,
+    instead of rounding times the condition number. Only the correction is differentiable, and this gradient is more
+    accurate than the derivative of `torch.linalg.cholesky`.
     """
     matrix = (matrix + matrix.mT) / 2
     fixed = matrix.detach()
@@ -113,7 +113,7 @@ def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
 
 
 def _corrected(root: Tensor, change: Tensor) -> Tensor:
-    """Return the factor of root (1 + change) root^T for a small change, exact up to its second derivative."""
+    """Return the Cholesky factor of root (I + change) root^T for a small `change`, exact to second order in it."""
     first = _lower_half(change)
     return root + root @ _lower_half(change - first @ first.mT)
 
@@ -123,7 +123,7 @@ def _lower_half(x: Tensor) -> Tensor:
 
 
 def _residual(matrix: Tensor, root: Tensor) -> Tensor:
-    """Return matrix - root root^T to twice the precision, by splitting off leading digits whose products are exact.
+    """Return matrix - root root^T in twice the precision, by splitting off leading digits whose products are exact.
 
     Error-free transformations of matrix multiplication (Ozaki, Ogita, Oishi and Rump, 2012)
     """
@@ -149,7 +149,7 @@ def whitened(x: Tensor, by: Covariance) -> Tensor:
 
 
 def solve_lower(root: Tensor, x: Tensor) -> Tensor:
-    """Return root^-1 x for lower triangular matrices, in blocks of columns that skip the zeros above the diagonal."""
+    """Return root^-1 x for lower triangular root and x, by blocks of columns that skip the zeros of x."""
     size = x.shape[-1]
     width = max(_LEAST_WIDTH, -(-size // 8))
     columns = [
@@ -163,7 +163,7 @@ def solve_lower(root: Tensor, x: Tensor) -> Tensor:
 
 
 def identity_like(x: Tensor) -> Tensor:
-    """Return the identity matrix with as many columns as x."""
+    """Return the identity matrix with as many columns as x, and with its dtype and device."""
     return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
@@ -182,7 +182,10 @@ def relative(p: Covariance, q: Covariance) -> Relative:
 
 
 def _whitened_difference(p: Covariance, q: Covariance) -> Tensor | None:
-    """Return K^-1 (L L^T - K K^T) K^-T from differences of the original matrices; None if these are L and K."""
+    """Return K^-1 (L L^T - K K^T) K^-T from the difference of the matrices that the user passed.
+
+    If the user passed L and K, the result is None.
+    """
     if p.matrix is not None and q.matrix is not None:
         return _both_sides(q.root, p.matrix - q.matrix)
     if p.low_rank is None or q.low_rank is None:
@@ -196,11 +199,11 @@ def _whitened_difference(p: Covariance, q: Covariance) -> Tensor | None:
 
 
 def _nearer(far: Relative, change: Tensor) -> Relative:
-    """Replace M by the Cholesky factor of 1 + change where the change is small."""
+    """Return `far`, replaced by the Cholesky factor of I + `change` in batch elements with a small `change`."""
     near = (change.detach() ** 2).sum((-2, -1)) < _NEAR
     change = torch.where(near[..., None, None], change, 0)
     first = torch.linalg.cholesky(_plus_one(change)) - identity_like(change)
-    # One step of Newton's method restores the digits that 1 + change lost.
+    # One step of Newton's method restores the digits that the rounding of I + change lost.
     small = _lower_half(change - first @ first.mT)
     shift = small.diagonal(dim1=-2, dim2=-1)
     close = Relative(1 + shift, shift * (2 + shift), small.tril(-1))
@@ -209,7 +212,7 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
 
 
 def mixed_with_one(m: Relative, share: float) -> Mixed:
-    """Return (1 - share) times the identity plus share M M^T; the identity where this is not positive definite."""
+    """Return (1 - share) I + share M M^T as `Mixed`; I for batch elements where this is not positive definite."""
     step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
     change = share * (step + step.mT + step @ step.mT)
     exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
@@ -221,10 +224,10 @@ def mixed_with_one(m: Relative, share: float) -> Mixed:
 
 
 def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance, bool]:
-    """Return the covariances of two distributions that were made from covariances, precisions or Cholesky factors.
+    """Return P's covariance, Q's covariance and False.
 
-    If both were made from precisions, the result is Q's precision, P's precision and True: Q's precision relative to
-    P's has the eigenvalues of P's covariance relative to Q's.
+    If both distributions were made from precisions, return Q's precision, P's precision and True. Q's precision
+    relative to P's precision has the same eigenvalues as P's covariance relative to Q's covariance.
     """
     (name_p, matrix_p), (name_q, matrix_q) = map(_passed_matrix, (p, q))
     if name_p == name_q == "precision_matrix":
@@ -233,7 +236,7 @@ def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance
 
 
 def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
-    """Return the name and the matrix that the user passed, without the batch dimensions of an expansion."""
+    """Return the name and the matrix that the user passed, without batch dimensions that `expand` added."""
     name = matrix_of(d) or "covariance_matrix"
     matrix: Tensor = getattr(d, name)
     own: Tensor | None = vars(d).get("_unbroadcasted_scale_tril")  # GPyTorch's distributions have none
@@ -243,7 +246,7 @@ def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
 
 
 def without_expansion(matrix: Tensor, own: Tensor) -> Tensor:
-    """Return one copy of the matrices that an expansion repeats; `own` has the batch shape before it."""
+    """Return matrices without the copies that `expand` added; `own` has the batch shape before `expand`."""
     matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
     for axis, size in enumerate(own.shape[:-2]):
         matrix = matrix.narrow(axis, 0, size)
@@ -251,7 +254,7 @@ def without_expansion(matrix: Tensor, own: Tensor) -> Tensor:
 
 
 def covariance_of(d: Distribution) -> Covariance:
-    """Return the covariance of a distribution that was made from one of the three matrices."""
+    """Return the covariance of a distribution that was made from a covariance, a precision or a Cholesky factor."""
     return _covariance(*_passed_matrix(d))
 
 

@@ -1,7 +1,7 @@
-r"""Covariances W W^T + D of many dimensions and few factors, which are never formed.
+r"""Covariances W W^T + D with many dimensions and few factors, whose matrices are never formed.
 
-With U = D^(-1/2) W and M = 1 + U^T U, the precision is D^(-1/2) (1 - B B^T) D^(-1/2) for B = U M^(-1/2). The minimum of
-|v - U z|^2 + |z|^2 over z is v^T (1 - B B^T) v, without cancellation.
+With U = D^(-1/2) W and M = I + U^T U, the precision is D^(-1/2) (I - B B^T) D^(-1/2) for B = U M^(-1/2). The quadratic
+form v^T (I - B B^T) v is computed as the minimum of |v - U z|^2 + |z|^2 over z, without cancellation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kullback.pairs.numerics.cholesky import identity_like
 
 
 class FactorModel(NamedTuple):
-    """A mean m, factors W of shape (..., d, rank) and variances D of shape (..., d)."""
+    """A mean of shape (..., d), factors W of shape (..., d, rank) and the diagonal of D, shape (..., d)."""
 
     mean: Tensor
     factors: Tensor
@@ -26,7 +26,7 @@ class FactorModel(NamedTuple):
 
 
 class Whitened(NamedTuple):
-    """U = D^(-1/2) W and the Cholesky factor of M = 1 + U^T U."""
+    """U = D^(-1/2) W and the Cholesky factor of M = I + U^T U."""
 
     u: Tensor
     root: Tensor
@@ -36,7 +36,7 @@ class Whitened(NamedTuple):
         return torch.linalg.solve_triangular(self.root, self.u.mT, upper=False)
 
     def residual(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return v - U z = (1 - B B^T) v, and z."""
+        """Return v - U z = (I - B B^T) v, and z = M^-1 U^T v."""
         z = torch.cholesky_solve(self.u.mT @ v, self.root)
         return v - self.u @ z, z
 
@@ -46,13 +46,13 @@ class Whitened(NamedTuple):
 
 
 def whitened_factors(factors: Tensor, root: Tensor) -> Whitened:
-    """Return U and the Cholesky factor of M for W and the square roots of D."""
+    """Return U and the Cholesky factor of M, from W and the square roots of the diagonal of D."""
     u = factors / root.unsqueeze(-1)
     return Whitened(u, torch.linalg.cholesky(identity_like(u) + u.mT @ u))
 
 
 def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Return the parameters, without the batch dimensions of an expanded covariance."""
+    """Return the parameters of a distribution; W and D lack batch dimensions that `expand` added."""
     factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
@@ -61,9 +61,9 @@ def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
 
 
 def as_factor_model(d: Any) -> FactorModel | None:
-    """Return a covariance that is low-rank or diagonal as W W^T + D; a diagonal one has one factor, which is zero.
+    """Return a normal distribution with covariance W W^T + D as a factor model; None for other distributions.
 
-    Any other distribution gives None.
+    A diagonal covariance gets a single factor, which is 0.
     """
     if isinstance(d, LowRankMultivariateNormal):
         return None if overrides_density(d) else factor_model_of(d)

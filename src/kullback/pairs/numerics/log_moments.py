@@ -1,4 +1,4 @@
-"""Moments of log X for positive X: products of powers of Gamma variables, log-normal and Kumaraswamy variables."""
+"""Moments of log X for a positive X: a product of powers of Gamma variables, a log-normal or a Kumaraswamy variable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kullback.common.special import (
     trigamma_decrease,
 )
 
-# Beyond this e^x - 1 rounds to e^x: e^-40 is less than half a unit of rounding.
+# For x above this, e^x - 1 rounds to e^x, because e^-40 is less than half the machine epsilon.
 _WIDE = 40.0
 
 
@@ -29,10 +29,10 @@ _WIDE = 40.0
 class LogMoments(ABC):
     """Entropy, mean, variance and Jensen gaps of log X for a positive variable X.
 
-    If an expectation is infinite, the result is an arbitrary finite number: the caller sets these divergences to +inf.
+    If an expectation is infinite, the result is an arbitrary finite number: the caller sets the divergence to +inf.
     """
 
-    entropy: Tensor  # of log X, which is the entropy of X minus the mean of log X
+    entropy: Tensor  # the entropy of log X, which is the entropy of X minus E log X
 
     @abstractmethod
     def mean(self) -> Tensor:
@@ -40,14 +40,14 @@ class LogMoments(ABC):
 
     @abstractmethod
     def variance(self, scale: Tensor) -> Tensor:
-        """Return the variance of log X / scale."""
+        """Return the variance of (log X) / scale."""
 
     @abstractmethod
     def jensen_gap(self, k: Tensor | float) -> Tensor:
-        """Return log E X^k - k E log X, which is not negative by Jensen's inequality."""
+        """Return log E X^k - k E log X, which is at least 0 by Jensen's inequality."""
 
     def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E X / scale and the variance of X / scale; the variance is infinite if one of them overflows."""
+        """Return the mean and the variance of X / scale; the variance is infinite if either overflows."""
         gap = self.jensen_gap(1.0)
         log_mean, log_square = self.log_mean() - torch.log(scale), self.jensen_gap(2.0) - 2 * gap
         return _mean_and_variance(log_mean, log_square)
@@ -66,7 +66,10 @@ class LogMoments(ABC):
 
 
 class Factor(NamedTuple):
-    """G^power for a Gamma variable G with this concentration and rate 1; a divisor if sign is -1, as in a Beta."""
+    """A factor G^power, where G is Gamma(concentration, 1); sign -1 makes it a divisor.
+
+    An example with a divisor is a Beta variable.
+    """
 
     concentration: Tensor
     power: Tensor | float = 1.0
@@ -74,7 +77,7 @@ class Factor(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """E X and the variance of X / E X, each as a dividend and a divisor, because the quotient may overflow."""
+    """E X and the variance of X / E X, each as a pair (dividend, divisor), because their quotient may overflow."""
 
     mean: tuple[Tensor, Tensor]
     variance: tuple[Tensor, Tensor]
@@ -87,7 +90,7 @@ class GammaProduct(LogMoments):
     shift: Tensor
     factors: tuple[Factor, ...]
     exact: Exact | None = None
-    root: Tensor | float = 1.0  # 1 / power of all factors, up to the sign
+    root: Tensor | float = 1.0  # 1 / power, which is the same for all factors up to the sign
 
     def mean(self) -> Tensor:
         total = self.shift
@@ -115,7 +118,7 @@ class GammaProduct(LogMoments):
         total = k * self.shift
         for a, power, sign in self.factors:
             step = torch.zeros_like(a) + power * k
-            small = (a < 1) & (a + step > 0)  # where a large E log G would cancel
+            small = (a < 1) & (a + step > 0)  # E log G is large here, and would cancel
             b, c = torch.where(small, a, 1), torch.where(small, step, 0)
             near = torch.lgamma(b + c) - torch.lgamma(b)
             b, c = torch.where(small, 1, a), torch.where((a + step > 0) & ~small, step, 0)
@@ -144,7 +147,7 @@ class GammaProduct(LogMoments):
 
 @dataclass(frozen=True)
 class NormalLog(LogMoments):
-    """log X is Normal."""
+    """A log-normal variable X: log X is Normal(loc, scale)."""
 
     loc: Tensor
     scale: Tensor
@@ -162,7 +165,7 @@ class NormalLog(LogMoments):
 
 @dataclass(frozen=True)
 class KumaraswamyLog(LogMoments):
-    """X^a is Beta(1, b), so E X^k = b B(1 + k/a, b), where k/a may be tiny or huge."""
+    """A Kumaraswamy variable X: X^a is Beta(1, b), so E X^k = b B(1 + k/a, b), where k/a may be tiny or huge."""
 
     a: Tensor
     b: Tensor
@@ -176,7 +179,7 @@ class KumaraswamyLog(LogMoments):
 
     def jensen_gap(self, k: Tensor | float) -> Tensor:
         step = self._step(k)
-        near = step.abs() < 1  # where the two terms would cancel
+        near = step.abs() < 1  # log E X^k and k E log X would cancel here
         gap = torch.where(near, 0, self.log_power(k) + step * harmonic_number(self.b))
         step = torch.where(near, step, 0)
         one = torch.ones_like(step)
@@ -203,7 +206,7 @@ class KumaraswamyLog(LogMoments):
 
 
 def _mean_and_variance(log_mean: Tensor, log_square: Tensor) -> tuple[Tensor, Tensor]:
-    """Return E X and Var X from log E X and log E X^2 - 2 log E X; an overflow is infinite."""
+    """Return E X and Var X from log E X and log E X^2 - 2 log E X; inf where a moment overflows."""
     wide = log_square > _WIDE
     mean = bounded_exp(log_mean)
     finite = torch.where(mean.isinf(), 0, mean)

@@ -1,4 +1,4 @@
-"""Read the parameters of distributions in float64, from the arguments that the user passed."""
+"""Read the parameters of distributions that the user passed, in float64, and find which tensors need derivatives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 """The matrix parameters of a MultivariateNormal or Wishart, in the order of `MatrixKind`."""
 
-# The names of the attributes that contain the inner distributions of torch's distributions.
+# The names of the attributes that store the inner distributions of torch's distributions.
 _PARTS = (
     "base_dist",
     "_categorical",
@@ -34,9 +34,10 @@ _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: i
 
 
 def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
-    """Return whether all elements of a parameter agree.
+    """Return whether two tensors of the parameter `name` have equal elements.
 
-    A whole compiled graph takes them as equal, and checks this when it runs. Other compiled code breaks its graph here.
+    Under `torch.compile(..., fullgraph=True)` the result is True, and the compiled graph checks the equality when it
+    runs. Without fullgraph, `torch.compile` breaks the graph to compare the values.
     """
     if a is b:
         return True
@@ -49,25 +50,25 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
             "torch.compile(...) without fullgraph=True, or call it outside",
         )
         return True
-    if is_batched(a) or is_batched(b):  # the integrals or torch.func then refuse the parameters
+    if is_batched(a) or is_batched(b):  # the values of a vmap cannot be read, and integrals refuse them
         return False
     return are_equal(a, b)
 
 
 def are_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether all elements of two tensors agree, read from their values."""
+    """Return whether all elements of two tensors are equal; this reads the values."""
     return bool((a == b).all())
 
 
 def outside_of_graphs(function: FunctionT) -> FunctionT:
-    """Return a function that torch.compile calls between two graphs, because it reads values; else unchanged."""
+    """Return a function that reads values; while `torch.compile` traces, wrapped so that it runs between two graphs."""
     if not torch.compiler.is_compiling():
         return function
     return cast(FunctionT, torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
 
 
 def is_whole_graph() -> bool:
-    """Return whether torch compiles one graph that must not break; torch has no public name for this."""
+    """Return whether `torch.compile` must not break its graph (fullgraph=True); torch has no public query for this."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -77,7 +78,7 @@ def is_whole_graph() -> bool:
         return True
 
 
-# torch.compile evaluates a function with this mark once, while it traces (see kullback.losses.reduction).
+# With this attribute, torch.compile evaluates the function once, while it traces (see kullback.losses.reduction).
 is_whole_graph._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -87,7 +88,7 @@ def is_transformed() -> bool:
 
 
 def is_tracked(x: Tensor) -> bool:
-    """Return whether this tensor may need a derivative: by backward mode, forward mode or torch.func."""
+    """Return whether this tensor may need a derivative in backward mode, in forward mode or in torch.func."""
     if x.requires_grad or _functorch.peek_interpreter_stack() is not None:
         return True
     return forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -103,7 +104,7 @@ def is_batched(x: Tensor) -> bool:
 
 
 def is_differentiated(x: Tensor) -> bool:
-    """Return whether a derivative is taken with respect to this tensor, also inside a transform of torch.func."""
+    """Return whether a derivative with respect to this tensor is computed, also inside transforms of torch.func."""
     if torch.compiler.is_compiling():
         return x.requires_grad
     while True:
@@ -133,14 +134,17 @@ def dtype_of(*distributions: Distribution) -> torch.dtype:
 
 
 def _attributes_by_name(distribution: Distribution) -> list[object]:
-    """Return the attributes with known names: torch 2.10 does not compile a loop over all attributes."""
+    """Return the values of the attributes with known names: torch 2.10 does not compile a loop over all attributes."""
     attributes = vars(distribution)
     names = (*distribution.arg_constraints, *_PARTS)
     return [attributes[name] for name in names if name in attributes] or list(attributes.values())
 
 
 def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | None:
-    """Return which of these attributes was set first, at construction; torch computes the others on demand."""
+    """Return the name in `names` that was set first, at construction; None without any.
+
+    Attributes that torch computes on demand are set later.
+    """
     attributes = vars(distribution)
     if torch.compiler.is_compiling():  # torch 2.10 compiles a loop over names, not over attributes
         present = [name for name in names if name in attributes]
@@ -150,7 +154,7 @@ def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | Non
 
 
 def matrix_of(d: Distribution) -> str | None:
-    """Return the name of the matrix parameter that the user passed."""
+    """Return the name of the matrix parameter that the user passed; None without a matrix parameter."""
     return first_given(d, MATRICES)
 
 
@@ -162,7 +166,7 @@ def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:
 
 
 def given_logits(distribution: Distribution) -> bool:
-    """Return whether a distribution was made from logits; its probabilities are then derived and less exact."""
+    """Return whether a distribution was made from logits; torch then derives its probabilities, which loses digits."""
     attributes = vars(distribution)
     probs, logits = attributes.get("probs"), attributes.get("logits")
     if probs is None or logits is None:
@@ -171,11 +175,11 @@ def given_logits(distribution: Distribution) -> bool:
         return False
     if "_param" in attributes and not can_inspect(probs):  # torch 2.10 compiles no loop over attributes
         return True
-    # torch's `expand` sets the logits last and uses them, even logits that it made from clamped probabilities.
+    # torch's `expand` sets the logits after the probs, even if the logits were derived from clamped probabilities.
     first = first_given(distribution, ("probs", "logits"))
     if first == "logits" or not can_inspect(probs):
         return first == "logits"
-    # Attributes that are computed on demand come after all that the constructor or `expand` set.
+    # Attributes that torch computes on demand come after the attributes that the constructor or `expand` set.
     names = list(attributes)
     if names.index("logits") > names.index("_batch_shape"):
         return False
@@ -184,9 +188,9 @@ def given_logits(distribution: Distribution) -> bool:
 
 
 def categorical_of(d: object) -> Categorical | None:
-    """Return a Categorical, or the Categorical inside a OneHotCategorical; None for anything else.
+    """Return a Categorical itself, or the Categorical inside a OneHotCategorical; None for anything else.
 
-    A distribution that overrides `log_prob` also gives None.
+    The result is also None for a distribution of a class that overrides `log_prob`.
     """
     if isinstance(d, Distribution) and overrides_density(d):
         return None
@@ -195,8 +199,8 @@ def categorical_of(d: object) -> Categorical | None:
 
 
 def log_probs_of(d: Categorical) -> Tensor:
-    """Return the log-probabilities of the classes."""
+    """Return the log-probabilities of the classes, shape (..., classes)."""
     if given_logits(d):
         return upcast(d.logits).log_softmax(-1)
-    probs = upcast(d.probs)  # their sum differs from one by the rounding of their dtype
+    probs = upcast(d.probs)  # in float32, the sum of probs differs from 1 by rounding
     return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))

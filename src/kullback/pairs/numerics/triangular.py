@@ -1,7 +1,7 @@
-"""Triangular systems of many dimensions, in blocks that skip the zeros, and their derivatives in a few such products.
+"""Triangular systems of many dimensions and their derivatives, solved by blocks that skip zeros.
 
-Most of the work is products of blocks, which torch takes from a larger matrix without a copy, as LAPACK does.
-`torch.linalg.solve_triangular` copies the part of a matrix that a block needs, and its derivatives take whole matrices.
+Most of the work is matrix products of blocks, which torch reads from the larger matrix without a copy, as LAPACK does.
+`torch.linalg.solve_triangular` copies each block first, and its derivatives do not skip zeros.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _WIDTH = 128
 def squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
     """Return the sum of the squares below the diagonal of root^-1 left, for lower triangular matrices.
 
-    With `is_difference` it solves for left - root, which has the same solution below the diagonal; this is accurate if
-    the two are nearly equal. Entries above the diagonals are not read. No transform of torch.func may be active.
+    If `is_difference`, the sum is computed from root^-1 (left - root), which is equal below the diagonal and accurate
+    for nearly equal matrices. Entries above the diagonals are not read. No transform of torch.func may be active.
     """
     if torch.is_grad_enabled() and (left.requires_grad or root.requires_grad):
         return _SquaresBelow.apply(left, root, is_difference)
@@ -32,21 +32,21 @@ def squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
 
 
 def plain_squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
-    """Return `squares_below` by operations that every transform of torch differentiates."""
+    """Return `squares_below`, computed by operations that every transform of torch differentiates."""
     columns = (left - root if is_difference else left).tril()
     return (torch.linalg.solve_triangular(root, columns, upper=False).tril(-1) ** 2).sum((-2, -1))
 
 
 def as_function_of(matrix: Tensor, factor: Tensor) -> Tensor:
-    """Return the Cholesky factor of a matrix, computed before, as a function of the matrix for its gradient."""
+    """Return a Cholesky factor that was computed before, with the gradient by its matrix."""
     return _Cholesky.apply(matrix, factor)
 
 
 class _SquaresBelow(torch.autograd.Function):
-    """Keeps X = root^-1 left, or root^-1 left - 1.
+    """The operation `squares_below`, which saves X = root^-1 left, or root^-1 left - I if `is_difference`.
 
-    With B below the diagonal of X, the derivatives are N = 2 root^-T B by `left`, and -N X^T by `root`, both on and
-    below the diagonal. There, N X^T needs only the part of N on and below the diagonal.
+    Let B be the strictly lower triangle of X. The derivatives by `left` and `root` are the lower triangles of
+    N = 2 root^-T B and of -N X^T. Only the lower triangle of N contributes to the lower triangle of N X^T.
     """
 
     @staticmethod
@@ -74,7 +74,7 @@ class _SquaresBelow(torch.autograd.Function):
             columns[..., : stop - start, :].tril_(-1)
             columns *= 2 * grad[..., None, None]
             _solve(root, columns, start, is_transposed=True)
-            # X is zero above the diagonal, so that the entries of N there do not count.
+            # X is 0 above the diagonal, so the entries of N above the diagonal do not contribute.
             by_root[..., start:, start:stop] = by_left[..., start:, :stop] @ solved[..., start:stop, :stop].mT
         by_left.tril_()
         by_root.tril_().neg_()
@@ -84,9 +84,9 @@ class _SquaresBelow(torch.autograd.Function):
 
 
 class _Cholesky(torch.autograd.Function):
-    """The derivative is L^-T (F + F^T) L^-1 / 2.
+    """The operation `as_function_of`, whose derivative is L^-T (F + F^T) L^-1 / 2.
 
-    F is L^T grad on and below the diagonal, with half of its diagonal (Murray, "Differentiation of the Cholesky
+    F is the lower triangle of L^T grad with its diagonal halved (Murray, "Differentiation of the Cholesky
     decomposition", 2016).
     """
 
@@ -125,7 +125,7 @@ class _Cholesky(torch.autograd.Function):
 def _sum_of_squares(
     left: Tensor, root: Tensor, *, is_difference: bool, solved: Tensor | None = None
 ) -> Tensor:
-    """Return the sum of squares, and write the solution on and below the diagonal to `solved`."""
+    """Return the sum of squares of `squares_below`, and write the lower triangle of X to `solved`."""
     batch = torch.broadcast_shapes(left.shape[:-2], root.shape[:-2])
     left, total = left.expand(*batch, *left.shape[-2:]), root.new_zeros(batch)
     for start, stop in _blocks(root.shape[-1]):
@@ -140,13 +140,13 @@ def _sum_of_squares(
 
 
 def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row or column of each block, and the end."""
+    """Yield the range of rows or columns of each block, as (start, stop)."""
     for start in range(0, size, _WIDTH):
         yield start, min(start + _WIDTH, size)
 
 
 def _solve(root: Tensor, columns: Tensor, first: int, *, is_transposed: bool = False) -> None:
-    """Overwrite columns with root^-1 or root^-T times them, for the part of the root from its row `first` on."""
+    """Overwrite `columns` with R^-1 columns, or R^-T columns if `is_transposed`, for R = root[first:, first:]."""
     blocks = list(_blocks(root.shape[-1] - first))
     for start, stop in reversed(blocks) if is_transposed else blocks:
         solved_rows = slice(stop, None) if is_transposed else slice(None, start)

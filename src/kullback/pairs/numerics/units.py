@@ -1,7 +1,7 @@
-"""Two distributions in a common unit, if their own unit is so large or small that squares leave the range of float64.
+"""A change of the unit of P and Q, for parameters so large or small that their squares leave the range of float64.
 
-A divergence does not depend on the unit. Dividing parameters by a power of two is exact. The derivatives are multiplied
-by this power, and leave the range of float64 only where the derivatives by the original parameters do.
+A divergence does not depend on the unit. Division of parameters by a power of two is exact. The chain rule multiplies
+the derivatives by this power: they overflow only if the derivatives by the original parameters do.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kullback.common.inputs import can_inspect
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.family import FAMILIES, Units
 
-# In binary orders of magnitude: the size that needs another unit, and the largest span that one unit can cover.
+# Exponents of 2: parameters beyond 2^-_MILD or 2^_MILD need another unit, and one unit covers a ratio of 2^_WIDEST.
 _MILD, _WIDEST = 250, 1990
 _LEAST, _LARGEST = 2.0**-_MILD, 2.0**_MILD
 
 
 def in_common_unit(p: Distribution, q: Distribution, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return two distributions in an intermediate unit if a parameter is extremely large or small, else unchanged.
+    """Return P and Q in a unit between their sizes if a parameter is extremely large or small, else P and Q unchanged.
 
-    In a smaller `dtype` than float64 no parameter is extreme: they are computed in float64.
+    If `dtype` is smaller than float64, no parameter is extreme, because computations are in float64.
     """
     if dtype is not torch.float64 or (_is_mild(p) and _is_mild(q)):
         return p, q
@@ -43,7 +43,7 @@ def in_common_unit(p: Distribution, q: Distribution, dtype: torch.dtype) -> tupl
 
 
 def _is_mild(d: Distribution) -> bool:
-    """Return whether the family has no unit, or no parameter is extreme: this takes a third of the time of `_sizes`."""
+    """Return whether the family has no unit, or no parameter is extreme; a quick test before `_sizes`."""
     if type(d) is MixtureSameFamily and not overrides_density(d):
         return _is_mild(d.component_distribution)
     for name, times in (_powers(d) or {}).items():
@@ -60,14 +60,14 @@ def _is_mild(d: Distribution) -> bool:
 
 
 def _powers(d: Distribution) -> Units | None:
-    """Return the parameters and the power of the unit of each; None if the family has no unit."""
+    """Return the name of each parameter and the power of the unit in it; None if the family has no unit."""
     family = None if overrides_density(d) else FAMILIES.get(type(d))
     units = None if family is None else family.units
     return units(d) if callable(units) else units
 
 
 def _sizes(d: Distribution) -> list[Tensor] | None:
-    """Return the binary orders of magnitude of the parameters with a unit, NaN for 0; None if there is no unit."""
+    """Return log2 |x^k| for each parameter x with the unit's power k, NaN for x = 0; None if the family has no unit."""
     if type(d) is MixtureSameFamily and not overrides_density(d):
         sizes = _sizes(d.component_distribution)
         return None if sizes is None else [part for x in sizes for part in x.unbind(-1)]
@@ -88,11 +88,11 @@ def _sizes(d: Distribution) -> list[Tensor] | None:
 
 
 def _divided(d: Any, power: Tensor) -> Distribution:
-    """Return a distribution in units of 2^power."""
+    """Return a distribution whose unit is 2^power; a scale, for example, is divided by 2^power."""
     if isinstance(d, MixtureSameFamily):
         components = _divided(d.component_distribution, power.unsqueeze(-1))
         return MixtureSameFamily(d.mixture_distribution, components, validate_args=False)
-    half = torch.floor(power / 2)  # 2^-power may overflow where the product does not
+    half = torch.floor(power / 2)  # two factors, because 2^-power may overflow although the product does not
 
     def changed(x: Tensor, times: int) -> Tensor:
         if times == 0:

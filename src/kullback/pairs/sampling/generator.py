@@ -1,4 +1,4 @@
-"""Draws of torch's distributions from a separate seed; the global generators do not change."""
+"""Draws from torch's distributions with a separate seed; the global generators do not change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DrawsFrom(TorchDispatchMode):
-    """A context where all random operations of torch use separate generators with a given seed, one for each device.
+    """A context that makes random operations of torch use separate generators, one per device, with a given seed.
 
     Arguments:
         seed: the seed of the generators.

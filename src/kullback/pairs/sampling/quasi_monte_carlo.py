@@ -1,7 +1,7 @@
-"""Quasi-random draws, which fill space more evenly than random draws, for distributions made from normal numbers.
+"""Quasi-random draws of distributions that are functions of normal numbers; they fill space evenly.
 
-They consist of several independently scrambled Sobol sequences. Each sequence gives an unbiased estimate, and the
-differences between the sequences give the error.
+The draws consist of several independently scrambled Sobol sequences. Each sequence gives an unbiased estimate, and the
+differences between the estimates give the standard error.
 On the Distribution of Points in a Cube and the Approximate Evaluation of Integrals (Sobol, 1967)
 Scrambling Sobol and Niederreiter-Xing Points (Owen, 1998)
 """
@@ -25,17 +25,17 @@ from torch.quasirandom import SobolEngine
 from kullback.pairs.density_overrides import overrides
 
 SEQUENCES = 16
-"""The number of independent sequences. The standard error from 16 means is itself uncertain by 18 %, 1 / sqrt(30)."""
-# The fewest draws in a sequence. If there are fewer, the draws are random.
+"""The number of independent sequences. A standard error from 16 means has a relative error of 1 / sqrt(30) = 18 %."""
+# The smallest length of a sequence. If there are fewer draws, they are random.
 _LEAST = 8
-# torch's sequences are multiples of 2^-30; half a step moves them away from 0.
+# torch's Sobol numbers are multiples of 2^-30, and 2^-31 is added so that no number is 0.
 _HALF_STEP = 2.0**-31
 
 
 def quasi_draws(p: Distribution, count: int) -> Tensor | None:
-    """Return at most `count` draws, (draws, ..., event), or None if P has no quasi-random draws.
+    """Return at most `count` draws, shape (draws, ..., event); None if P has no quasi-random draws.
 
-    Draw i belongs to sequence i % SEQUENCES. All elements of a batch share the underlying numbers. The draws are
+    Draw i belongs to sequence i % SEQUENCES. All batch elements use the same normal numbers. The draws are
     differentiable by P's parameters.
     """
     if any(overrides(p, method) for method in ("log_prob", "sample", "rsample")):
@@ -54,7 +54,7 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
 
 
 def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-    """Return the number of standard normal numbers in a draw, and the function that makes draws from them."""
+    """Return the number of standard normal numbers for a draw, and the function that makes draws from these numbers."""
     size = p.event_shape.numel()
     normal = p
     while isinstance(normal, Independent):
@@ -87,7 +87,7 @@ def _shaped(z: Tensor, p: Distribution, like: Tensor) -> Tensor:
 
 
 def _normal_numbers(count: int, size: int) -> Tensor | None:
-    """Return standard normal numbers, (draws, size); None for too few draws, or too many dimensions."""
+    """Return quasi-random standard normal numbers, shape (draws, size); None for too few draws or too large a size."""
     length = count // SEQUENCES
     if length < _LEAST or size > SobolEngine.MAXDIM:
         return None
