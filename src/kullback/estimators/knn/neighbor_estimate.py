@@ -139,10 +139,10 @@ def nearest_neighbors(
         that decreases slowly with k, as slowly as the estimates with 4 k, k and k / 4 neighbors permit. From four
         dimensions on, with `whiten`, a regression on the components' spreads shows joint shapes that neighbors miss.
         The upper limit moves up by what it shows. If it contradicts the neighbors, its value replaces theirs, and the
-        upper limit is infinite. The upper limit is also infinite if most of P is where Q has few draws. The interval
-        is None in more than 10 dimensions, for draws near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is outside the range of Q's
-        draws, the draws do not show the density of Q there. The estimate may then be too low by more than the interval
-        shows.
+        upper limit is infinite. The upper limit is also infinite if most of P is where Q has few draws. The interval is
+        None in more than 10 dimensions, for draws near a set of fewer dimensions, and for fewer than 20 draws. If a
+        small part of P is outside the range of Q's draws, the draws do not show the density of Q there. The estimate
+        may then be too low by more than the interval shows.
 
     Raises:
         ArgumentTypeError: the draws are categories.
