@@ -577,7 +577,7 @@ def cases() -> list[Case]:
                 ("a panel by time, 15 % missing", panel(80, 12, 0.15), 816),
             )
         ],
-        *[common_scale(d, 2000) for d in (6, 8, 10)],
+        *[common_scale(d, 2000) for d in (6, 8)],
         joint_student(4, 3000),
         *[
             Case(f"compare_tables: numbers {rows}, P = Q", 0.0, draw, draw, 2000, 1.0, of_numbers)

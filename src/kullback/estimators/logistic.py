@@ -12,15 +12,15 @@ from kullback.estimators.draws import Array, Integers
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-# A bound on the steps of Newton's method, which ends earlier when the loss no longer falls.
+# The largest number of steps of Newton's method, which stops earlier when the loss no longer decreases.
 _MOST_STEPS = 50
 
 
 @dataclass(frozen=True)
 class Labeled:
-    """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
+    """The pooled draws of P and Q, shape (n + m, d), with the side, the weight and the unit of each draw.
 
-    Weights add up to n over P and to m over Q. A unit is a cluster of draws, or a single draw.
+    The weights of P's draws sum to n, and the weights of Q's draws to m. A unit is a cluster or a single draw.
     """
 
     x: Array
@@ -29,24 +29,25 @@ class Labeled:
     units: Integers
 
     def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
-        """Return the chosen draws."""
+        """Return the draws with the indices, or in the mask, `chosen`."""
         return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
 
     @property
     def log_prior_odds(self) -> float:
-        """The log-odds of P before a draw is observed: the difference of log-odds and log-ratio of densities."""
+        """The prior log-odds of P, log(n / m), which are the log-odds minus log(p / q)."""
         return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
 
 
 def log_loss(log_odds: Array, draws: Labeled) -> Array:
-    """Return each draw's loss, -log of the probability of its label."""
+    """Return each draw's loss, shape (n + m,): -log of the estimated probability of the draw's side."""
     return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
 
 
 def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
-    """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
+    """Return calibrated log-odds a + b f, the influence of each draw on (a, b), and the features (1, f) after scaling.
 
-    The slope b is at least 0. Probabilistic Outputs for Support Vector Machines (Platt, 1999)
+    The coefficients a and b >= 0 are fitted to the labels by logistic regression. Probabilistic Outputs for Support
+    Vector Machines (Platt, 1999)
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
