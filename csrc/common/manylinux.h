@@ -9,6 +9,13 @@ extern "C" {
 __attribute__((weak, visibility("hidden"))) char kullback_single_threaded;
 }
 
+// A copy of a std::vector refers to this function of GLIBCXX_3.4.29. The definition here replaces it in this library.
+#include <new>
+namespace std {
+[[noreturn]] __attribute__((weak, visibility("hidden"))) void __throw_bad_array_new_length();
+void __throw_bad_array_new_length() { throw bad_array_new_length(); }
+}  // namespace std
+
 // Compiles string streams into the library, because some of their symbols are exported only from GLIBCXX_3.4.26 and
 // 3.4.29 on.
 #include <istream>

@@ -82,8 +82,9 @@ Tensor row_values(const Tensor& p, const Tensor& q, ScalarType dtype,
   const bool is_double = dtype == ScalarType::Double;
   std::vector<double> own_values(is_double ? 0 : rows);
   double* values = is_double ? static_cast<double*>(result.mutable_data_ptr()) : own_values.data();
-  const std::vector<double> s = settings ? *settings : std::vector<double>{0, 0, 0, 0, 0, 1};
-  STD_TORCH_CHECK(s.size() == 6, "kullback: six settings expected");
+  const double of_kl[] = {0, 0, 0, 0, 0, 1};
+  STD_TORCH_CHECK(!settings || settings->size() == 6, "kullback: six settings expected");
+  const double* s = settings ? settings->data() : of_kl;
   compute_rows({.p = read_only(p), .q = read_only(q), .values = values},
                task_of(s[0] >= 0 ? static_cast<int64_t>(s[0]) : -1, s[1], s[2], s[3], s[4], s[5]));
   if (!is_double) {
