@@ -440,7 +440,7 @@ def test_other_evidence_gives_an_interval_too() -> None:
     assert interval_from(Evidence(0.5), 0.95).ends is None
     below = interval_from(Evidence(-0.2, error=0.01, notes=["A note."]), 0.95)
     assert (below.value, below.ends) == (0.0, (0.0, 0.0))
-    assert [note[:21] for note in below.notes] == ["The estimate is -0.2,", "A note."]
+    assert [note[:21] for note in below.notes] == ["The estimate is -0.2:", "A note."]
 
 
 # ---- The page.

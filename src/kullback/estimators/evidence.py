@@ -130,7 +130,7 @@ def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
         return [
             f"The estimate is {raw:.2g}, with {spread}. It is replaced by 0, but the divergence may be larger."
         ]
-    note = f"The estimate is {raw:.2g}: if the divergence is near 0, an estimate can be negative by chance. "
+    note = f"The estimate is {raw:.2g}: for a divergence near 0, an estimate can be negative by chance. "
     return [note + "It is replaced by 0."]
 
 
