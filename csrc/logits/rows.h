@@ -264,6 +264,20 @@ static void project_part(Real* derivatives, const Real* e, int64_t n, Real scale
   if (top < n) derivatives[top] = static_cast<Real>(weight * (of_row.mass * sum - of_row.others));
 }
 
+// Returns the sum of a row. The sums of blocks are added in float64.
+template <class Real>
+static double sum_in_blocks(const Real* x, int64_t n) {
+  double sum = 0;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = start; i < stop; ++i) part += x[i];
+    sum += part;
+  }
+  return sum;
+}
+
 // Like `project`, but the entry of the class with the most mass is minus the sum of the other entries, because a row
 // sums to zero. Computed directly, that entry would be a difference of nearly equal numbers.
 template <class Real>
@@ -271,16 +285,8 @@ static void project_accurately(Real* derivatives, const Real* e, int64_t n, doub
   const int64_t top = top_of(e, n);
   project(derivatives, e, n, static_cast<Real>(factor), static_cast<Real>(weight));
   if (top >= n) return;  // a row of NaN
-  double sum = 0;
   derivatives[top] = 0;
-  for (int64_t start = 0; start < n; start += kBlock) {
-    const int64_t stop = start + kBlock < n ? start + kBlock : n;
-    Real part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t i = start; i < stop; ++i) part += derivatives[i];
-    sum += part;
-  }
-  derivatives[top] = static_cast<Real>(-sum);
+  derivatives[top] = static_cast<Real>(-sum_in_blocks(derivatives, n));
 }
 
 // Converts derivatives with respect to log-probabilities to a gradient with respect to logits. Derivatives that sum to
@@ -309,14 +315,7 @@ template <class Real>
 static CrossEntropy cross_entropy_of(Real* e, int64_t n, int64_t label, double below) {
   const Real own = e[label];
   e[label] = 0;
-  double others = 0;
-  for (int64_t start = 0; start < n; start += kBlock) {
-    const int64_t stop = start + kBlock < n ? start + kBlock : n;
-    Real part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t i = start; i < stop; ++i) part += e[i];
-    others += part;
-  }
+  const double others = sum_in_blocks(e, n);
   e[label] = own;
   const double sum = others + own;
   return {below == 0 ? std::log1p(others) : std::log(sum) + below, sum, others / sum};

@@ -124,7 +124,7 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
         )
     times = [1.0 if dependence is None else dependence.time for dependence in dependences]
     in_pairs = max(times) > _UNLIKE * min(times)
-    least = max(math.ceil(_LONGER_IN_TESTS * found.length) if found.grid else 0 for found in serial)
+    least = max(math.ceil(_LONGER_IN_TESTS * blocks.length) if blocks.grid else 0 for blocks in serial)
     if in_pairs:
         sizes = (
             block_length(len(side), time, _SHORTEST_IN_PAIRS, _PAIRS)
