@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Exponential, Normal
+from torch.distributions import Exponential, Independent, Normal
 
 from kullback import Samples, estimate, kl_estimate
 from kullback.errors import ArgumentValueError
@@ -115,3 +115,22 @@ def test_the_confidence_of_a_public_estimator_has_a_default():
         "generator: 'torch.Generator | None' = None) -> 'Estimate'"
     )
     assert float(public(normal(0, 20), normal(1, 20)).standard_error) == 0.95
+
+
+def test_values_depend_on_the_draws_alone() -> None:
+    """The random parts of estimates from draws get their seed from the draws, not from a generator."""
+    rng = np.random.default_rng(3)
+    plane, wide = rng.standard_normal((2, 150, 2)), rng.standard_normal((2, 60, 12))
+    cases: dict[str, tuple[object, object, dict[str, object]]] = {
+        "a known density": (Samples(plane[0]), Independent(Normal(torch.zeros(2), torch.ones(2)), 1), {}),
+        "classifiers": (Samples(wide[0]), Samples(wide[1] + 0.3), {}),
+        "rounded vectors": (Samples(plane[0].round(1)), Samples(plane[1].round(1)), {}),
+        "neighbors": (Samples(plane[0]), Samples(plane[1]), {"method": "nearest_neighbors"}),
+        "bins": (Samples(plane[0, :, 0]), Samples(plane[1, :, 0]), {}),
+    }
+    for name, (p, q, options) in cases.items():
+        one, other = (
+            kl_estimate(p, q, generator=torch.Generator().manual_seed(seed), **options) for seed in (0, 1)
+        )
+        assert torch.equal(one.value, other.value), name
+        assert one.interval == other.interval, name

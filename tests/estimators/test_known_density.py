@@ -209,15 +209,14 @@ def test_draws_on_a_line_in_the_plane():
         assert "fewer than 2 dimensions" in estimate.notes[0]
 
 
-def test_a_generator_gives_the_same_number_and_leaves_the_global_one():
+def test_the_value_depends_on_the_draws_alone_and_the_global_generator_stays_as_it_was():
     x = np.random.default_rng(0).standard_normal(200)
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
     first = estimated(x, Q, 3)
     assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(first.value, estimated(x, Q, 3).value)
-    assert not torch.equal(first.value, estimated(x, Q, 4).value)
+    assert torch.equal(first.value, estimated(x, Q, 4).value)
 
 
 def test_weights_make_draws_of_another_distribution():
@@ -380,7 +379,7 @@ def gamma(shape):
 
 
 def test_unequal_clusters_and_weights_have_no_bias():
-    """The mean value of 10 data sets is near the truth, and the intervals cover, for imbalances of every kind."""
+    """The mean value of 20 data sets is near the truth, and the intervals cover, for imbalances of every kind."""
     shifted = Normal(double(0.5), double(1.0))
     few_large, mild = unequal((150, 1), (10, 30)), unequal((60, 2), (60, 5))
     plane = MultivariateNormal(torch.full((2,), 0.5).double(), torch.eye(2).double())
@@ -397,12 +396,12 @@ def test_unequal_clusters_and_weights_have_no_bias():
         "2-D, weights gamma(1)": (drawn_with_weights(450, (2,), gamma(1.0)), plane, 0.06),
     }
     for name, (draw, q, near) in cases.items():
-        estimates = [estimated(draw(np.random.default_rng([seed, 7])), q, seed) for seed in range(10)]
+        estimates = [estimated(draw(np.random.default_rng([seed, 7])), q, seed) for seed in range(20)]
         truth = 0.125 if q is shifted else 0.25
         mean = np.mean([float(estimate.value) for estimate in estimates])
         assert abs(mean - truth) < near, (name, mean)
         covered = sum(covers(estimate, truth) for estimate in estimates)
-        assert covered >= 9, (name, covered)
+        assert covered >= 18, (name, covered)
 
 
 def test_a_few_heavy_weights_leave_an_estimate():

@@ -131,12 +131,15 @@ def test_other_kinds_weights_clusters_and_methods_see_shared_draws_too() -> None
     assert "are also in Q" in effect.notes[0]
 
 
-def test_the_division_is_drawn_from_the_generator() -> None:
-    p, q = map(Samples, in_whole(np.random.default_rng(1)))
-    one, again, other = (
-        float(kl_estimate(p, q, generator=torch.Generator().manual_seed(seed)).value) for seed in (1, 1, 2)
+def test_the_division_is_the_same_for_all_generators_and_units() -> None:
+    x, y = in_whole(np.random.default_rng(1))
+    one, other, in_other_units = (
+        float(
+            kl_estimate(Samples(c * x), Samples(c * y), generator=torch.Generator().manual_seed(seed)).value
+        )
+        for seed, c in ((1, 1.0), (2, 1.0), (1, 4.0))
     )
-    assert one == again != other
+    assert one == other == in_other_units
 
 
 POPULATION = np.random.default_rng(5).lognormal(3, 1, size=3000).round(1)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
-import numpy as np
 import torch
 from torch.distributions import Categorical, Distribution
 
@@ -55,7 +54,7 @@ from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
 from kullback.estimators.registry import CATEGORICAL, CONTINUOUS, METHODS, device_of, enlist, evidence_by
-from kullback.estimators.sample_checks import checked, checked_side, seed_of
+from kullback.estimators.sample_checks import checked, checked_side, rng_of
 from kullback.estimators.shared_draws import Shared, shared_draws
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
@@ -151,7 +150,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
     """Return the mean of two estimates with each shared draw on one side only; the interval contains both intervals."""
-    rng = np.random.default_rng(seed_of(settings.generator))
+    rng = rng_of(shared.p.x, shared.q.x)
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
         "Each of these counts on one side only, with twice the weight. The value is the mean of two such estimates, "

@@ -28,7 +28,6 @@ from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction, noted
 from kullback.estimators.lattice import common_step, prefers_values, spread
 from kullback.estimators.registry import evidence_by, from_draws
-from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.unseen import unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
@@ -175,7 +174,7 @@ def histogram(
         p: draws of finite numbers from P.
         q: draws of finite numbers from Q.
         confidence: the probability that the interval contains the divergence.
-        generator: advances once, as in the other estimators of numbers; the result does not depend on it.
+        generator: not used, because the estimate is not random.
         bins: the number of bins. The default is :math:`5 n^{0.4}`, reduced if a bin would have fewer than 20 draws. n
             is the harmonic mean of the effective numbers of draws of P and Q.
         kind: the divergence or its name, as in `bias_corrected`.
@@ -209,8 +208,6 @@ def histogram(
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL | Jeffreys):
         return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
-    # Each estimator of numbers advances the generator once, so that later draws do not depend on the choice of one.
-    seed_of(generator)
     rounding: list[str] = []
     step, tops, is_rough = common_step(p, q), None, False
     if step is not None and not torch.equal(p.tensor, q.tensor):

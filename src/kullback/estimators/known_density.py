@@ -38,7 +38,7 @@ from kullback.estimators.known_categories import (
 )
 from kullback.estimators.local_density import LocalDensity, local_log_density
 from kullback.estimators.registry import from_draws
-from kullback.estimators.sample_checks import checked_side, seed_of, seeded
+from kullback.estimators.sample_checks import checked_side, rng_of, seeded
 from kullback.estimators.spans import common_span, rank_of
 from kullback.estimators.surfaces import surface_of
 from kullback.estimators.tails import beyond_tail, tail_allowance
@@ -109,7 +109,7 @@ def from_density(
             integers.
         q: a torch distribution with ``batch_shape`` () and ``event_shape`` () or (d,).
         confidence: the probability that the interval contains the divergence.
-        generator: for the draws of the references.
+        generator: not used, because the seed of the references depends on the draws alone.
 
     Returns:
         the estimate in nats. The estimate is infinite, with a note, in three cases: Q has density 0 at a draw, P has an
@@ -154,7 +154,7 @@ def from_density(
     evidence = (
         _from_counts(p, q, log_q, confidence)
         if _is_discrete("from_density", p, q)
-        else _from_neighbors(p, q, log_q, confidence, generator)
+        else _from_neighbors(p, q, log_q)
     )
     return replace(evidence, n=(len(p), 0))
 
@@ -230,12 +230,10 @@ def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
     return np.unique(around)[:, None], False
 
 
-def _from_neighbors(
-    p: Draws, q: Distribution, log_q: Array, confidence: float, generator: torch.Generator | None
-) -> Evidence:
+def _from_neighbors(p: Draws, q: Distribution, log_q: Array) -> Evidence:
     """Return the estimate of KL from continuous draws by nearest neighbors; `log_q` is Q's log-density at each draw."""
     thinned: list[str] = []
-    rng, draws = np.random.default_rng(seed_of(generator)), p
+    rng, draws = rng_of(p.x), p
     if draws.x.shape[1] > 1:
         flat = _on_surface(p, q, rng)
         if flat:

@@ -124,8 +124,8 @@ def two_sample_test(
             change.
 
     Returns:
-        a `TwoSampleTest` with the p-value, and the estimated KL divergence as effect size: the value of `kl_estimate`
-        with the same generator. A note explains a p-value up to 0.05 beside an interval that begins at 0.
+        a `TwoSampleTest` with the p-value, and the estimated KL divergence as effect size, which is the value of
+        `kl_estimate`. A note explains a p-value up to 0.05 beside an interval that begins at 0.
 
     Raises:
         ArgumentValueError: the draws of p and q have unequal dimension or type, have weights, or are too few to
@@ -148,15 +148,13 @@ def two_sample_test(
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     group_notes: tuple[str, ...] = ()
-    # The effect gets the generator's state from before the shuffles: it is then the value of `kl_estimate`.
-    of_effect = generator.clone_state() if isinstance(generator, torch.Generator) else None
     permutations = _ARGUMENTS.check(permutations=permutations, generator=generator)["permutations"]
     if isinstance(p, Counts) and isinstance(q, Counts):
         statistics = _of_counts(p, q)
         rng = np.random.default_rng(seed_of(generator))
         labeling = Labeling(None, np.zeros(0, bool))
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
-        effect, notes = _effect(p, q, of_effect)
+        effect, notes = _effect(p, q)
     else:
         first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
         _check_weightless(first, second)
@@ -167,7 +165,7 @@ def two_sample_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
         )
         probability, group_notes = math.nan if groups.is_open else probability, groups.notes
-        effect, notes = _effect(first, second, of_effect)
+        effect, notes = _effect(first, second)
     notes = tuple(dict.fromkeys((*group_notes, *notes, *_note_on_interval(probability, method, effect))))
     return TwoSampleTest(probability, statistic, effect, permutations, method, notes)
 
@@ -214,13 +212,11 @@ def _check_weightless(p: Draws, q: Draws) -> None:
             )
 
 
-def _effect(
-    p: Draws | Counts, q: Draws | Counts, generator: torch.Generator | None
-) -> tuple[Estimate | None, tuple[str, ...]]:
+def _effect(p: Draws | Counts, q: Draws | Counts) -> tuple[Estimate | None, tuple[str, ...]]:
     """Return the estimated KL divergence and its notes, or None and a note if no estimator accepts the draws."""
     try:
         method = "coverage_adjusted" if isinstance(p, Counts) else "auto"
-        effect = estimate_from_samples(CALL, p, q, KL(), method, generator=generator)
+        effect = estimate_from_samples(CALL, p, q, KL(), method)
     except ArgumentValueError as refusal:
         return None, (str(refusal),)
     return effect, effect.notes

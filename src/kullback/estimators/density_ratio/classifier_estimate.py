@@ -45,7 +45,7 @@ from kullback.estimators.evidence import (
 from kullback.estimators.histogram import histogram
 from kullback.estimators.logistic import Labeled, Mask, calibrated, log_loss, mean_over_p
 from kullback.estimators.registry import evidence_by, from_draws
-from kullback.estimators.sample_checks import seed_of
+from kullback.estimators.sample_checks import rng_of
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import heaviness
 from kullback.estimators.unseen import unseen_in_scores, upper_end
@@ -68,8 +68,10 @@ _MOST_BEYOND = 0.25
 # With at most this many draws of P and Q together, fits use one thread, which is up to fifty times as fast on a busy
 # machine.
 _DRAWS_FOR_THREADS = 20_000
-# The number of random splits into halves for the extrapolation; each split takes two fits to half of the draws.
-_HALVINGS = 3
+# The numbers of random splits into halves for the extrapolation, for many draws and for few. Each split takes two fits
+# to half of the draws. For few draws, more splits cost little time, and make the interval up to 30 % shorter.
+_HALVINGS = 3, 10
+_DRAWS_IN_HALVINGS = 20_000
 _ON_A_SURFACE = Shift(
     math.inf,
     "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. On a curved surface, "
@@ -111,7 +113,7 @@ def density_ratio(
         p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
         q: draws of Q, shape (m, d).
         confidence: the probability that the interval contains the divergence.
-        generator: for the random split into folds and for the trees.
+        generator: not used, because the seed of the splits and of the trees depends on the draws alone.
         folds: the number of folds of cross-validation; clusters stay together.
         classifier: a classifier with scikit-learn's methods, used in place of the candidates and cloned for each fit.
             For weighted draws its ``fit`` must accept ``sample_weight``.
@@ -150,9 +152,10 @@ def density_ratio(
         return infinite(span.infinite, n)
     sides = span.p, span.q
     draws = _labeled(*sides)
-    seed = seed_of(generator)
-    rng = np.random.default_rng(seed)
-    deep, halves = _folds(draws, folds, rng), [_folds(draws, 2, rng) for _ in range(_HALVINGS)]
+    rng = rng_of(p.x, q.x)
+    seed = int(rng.integers(2**31))
+    halvings = min(max(_DRAWS_IN_HALVINGS // len(draws.x), _HALVINGS[0]), _HALVINGS[1])
+    deep, halves = _folds(draws, folds, rng), [_folds(draws, 2, rng) for _ in range(halvings)]
     with progress_bar("fits") as update, _few_threads(len(draws.x)):
         work = _Work(draws, deep, halves, update)
         if classifier is not None:

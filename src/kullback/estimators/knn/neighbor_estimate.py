@@ -32,7 +32,7 @@ from kullback.estimators.knn.joint_shape import JointShape, joint_shape
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.registry import from_draws
-from kullback.estimators.sample_checks import seed_of
+from kullback.estimators.sample_checks import rng_of
 from kullback.estimators.spans import as_log_ratios, common_span
 from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
 
@@ -120,7 +120,7 @@ def nearest_neighbors(
         p: draws of P, floating-point, shape (n, d). Weights of the draws enter the mean and the density estimates.
         q: draws of Q, floating-point, shape (m, d).
         confidence: the probability that the interval contains KL(P || Q).
-        generator: for the choice of draws if there are more than `most`.
+        generator: not used, because the seed for the choice of at most `most` draws depends on the draws alone.
         k: the number of neighbors; with `extrapolate` the larger of the two numbers. The default is 48 for d = 1, and
             16 for d > 1. It is 5 for d > 1 and more than 50 000 draws, and smaller for few draws.
         whiten: for d > 1, map the draws so that Q's margins are about normal, and each side's covariance to the
@@ -176,7 +176,7 @@ def nearest_neighbors(
     first, second, notes = prepared(span.p, span.q)
     first, second = charted(first, second, (p.tensor.dtype, q.tensor.dtype), notes)
     notes += [*proportions, *span.notes]
-    first, second = _thinned(first, second, most, generator, notes)
+    first, second = _thinned(first, second, most, notes)
     ks = _numbers(first, second, k, extrapolate=extrapolate)
     fewer = ((1, 4) if extrapolate else (1,)) if k is None and ks[-1] > 4 else ()
     terms_of = _searched(first, second, ks, fewer, whiten=whiten, device=device)
@@ -231,15 +231,13 @@ def nearest_neighbors(
     )
 
 
-def _thinned(
-    p: Draws, q: Draws, most: int | None, generator: torch.Generator | None, notes: list[str]
-) -> tuple[Draws, Draws]:
+def _thinned(p: Draws, q: Draws, most: int | None, notes: list[str]) -> tuple[Draws, Draws]:
     """Return at most `most` draws of each side, chosen at random; add a note if draws are left out."""
-    seed, d = seed_of(generator), p.x.shape[1]
+    d = p.x.shape[1]
     number = most or affordable_draws(d) or len(p) + len(q)
     if max(len(p), len(q)) <= number:
         return p, q
-    rng = np.random.default_rng(seed)
+    rng = rng_of(p.x, q.x)
     sides = [side.thinned(number, rng) for side in (p, q)]
     notes.append(
         f"{len(sides[0]):,} of {SIDE_P}'s {len(p):,} draws and {len(sides[1]):,} of {SIDE_Q}'s {len(q):,} were used, "
