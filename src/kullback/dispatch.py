@@ -80,8 +80,8 @@ def kl_divergence(
         atol: an absolute error that is accepted even if `rtol` is not reached.
         max_evaluations: the largest number of terms of a sum, or nodes of an integral, per element of the batch.
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
-        generator: the random generator of these draws; by default, torch's global generator. Estimates from `Samples`
-            do not depend on it.
+        generator: the random generator of these draws; by default, torch's global generator. The built-in
+            estimates from `Samples` do not depend on it.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in

@@ -188,10 +188,12 @@ def test_neighbors_that_resolve_q_poorly_give_way_to_a_classifier():
 
 
 @pytest.mark.sweep
-def test_separable_vectors_have_no_upper_end_and_a_value_that_does_not_depend_on_the_seed():
+def test_separable_vectors_have_no_upper_end_and_a_value_that_depends_little_on_the_splits():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((150, 30)), rng.standard_normal((150, 30)) + 2
-    found = [density_ratio(Samples(x), Samples(y), generator=seeded(seed)) for seed in range(3)]
+    # Rows in another order have other splits into folds and halves.
+    orders = [rng.permutation(150) for _ in range(3)]
+    found = [density_ratio(Samples(x[order]), Samples(y[order])) for order in orders]
     values = np.array([float(each.value) for each in found])
     assert np.ptp(values) < 1.5
     for each in found:

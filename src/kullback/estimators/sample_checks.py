@@ -152,7 +152,8 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
 def rng_of(*draws: NDArray[np.float64]) -> np.random.Generator:
     """Return a random generator whose seed is a checksum of the ranks of the draws, shape (n, d) each.
 
-    So the same draws give the same value, in all units. Other draws get independent references and splits.
+    So the same draws in the same order give the same value, in all units. The same draws in another order get another
+    seed. Sorted numbers get a seed that depends on their number alone.
     """
     seed = 0
     for x in draws:

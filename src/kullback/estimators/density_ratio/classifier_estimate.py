@@ -68,8 +68,9 @@ _MOST_BEYOND = 0.25
 # With at most this many draws of P and Q together, fits use one thread, which is up to fifty times as fast on a busy
 # machine.
 _DRAWS_FOR_THREADS = 20_000
-# The numbers of random splits into halves for the extrapolation, for many draws and for few. Each split takes two fits
-# to half of the draws. For few draws, more splits cost little time, and make the interval up to 30 % shorter.
+# The smallest and the largest number of random splits into halves for the extrapolation, and the number of draws in all
+# splits together between these limits. Each split takes two fits to half of the draws. With 10 splits in place of 3,
+# the value's standard deviation over seeds was 30 % smaller on two data sets, and the time up to 1.5 times as long.
 _HALVINGS = 3, 10
 _DRAWS_IN_HALVINGS = 20_000
 _ON_A_SURFACE = Shift(
@@ -154,7 +155,11 @@ def density_ratio(
     draws = _labeled(*sides)
     rng = rng_of(p.x, q.x)
     seed = int(rng.integers(2**31))
-    halvings = min(max(_DRAWS_IN_HALVINGS // len(draws.x), _HALVINGS[0]), _HALVINGS[1])
+    fewest, most = _HALVINGS
+    # The time of a user's classifier is unknown, so it gets the smallest number of splits.
+    halvings = (
+        fewest if classifier is not None else min(max(_DRAWS_IN_HALVINGS // len(draws.x), fewest), most)
+    )
     deep, halves = _folds(draws, folds, rng), [_folds(draws, 2, rng) for _ in range(halvings)]
     with progress_bar("fits") as update, _few_threads(len(draws.x)):
         work = _Work(draws, deep, halves, update)
