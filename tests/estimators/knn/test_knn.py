@@ -513,10 +513,15 @@ def test_another_joint_shape_of_equal_margins_is_not_missed() -> None:
             assert any("how the components of P and Q go together" in note for note in found.notes)
             assert found.interval is not None
             assert found.interval[1] == math.inf
-            remedy = density_ratio(p, q, generator=torch.Generator().manual_seed(0))
-            assert remedy.interval is not None
-            assert covers(remedy, truth)
-            assert remedy.interval[1] < 1.2
+
+    scaled = cases["scales"][1]
+    remedies = []
+    for seed in range(5):
+        rng = np.random.default_rng([seed, 1])
+        remedies.append(density_ratio(Samples(scaled(rng, 1)), Samples(scaled(rng, 8))))
+    # At a level of 95 %, one of five intervals may miss.
+    assert sum(covers(remedy, cases["scales"][0]) for remedy in remedies) >= 4
+    assert np.median([float((remedy.interval or (0.0, math.inf))[1]) for remedy in remedies]) < 1.2
 
 
 def test_the_check_of_the_joint_shape_does_not_widen_other_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
