@@ -8,9 +8,11 @@ since the unit of a row had its last turn, and predicts the row from the earlier
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from kullback.common.arrays import Floats
 
@@ -40,48 +42,75 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     states = n // _FEWEST_TURNS - _FEWEST_BETWEEN + 1
     if states < _FEWEST_BETWEEN or not columns:
         return {}
-    scores, lengths = np.zeros((n, len(sides) * columns)), np.repeat(list(map(len, sides)), columns)
-    rng = np.random.default_rng(0)
+    lengths, scores = np.repeat(list(map(len, sides)), columns), _normal_scores(sides, n)
+    # The state is the number of rows since the last turn. Each row keeps a mean and a variance of its source, mixed
+    # over the states. The latest row is first, so that the rows at all distances are a slice. A row depends on rows
+    # at least `_FEWEST_BETWEEN` before it. So the sources of that many rows are compared with the data at once.
+    count, noise = scores.shape[1], 1 - _SAME_SOURCE
+    shape = count, n + states + _FEWEST_BETWEEN
+    mean, gain = np.zeros(shape), np.full(shape, _SAME_SOURCE)
+    scale, precision = np.ones(shape), np.full(shape, -0.5)
+    means, gains, scales, precisions = (
+        sliding_window_view(sources, states, axis=1).swapaxes(0, 1)
+        for sources in (mean, gain, scale, precision)
+    )
+    unchanged = (1 - 2 * _CHANGED) * (1 - _LOST)
+    changed = _CHANGED * (1 - _LOST) / unchanged
+    # Each state, and one beyond each end, also has the weight that comes from all other states.
+    lost = _LOST / states / unchanged / (1 + 2 * changed)
+    weights, evidence = np.full((count, states + 2), lost), np.zeros(count)
+    shorter, same, longer = weights[:, :-2], weights[:, 1:-1], weights[:, 2:]
+    same += 1 / states
+    predicted, followed = np.empty((count, states)), np.zeros((count, states))
+    half = n // 2 + 1
+    for rows in (*_blocks(0, half), *_blocks(half, n)):
+        if rows.start == half and (evidence.reshape(-1, columns).sum(0) < _PROMISING).all():
+            break
+        block = scores[rows.start : rows.stop]
+        seen = slice(n - rows.stop + _FEWEST_BETWEEN, n - rows.start + _FEWEST_BETWEEN)
+        surprise = block[:, :, None] - means[seen][::-1]
+        posterior = surprise * surprise * precisions[seen][::-1]
+        np.exp(posterior, out=posterior)
+        posterior *= scales[seen][::-1]
+        likelihood = np.empty((len(rows), count, 1))
+        for total, of_row in zip(likelihood, posterior, strict=True):
+            np.add(shorter, longer, out=predicted)
+            np.multiply(predicted, changed, out=predicted)
+            np.add(predicted, same, out=predicted)
+            np.multiply(of_row, predicted, out=of_row)
+            np.add.reduce(of_row, 1, keepdims=True, out=total)
+            np.divide(of_row, total, out=of_row)
+            np.add(of_row, lost, out=same)
+        if rows.start >= half:
+            followed += posterior.sum(0)
+        counted = np.asarray(rows)[:, None] < lengths
+        evidence += ((np.log(unchanged * likelihood[:, :, 0]) + block * block / 2) * counted).sum(0)
+        own = gains[seen][::-1]
+        updated = surprise * own + means[seen][::-1]
+        center = np.einsum("rij,rij->ri", posterior, updated)
+        variance = noise * np.einsum("rij,rij->ri", posterior, own)
+        variance += np.einsum("rij,rij,rij->ri", posterior, updated, updated) - center * center
+        total, places = variance + noise, slice(n - rows.stop, n - rows.start)
+        mean[:, places], gain[:, places] = center[::-1].T, (variance / total)[::-1].T
+        scale[:, places], precision[:, places] = (1 / np.sqrt(total))[::-1].T, (-0.5 / total)[::-1].T
+    evidence = evidence.reshape(-1, columns)
+    distances = _FEWEST_BETWEEN + followed.argmax(1).reshape(-1, columns)
+    significant = np.flatnonzero(evidence.sum(0) > _EVIDENCE + math.log(columns))
+    return {int(column): int(distances[evidence[:, column].argmax(), column]) for column in significant}
+
+
+def _normal_scores(sides: Sequence[Floats], n: int) -> Floats:
+    """Return the normal scores of the first `n` rows, the columns of all sides side by side; 0 after a side's end."""
+    columns, rng = sides[0].shape[1], np.random.default_rng(0)
+    scores = np.zeros((n, len(sides) * columns))
     for place, side in enumerate(sides):
         some = side[:n]
         ranks = np.argsort(np.lexsort((rng.random(some.shape), some), axis=0), axis=0)  # equal ones by chance
         normal = torch.special.ndtri(torch.from_numpy((ranks + 0.5) / len(some)))
         scores[: len(some), place * columns : (place + 1) * columns] = normal.numpy()
-    # The state is the number of rows since the last turn. Each row keeps a mean and a variance of its source, mixed
-    # over the states. The latest row is first, so that the rows at all distances are a slice.
-    shape, noise = (scores.shape[1], n + states + _FEWEST_BETWEEN), 1 - _SAME_SOURCE
-    mean, gain = np.zeros(shape), np.full(shape, _SAME_SOURCE)
-    scale, precision = np.ones(shape), np.full(shape, -0.5)
-    weights, evidence = np.full((scores.shape[1], states), 1 / states), np.zeros(scores.shape[1])
-    moved, followed = np.empty_like(weights), np.zeros_like(weights)
-    for row, score in enumerate(scores):
-        place = n - 1 - row
-        seen = slice(place + _FEWEST_BETWEEN, place + _FEWEST_BETWEEN + states)
-        surprise = score[:, None] - mean[:, seen]
-        np.multiply(weights, (1 - 2 * _CHANGED) * (1 - _LOST), out=moved)
-        weights *= _CHANGED * (1 - _LOST)
-        moved[:, 1:] += weights[:, :-1]
-        moved[:, :-1] += weights[:, 1:]
-        moved += _LOST / states
-        moved *= np.exp(surprise * surprise * precision[:, seen])
-        moved *= scale[:, seen]
-        likelihood = moved.sum(1)
-        np.divide(moved, likelihood[:, None], out=weights)
-        if 2 * row > n:
-            followed += weights
-        evidence += (np.log(likelihood) + score * score / 2) * (row < lengths)
-        gains = gain[:, seen]
-        surprise *= gains
-        surprise += mean[:, seen]  # the means after this row
-        center = np.einsum("ij,ij->i", weights, surprise)
-        variance = noise * np.einsum("ij,ij->i", weights, gains)
-        variance += np.einsum("ij,ij,ij->i", weights, surprise, surprise) - center * center
-        total = variance + noise
-        mean[:, place], gain[:, place] = center, variance / total
-        scale[:, place], precision[:, place] = 1 / np.sqrt(total), -0.5 / total
-        if row == n // 2 and (evidence.reshape(-1, columns).sum(0) < _PROMISING).all():
-            break
-    evidence = evidence.reshape(-1, columns)
-    distances = _FEWEST_BETWEEN + followed.argmax(1).reshape(-1, columns)
-    significant = np.flatnonzero(evidence.sum(0) > _EVIDENCE + math.log(columns))
-    return {int(column): int(distances[evidence[:, column].argmax(), column]) for column in significant}
+    return scores
+
+
+def _blocks(start: int, stop: int) -> list[range]:
+    """Return blocks of consecutive rows. No row depends on another row of its block."""
+    return [range(first, min(first + _FEWEST_BETWEEN, stop)) for first in range(start, stop, _FEWEST_BETWEEN)]

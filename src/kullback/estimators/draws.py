@@ -166,10 +166,10 @@ class Draws:
 
 
 def affordable_draws(d: int) -> int | None:
-    """Return the number of draws that a neighbor search in d dimensions handles in seconds; None if any number is fast.
+    """Return the number of draws that a neighbor search in d dimensions handles in seconds; None below 6 dimensions.
 
-    In more dimensions a search tree visits more of its leaves, so the number decreases. From 11 dimensions on, all
-    distances are computed instead.
+    Below 6 dimensions, the search is fast for every number of draws. In more dimensions a search tree visits more of
+    its leaves, so the number decreases. From 11 dimensions on, all distances are computed instead.
     """
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 

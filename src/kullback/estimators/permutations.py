@@ -158,8 +158,8 @@ class QuadraticForms(PermutationStatistics):
             all_p = np.einsum("ij,i->j", labels, np.asarray(matrix.sum(1)).ravel(), dtype=float)
             within_q = float(matrix.sum(dtype=float)) - 2 * all_p + within_p
             if name == "nearest_neighbors":
-                # The numbers of edges within P and within Q, weighted for unequal sample sizes (Chen, Chen and Su,
-                # 2018).
+                # This statistic counts the edges of the nearest-neighbor graph that join two draws of P, or two draws
+                # of Q. The two counts are weighted for unequal sample sizes (Chen, Chen and Su, 2018).
                 values.append((m * within_p + n * within_q) / len(labels))
             else:
                 values.append(within_p / n**2 + within_q / m**2 - 2 * (all_p - within_p) / (n * m))

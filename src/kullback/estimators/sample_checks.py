@@ -112,8 +112,8 @@ def _check_space(call: str, p: Samples, q: Samples) -> None:
             "p, q",
             wanted="the same columns in the same order in p and q",
             got=(f"columns {list(p.columns)} in ", P, f" and {list(q.columns)} in ", Q),
-            instead="Samples(y[list(x.columns)]) of the frames x and y to match columns by name, or x.to_numpy() on "
-            "both sides to compare them by position",
+            instead="Samples(y[list(x.columns)]) as q, for frames x and y, to match columns by name; or x.to_numpy() "
+            "and y.to_numpy() to match them by position",
         )
     if p.tensor.is_floating_point() != q.tensor.is_floating_point() or (p.labels is None) != (
         q.labels is None

@@ -1,4 +1,7 @@
-"""The mass of P outside the range and in gaps of Q's draws, and the contribution to KL that it may have."""
+"""P's draws beyond the range of Q's draws and in gaps between Q's draws.
+
+For the draws beyond the range, the possible contribution to KL is extrapolated.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def unseen_by_q(
     alarms: float = _FALSE_ALARMS,
     upper_only: bool = False,
 ) -> Unseen:
-    """Return P's draws outside the range and in gaps of Q's draws, with their possible contribution to KL.
+    """Return the share of P's draws beyond the range of Q's draws with its possible contribution to KL, and the gaps.
 
     Arguments:
         x: P's draws, sorted.

@@ -504,7 +504,8 @@ def _finish(result: MethodAnswer, kind: Divergence, objective: Objective, to: An
             explain(
                 "fit",
                 "q, to",
-                wanted="every element of the batch at a minimum, within tol and with a small error",
+                wanted="for every element of the batch, a value within tol of the minimum and with a small "
+                "numerical error",
                 got=f"{count} of {fitted.converged.numel()} that did not converge in "
                 f"{int(fitted.iterations.max())} steps; they are about {float(fitted.above.max()):.2g} above the "
                 "minimum, with a gradient of "

@@ -31,7 +31,10 @@ _MOST_DENSE = 500
 
 
 def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSettings) -> MethodAnswer:
-    """Fit the parameters of a module in place. Its forward returns the distribution; values of a batch are summed."""
+    """Fit the parameters of a module in place.
+
+    The module's `forward` returns the distribution. For a batch of distributions, the sum of the values is minimized.
+    """
     double = copy.deepcopy(module).double()
     free = {name: x.detach() for name, x in double.named_parameters() if x.requires_grad}
     if not free:

@@ -39,8 +39,8 @@ _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 class Leaf(NamedTuple):
     """A parameter: its value in float64, shape (batch shape, event shape of the parameter), and its constraint.
 
-    The constraint of an end of a `Uniform` is for its distance from the other end, which `beyond` names. The end is
-    above the other end if `sign` is 1, and below if `sign` is -1.
+    An end of a `Uniform` is constrained by its distance from the other end. `beyond` is the name of the other end, and
+    `constraint` applies to the distance. The end is above the other end if `sign` is 1, and below if `sign` is -1.
     """
 
     value: Tensor

@@ -105,19 +105,19 @@ def distillation_loss(
 
         The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments;
         ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a
-        row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce sums the terms
-        and the sums that the gradient needs: 1 number a row without gradients, 4 if student or teacher requires a
-            gradient, and 7 if both do. For
-        `Renyi`, an all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete
-        on every rank. The second collective is then an all-reduce of the student's logits at its classes, and the third
-        an all-gather of 2 numbers a row. With `label_weight`, the second and the third collective together exchange 3
-        more numbers a row. The backward pass communicates nothing.
+        row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce adds up the
+        divergence of each row and the sums for its gradients. It sends 1 number a row without gradients, 4 if only the
+        student or only the teacher requires a gradient, and 7 if both do. For `Renyi`, an all-gather of at most 12
+        numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete on every rank. The second collective
+        is then an all-reduce of the student's logits at its classes, and the third an all-gather of 2 numbers a row.
+        With `label_weight`, the second and the third collective together exchange 3 more numbers a row. The backward
+        pass communicates nothing.
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
         the teacher's missing logits by an all-to-all, and by another all-to-all in the backward pass if the teacher
         requires a gradient. The arithmetic is float64. CPU logits in float32 or less use the native kernels, except for
-        `Renyi` and `TotalVariation`; all others use plain torch. Only first derivatives exist, outside `torch.compile`
-        and `torch.func`.
+        `Renyi` and `TotalVariation`; all others use plain torch. With `group`, only first derivatives exist, and
+        `torch.compile` and `torch.func` are not supported.
 
     Example:
         >>> import torch

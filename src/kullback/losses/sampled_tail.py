@@ -289,8 +289,8 @@ class SampledRows(PartialRows):
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
         """Return the share of each draw, s_l divided by its maximum: from 0 if Q is near the teacher to 1 if Q is far.
 
-        A share does not depend on its draw. It depends on the top classes, the tail's mass and the other draws: on the
-        variation of q/p over these draws, and on the part of the tail's mass under Q that they miss.
+        The share of a draw is computed without this draw: from the top classes, the tail's mass, the variation of q/p
+        over the other draws, and the part of the tail's mass under Q that the other draws miss.
 
         Arguments:
             top: the squared distance over the top classes.

@@ -402,8 +402,8 @@ def check_positions(
 ) -> None:
     """Raise unless student and teacher have the same device and positions (all dimensions except the last).
 
-    The code `move` moves the teacher to the student's device. `last` and `rows` name the student's last dimension and
-    its rows in messages.
+    `move` is the remedy that the error about devices names: code that moves the teacher to the student's device.
+    `last` and `rows` name the student's last dimension and its rows in messages.
     """
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(

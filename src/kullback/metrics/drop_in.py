@@ -189,7 +189,8 @@ def _represent(
         explanation = error.explanation
         if explanation is None:
             raise
-        # The error's remedy may name a class, although the caller passed only a word such as "logits".
+        # The remedy may name a Python class, such as `Logits`. A caller who passed only a word such as "logits" gets a
+        # remedy in these words instead.
         names_a_class = any(isinstance(piece, Name) for piece in explanation.instead)
         instead = _OTHER_REPRESENTATIONS if names_a_class else explanation.instead
         place = f"{call}({argument}=...){counted}"

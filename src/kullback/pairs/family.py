@@ -1,7 +1,7 @@
 """`Family`, the record of the facts about a family of distributions, and the table of all records.
 
-The closed forms from moments, the test for an infinite divergence, the conversion from SciPy, the change of units, the
-compiled kernels and `fit` read the records. So none of them needs a separate table of types.
+These parts read the records: closed forms from moments, the test for an infinite divergence, the conversion from SciPy,
+the change of units, the compiled kernels and `fit`. So none of them needs a separate table of types.
 """
 
 from __future__ import annotations

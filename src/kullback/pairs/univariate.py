@@ -50,7 +50,7 @@ _BLOCK = 512
 # integral, because the terms overflow.
 # tests/pairs/integration/test_renyi_far_apart.py covers sums and integrals of such pairs.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
-# The largest number of new estimates of the scale of the sum, if the nodes of an earlier estimate missed the peak.
+# If the nodes missed the peak, the scale of the sum was wrong. It is then estimated again, at most this many times.
 _SCALINGS = 3
 
 
@@ -202,7 +202,7 @@ def _in_blocks(pair: _Pair) -> Integral:
 
 
 def _in_rounds(pair: _Pair) -> Integral:
-    """Return the integrals from few nodes for all elements, and from the maximum for elements that need more.
+    """Integrate all elements with few nodes; then integrate elements that missed their tolerance with more nodes.
 
     The first 16 elements that still miss their tolerance are computed again, each alone.
     """

@@ -184,7 +184,10 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
-        """Return the labels with the merged numbers of all ranks; `own` is the number of classes of this rank."""
+        """Return the labels, each with its logit, and with the peak and the sum of exponentials of the other classes.
+
+        These numbers are merged over all ranks. `own` is the number of classes of this rank.
+        """
         others = merged_log_sums(gathered[..., :2], 1.0)
         # A class that no rank has must give NaN. For such a class, the sum over the ranks is 0, which would look like a
         # logit.

@@ -103,7 +103,7 @@ def check_classifier(call: str, classifier: object) -> None:
 
 
 def users_candidate(classifier: object, seed: int) -> NamedClassifier:
-    """Return a candidate that fits a clone of the user's classifier, which has scikit-learn's methods."""
+    """Return a `NamedClassifier` that trains a clone of the user's classifier, which has scikit-learn's methods."""
 
     def fit(draws: Labeled) -> LogOdds:
         model = _sklearn("base").clone(classifier)

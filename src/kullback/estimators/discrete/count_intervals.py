@@ -57,8 +57,8 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     once, twice = (torch.where((a > 0) & (of_q == k), share, 0.0).sum(-1) for k in (1, 2))
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
-    # If each category of P has either several draws of Q or none, no category shows how small q can be in the
-    # categories without draws of Q.
+    # Categories with one or two draws of Q show how small q can be where Q has no draws. If P has no draws in such
+    # categories, nothing shows it.
     alone = (once + twice == 0) & (n * never >= 1.5)
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 

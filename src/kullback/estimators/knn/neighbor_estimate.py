@@ -426,7 +426,7 @@ def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, floa
 
 
 def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
-    r"""Return the bias, for the larger number of neighbors, that the upper limit allows for.
+    r"""Return the bias that the upper limit allows for: that of the estimate with the larger number of neighbors.
 
     In d dimensions the bias is proportional to :math:`k^{2 / d}` for smooth log-densities. The bias is proportional to
     :math:`k^{1 / d}` if the densities jump, or if balls are wider than the structure of the densities. If k decreases

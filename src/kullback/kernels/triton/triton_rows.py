@@ -27,8 +27,9 @@ NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
 OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Each thread processes eight classes of a block. The smallest block fills one warp, so that no two threads share a
-# class. Otherwise a thread might read a logit after another thread has overwritten it with a gradient.
+# Each thread processes eight classes of a block. If a block has fewer classes than a warp can hold, Triton gives the
+# same class to several threads. Then a thread might read a logit after another thread has overwritten it with a
+# gradient. So the smallest block fills one warp.
 _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP

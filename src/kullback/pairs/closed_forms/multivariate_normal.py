@@ -252,7 +252,7 @@ def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
     step, x_q, noise_both = q.times(columns).split([1, rank, 2 * rank], -1)
     x_p = p.times(x)
     y_p, y_q = v_p - x_p / 2, v_q + x_q / 2
-    # K^-1 C L^-1 W_p and K^-1 C K^-1 W_q.
+    # `by_w_p` is K^-1 C L^-1 W_p, and `by_w_q` is K^-1 C K^-1 W_q.
     by_w_p, by_w_q = (torch.cat([x_q, y_q], -1) @ (torch.cat([y, x], -1).mT @ both) + noise_both).split(
         rank, -1
     )
@@ -333,7 +333,7 @@ def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
 def _full_to_low_rank_derivatives(parameters: Parameters) -> Parameters | None:
     """Return the derivatives of KL with respect to P's mean and Cholesky factor, and Q's mean, W and D.
 
-    The result is None if products with Q's precision lose digits.
+    The result is None if products with Q's precision matrix lose digits.
     """
     mean_p, root, mean_q, w, d = parameters
     root, q = root.tril(), _Precision.of(w, d)

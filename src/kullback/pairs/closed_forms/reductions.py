@@ -119,7 +119,7 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
                 P,
                 " and ",
                 Q,
-                ", or transforms without gradients, or of single numbers",
+                ", or transforms whose parameters require no gradients, or transforms of single numbers",
             ),
             got=f"maps of vectors of {type(d.base_dist).__name__} that are equal but have separate parameters that "
             "require gradients",

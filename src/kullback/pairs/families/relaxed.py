@@ -82,10 +82,10 @@ def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
 def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor | None:
     """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for the n classes with mass in P or Q.
 
-    If d are the differences of the logits of Q and P minus their mean, KL is n E log(sum_k w_k e^d_k) for w uniform on
-    the simplex. The integral above follows from log x = int (e^-t - e^-xt) dt / t with t = e^s. D(s) is the sum of the
-    Bregman divergences of log(1 + e^x) from s to s + d_k. No term is negative. The integrand is analytic in a strip
-    around the real line, so its sum over equidistant nodes converges geometrically.
+    D(s) is the sum of the Bregman divergences of log(1 + e^x) from s to s + d_k. Here d_k are the differences of the
+    logits of Q and P, minus their mean. KL is n E log(sum_k w_k e^d_k) for w uniform on the simplex. The integral above
+    follows from log x = int (e^-t - e^-xt) dt / t with t = e^s. No term is negative. The integrand is analytic in a
+    strip around the real line, so its sum over equidistant nodes converges geometrically.
     The Concrete Distribution (Maddison, Mnih and Teh, 2017)
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):

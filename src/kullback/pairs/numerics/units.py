@@ -60,7 +60,7 @@ def _is_mild(d: Distribution) -> bool:
 
 
 def _powers(d: Distribution) -> Units | None:
-    """Return the name of each parameter and the power of the unit in it; None if the family has no unit."""
+    """Return the power of x's unit in each parameter: 1 for a scale, -1 for a rate; None if the family has no unit."""
     family = None if overrides_density(d) else FAMILIES.get(type(d))
     units = None if family is None else family.units
     return units(d) if callable(units) else units
