@@ -148,12 +148,14 @@ def density_ratio(
     check_classifier(call, classifier)
     folds = _ARGUMENTS.check(folds=folds)["folds"]
     _check_sides(call, p, q, folds)
+    orders = p.order, q.order
+    p, q = p.taken(orders[0]), q.taken(orders[1])
     n, span = (p.number, q.number), common_span(p, q)
     if span.infinite:
         return infinite(span.infinite, n)
     sides = span.p, span.q
     draws = _labeled(*sides)
-    rng = rng_of(p.x, q.x)
+    rng = rng_of(p, q)
     seed = int(rng.integers(2**31))
     fewest, most = _HALVINGS
     # The time of a user's classifier is unknown, so it gets the smallest number of splits.
@@ -169,7 +171,11 @@ def density_ratio(
             selected = _select(candidates_for(draws, seed), work, rng)
         result = _combined(selected, sides, work)
         scores = work.scores(selected[0])
-    return replace(_evidence(result, selected, sides, scores, confidence, span.notes), n=n)
+    evidence = replace(_evidence(result, selected, sides, scores, confidence, span.notes), n=n)
+    if evidence.influence is None:
+        return evidence
+    one, other = (x[np.argsort(order)] for x, order in zip(evidence.influence, orders, strict=True))
+    return replace(evidence, influence=(one, other))
 
 
 def _few_threads(number: int) -> AbstractContextManager[object]:
