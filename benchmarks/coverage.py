@@ -5,8 +5,8 @@ python benchmarks/coverage.py [--repetitions 200] [--only WORDS] [--missing]
 With --missing, only the cases that the results file lacks are run.
 
 A case passes if its interval covers in at least 93 % of the repetitions, apart from binomial error. An interval with
-an infinite upper limit covers if its lower limit is below the truth. A refusal is not counted, and its reason is
-listed.
+an infinite upper limit covers if its lower limit is below the truth. A refusal, or an estimate without an interval, is
+not counted, and its reason is listed.
 """
 
 from __future__ import annotations
@@ -655,7 +655,7 @@ def measured(case: Case, repetitions: int) -> dict[str, Any]:
             continue
         values.append(float(found.value))
         if found.interval is None:
-            reasons[found.notes[-1]] += 1
+            reasons[next(note for note in found.notes if "interval" in note)] += 1
             continue
         low, high = map(float, found.interval)
         given += 1
