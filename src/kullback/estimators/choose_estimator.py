@@ -150,7 +150,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
     """Return the mean of two estimates with each shared draw on one side only; the interval contains both intervals."""
-    rng = rng_of(shared.p.x, shared.q.x)
+    rng = rng_of(shared.p, shared.q)
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
         "Each of these counts on one side only, with twice the weight. The value is the mean of two such estimates, "

@@ -118,11 +118,19 @@ class Draws:
             tensor = torch.from_numpy(self.x[index]).to(self.tensor.dtype)
         return replace(self, tensor=tensor, weights=weights, cluster=cluster)
 
+    @cached_property
+    def order(self) -> Integers:
+        """The order of the draws by their values; by their weights and clusters if the values are equal."""
+        ties = [key for key in (self.cluster, self.weights) if key is not None]
+        return np.lexsort((*ties, *self.x.T[::-1]))
+
+    def chosen(self, number: int, rng: np.random.Generator) -> Integers:
+        """Return the indices of `number` random draws. The choice does not depend on the order of the draws."""
+        return np.sort(self.order[rng.choice(len(self), number, replace=False)])
+
     def thinned(self, number: int, rng: np.random.Generator) -> Draws:
         """Return at most `number` draws, chosen at random and in their original order."""
-        if len(self) <= number:
-            return self
-        return self.taken(np.sort(rng.choice(len(self), number, replace=False)))
+        return self if len(self) <= number else self.taken(self.chosen(number, rng))
 
     @property
     def is_plain(self) -> bool:

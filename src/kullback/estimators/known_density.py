@@ -233,7 +233,7 @@ def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
 def _from_neighbors(p: Draws, q: Distribution, log_q: Array) -> Evidence:
     """Return the estimate of KL from continuous draws by nearest neighbors; `log_q` is Q's log-density at each draw."""
     thinned: list[str] = []
-    rng, draws = rng_of(p.x), p
+    rng, draws = rng_of(p), p
     if draws.x.shape[1] > 1:
         flat = _on_surface(p, q, rng)
         if flat:
@@ -255,7 +255,7 @@ def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draw
     number = (affordable_draws(draws.x.shape[1]) or 2 * len(draws)) // 2
     if len(draws) <= number:
         return draws, log_q, []
-    chosen = np.sort(rng.choice(len(draws), number, replace=False))
+    chosen = draws.chosen(number, rng)
     note = (
         f"{number:,} of the {len(draws):,} draws were used, chosen at random, because the search for neighbors is slow "
         f"in {draws.x.shape[1]} dimensions."

@@ -9,7 +9,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments
 from kullback.errors import P, Q, invalid_type, invalid_value
@@ -18,6 +17,8 @@ from kullback.samples import Samples
 
 # Unequal integer weights with a larger mean than this are probably counts, because weights are often scaled to mean 1.
 _LARGEST_MEAN_WEIGHT = 2
+# Seeds see the draws in this many steps from the smallest to the largest, so that rounding errors do not change them.
+_STEPS = 2.0**20
 
 # The checks of `confidence` and `generator`, which all these functions have.
 INTERVAL = Arguments(
@@ -149,15 +150,17 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
     )
 
 
-def rng_of(*draws: NDArray[np.float64]) -> np.random.Generator:
-    """Return a random generator whose seed is a checksum of the ranks of the draws, shape (n, d) each.
+def rng_of(*sides: Draws) -> np.random.Generator:
+    """Return a random generator whose seed is a checksum of the draws, in their `order` and in any unit.
 
-    So the same draws in the same order give the same value, in all units. The same draws in another order get another
-    seed. Sorted numbers get a seed that depends on their number alone.
+    So the same draws give the same value, whatever the order of their rows and the units of their columns.
     """
     seed = 0
-    for x in draws:
-        seed = zlib.crc32(x.argsort(0, kind="stable").tobytes(), seed)
+    for side in sides:
+        x = np.nan_to_num(side.x[side.order]) / 4  # so that no difference overflows
+        span = x.max(0) - x.min(0)
+        steps = np.rint((x - x.min(0)) / np.where(span > 0, span, 1.0) * _STEPS)
+        seed = zlib.crc32(steps.astype(np.int64).tobytes(), seed)
     return np.random.default_rng(seed)
 
 

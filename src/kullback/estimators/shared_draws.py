@@ -57,7 +57,7 @@ class Shared(NamedTuple):
         On the side on which a shared draw remains, it has twice the weight.
         """
         x, y = self.p.x[:, 0], self.q.x[:, 0]
-        values = x[self.in_p]
+        values = np.sort(x[self.in_p])
         chosen = rng.permutation(values)[: len(values) // 2]
         first_p, first_q = np.isin(x, chosen), np.isin(y, chosen)
         return [

@@ -40,7 +40,8 @@ def joint_shape(p: Draws, q: Draws) -> JointShape | None:
     if d < _FEWEST_DIMENSIONS or min(len(p), len(q)) < _DRAWS_FOR_FEATURE * number_of_spreads(d):
         return None
     rng = np.random.default_rng(0)
-    p, q = (side if len(side) <= _MOST_DRAWS else side.thinned(_MOST_DRAWS, rng) for side in (p, q))
+    p, q = (side.thinned(_MOST_DRAWS, rng) for side in (p, q))
+    p, q = p.taken(p.order), q.taken(q.order)
     columns = [_gaussianized(*pair) for pair in zip(p.x.T, q.x.T, strict=True)]
     features = spreads(np.stack(columns, axis=1))
     features = (features - features.mean(0)) / np.maximum(features.std(0), np.finfo(float).tiny)

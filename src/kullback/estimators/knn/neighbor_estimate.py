@@ -237,7 +237,7 @@ def _thinned(p: Draws, q: Draws, most: int | None, notes: list[str]) -> tuple[Dr
     number = most or affordable_draws(d) or len(p) + len(q)
     if max(len(p), len(q)) <= number:
         return p, q
-    rng = rng_of(p.x, q.x)
+    rng = rng_of(p, q)
     sides = [side.thinned(number, rng) for side in (p, q)]
     notes.append(
         f"{len(sides[0]):,} of {SIDE_P}'s {len(p):,} draws and {len(sides[1]):,} of {SIDE_Q}'s {len(q):,} were used, "
