@@ -235,13 +235,15 @@ class _Work:
             self.features[key] = candidate.features(draws.x)
         return replace(draws, x=self.features[key])
 
-    def number_of_splits(self, limits: tuple[int, int], candidate: NamedClassifier, draws: Labeled) -> int:
-        """Return the number of random splits, within `limits`, that a candidate's time allows."""
+    def number_of_splits(
+        self, limits: tuple[int, int], candidate: NamedClassifier, draws: Labeled, share: float = 1.0
+    ) -> int:
+        """Return the number of random splits, within `limits`, that the time of a candidate with this weight allows."""
         fewest, most = limits
         if not candidate.quick:
             return fewest
         cost = len(draws.x) * (10 + self.featured(candidate, draws).x.shape[1]) ** 2
-        return min(max(int(most / _SPLITS[1] * _BUDGET / cost), fewest), most)
+        return max(math.ceil(share * min(int(most / _SPLITS[1] * _BUDGET / cost), most)), fewest)
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,9 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
     """
     used = _subset(work.draws, rng)
     some, splits = work.draws.take(used), [folds[used] for folds in work.deep]
+    # The losses of a side with clusters are known as well as those of so many draws as it has clusters.
+    sides = some.from_p, ~some.from_p
+    independent = min(len(np.unique(some.units[side])) / int(side.sum()) for side in sides)
     trials = [
         (candidate, *_with_best_penalty(candidate, work, some, [splits[0] == 0])) for candidate in candidates
     ]
@@ -269,10 +274,10 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
     accepted: list[tuple[float, NamedClassifier, list[Array]]] = []
     for candidate, best, losses in trials:
         excess = losses - least
-        if excess.mean() > _DROP_ABOVE * excess.std() / math.sqrt(len(excess)):
+        if excess.mean() > _DROP_ABOVE * excess.std() / math.sqrt(len(excess) * independent):
             continue
-        # A quarter of the splits suffice for the selection.
-        some_splits = splits[: math.ceil(work.number_of_splits(_SPLITS, candidate, some) / 4)]
+        # An eighth of the splits suffices for the selection.
+        some_splits = splits[: math.ceil(work.number_of_splits(_SPLITS, candidate, some) / 8)]
         folds = [split == fold for split in some_splits for fold in range(int(split.max()) + 1)]
         one = _with_best_penalty(candidate, work, some, folds)[0] if candidate.quick else best
         raw = work.without_fold(one, some, some_splits)
@@ -286,7 +291,6 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
         trees = trials[-1][1]
         accepted = [(0.0, trees, work.without_fold(trees, some, splits[:1]))]
     best = min(loss for loss, _, _ in accepted)
-    independent = len(np.unique(some.units)) / len(some.units)
     shares = [math.exp((best - loss) * independent) for loss, _, _ in accepted]
     total = sum(share for share in shares if share > _LEAST_SHARE)
     selected = [
@@ -340,10 +344,10 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
     """
     candidate, draws = one.candidate, work.draws
     first = one.raw or []
-    deep = work.deep[len(first) : work.number_of_splits(_SPLITS, candidate, draws)]
+    deep = work.deep[len(first) : work.number_of_splits(_SPLITS, candidate, draws, one.share)]
     raws = [*first, *work.without_fold(candidate, draws, deep)]
     values, influences = zip(*(mean_over_p(raw, draws) for raw in raws), strict=True)
-    halves = work.halves[: work.number_of_splits(_HALVINGS, candidate, draws)]
+    halves = work.halves[: work.number_of_splits(_HALVINGS, candidate, draws, one.share)]
     coarse = [mean_over_p(raw, draws)[0] for raw in work.without_fold(candidate, draws, halves)]
     nearly_all = 1 / (1 - 1 / (int(work.deep[0].max()) + 1))
     factor = nearly_all / (2 - nearly_all) if nearly_all < 2 else 1.0
