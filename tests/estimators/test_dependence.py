@@ -396,7 +396,7 @@ def test_grids_and_panels_with_gaps_are_open() -> None:
             rejected += test.p_value <= 0.05
             if found.interval is None:
                 assert any(reason in note for note in found.notes)
-                assert not any("clusters carry" in note for note in found.notes)  # blocks are no clusters
+                assert not any("clusters carry" in note for note in found.notes)
                 assert math.isnan(test.p_value)
                 assert any("inconclusive" in note for note in test.notes)
         assert closed <= most, reason

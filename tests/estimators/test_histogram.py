@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.spatial import cKDTree
 
-from kullback import Samples
+from kullback import Samples, kl_estimate
 from kullback.errors import ArgumentValueError
 from kullback.estimators import histogram
 from tests.oracles.sample_cases import CASES, Case
@@ -306,3 +306,37 @@ def test_a_gap_divides_a_bin():
     values = [float(histogram(drawn(0.03, seed), drawn(0.003, 1000 + seed)).value) for seed in range(60)]
     truth = 0.03 * math.log(10) + 0.97 * math.log(0.97 / 0.997)
     assert np.mean(values) == pytest.approx(truth, abs=0.004)
+
+
+def test_atoms_that_share_bins_leave_the_upper_limit_open_with_a_remedy_that_works():
+    atoms, shares = np.random.default_rng(5).standard_normal(200), np.linspace(1, 3, 200)
+    shares = shares / shares.sum()
+    truth = float((shares * np.log(shares / shares[::-1])).sum())
+    for part, n in ((0.5, 300), (0.5, 200), (1.0, 300)):
+        for dtype in (np.float64, np.float32):
+            rng = np.random.default_rng(n)
+            codes = [rng.choice(200, n, p=of_side) for of_side in (shares, shares[::-1])]
+            x, y = (
+                np.where(rng.random(n) < part, atoms[c], rng.standard_normal(n)).astype(dtype) for c in codes
+            )
+            found = kl_estimate(Samples(x), Samples(y))
+            assert found.interval[0] <= part * truth, (part, n, dtype, found)
+            assert found.interval[1] == math.inf, (part, n, dtype, found)
+            assert any("which does not show how often each occurs" in note for note in found.notes), (part, n)
+            assert not any("repeat:" in note for note in found.notes), (part, n, found.notes)
+    # All draws at such values: their numbers are categories.
+    low, high = kl_estimate(Samples(codes[0]), Samples(codes[1])).interval
+    assert low <= truth <= high
+
+
+def test_draws_rounded_to_float16_are_not_taken_for_atoms():
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        x, y = ((rng.standard_normal(2000) + shift).astype(np.float16) for shift in (0.0, 0.3))
+        for dtype in (np.float16, np.float32, np.float64):
+            found = histogram(Samples(x.astype(dtype)), Samples(y.astype(dtype)))
+            assert not any("occur in both samples" in note for note in found.notes), (
+                seed,
+                dtype,
+                found.notes,
+            )

@@ -61,7 +61,7 @@ _FALSE_ALARMS_OF_ATOMS = 1e-3
 # the squared number of their rows, divided by the third number.
 _SELDOM, _MOST_SINGLES, _FEW_VALUES = 3.0, 3.0, 3.0
 # If a larger share of the repeated values occurs in the other data set, they are atoms of both.
-_MOST_ELSEWHERE = 0.5
+_MOST_ELSEWHERE = 0.1
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | 
     if not _are_even(counts, _FALSE_ALARMS):
         is_elsewhere = other is not None and np.isin(x[first[counts > 1], 0], other).mean() > _MOST_ELSEWHERE
         are_atoms = _are_atoms(counts) and not _are_even(again, _FALSE_ALARMS_OF_ATOMS)
-        if is_elsewhere or are_atoms or all(map(_has_few_digits, continuous)):
+        if is_elsewhere or are_atoms or all(map(has_few_digits, continuous)):
             return None
     time = float(np.square(counts).sum()) / n
     return SerialDependence("repeats", n, time, 0, labels.reshape(-1).astype(np.int64))
@@ -334,7 +334,7 @@ def _is_continuous(distinct: Floats) -> bool:
     return bool(alike.mean() < 0.03 + 0.2 / math.sqrt(len(gaps)))
 
 
-def _has_few_digits(values: Floats) -> bool:
+def has_few_digits(values: Floats) -> bool:
     """Return whether all values have at most two decimal places, or all at most six digits, also as float32."""
     single = values.astype(np.float32)
     kind = np.float32 if (single == values).all() else np.float64

@@ -26,7 +26,7 @@ from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction, noted
-from kullback.estimators.lattice import common_step, prefers_values, spread
+from kullback.estimators.lattice import are_rounded, common_step, prefers_values, spread
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.unseen import unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
@@ -60,6 +60,16 @@ _PREFERRED_VALUES = (
     "The draws prefer some of the rounded values, which bins of several values do not show. The value is likely too "
     "low, and the upper limit is the largest possible one. For a limit, use more draws of each value, or round both "
     "sides to the preferred values."
+)
+
+# If more than this proportion of a side's draws is at values of both sides, in bins with several such values, the
+# bins may hide a difference.
+_MOST_HIDDEN = 0.1
+
+_HIDDEN_ATOMS = (
+    "{:.3g} % of the draws are at values that occur in both samples, several of them in a bin, which does not show "
+    "how often each occurs. The value is likely too low, and the upper limit is the largest possible one. If all draws "
+    "are at such values, number the values: integers count as categories. Otherwise use more draws of each value."
 )
 
 # If the proportion of tied draws is smaller than this, there is no note.
@@ -180,11 +190,11 @@ def histogram(
         kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
-        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in five
+        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in six
         cases: more than 5 % of P's draws are in bins without draws of Q; significantly many draws of P are in a gap of
         Q's draws; the extrapolation of Q's tails adds more than a quarter of the interval's width; P has atoms that Q
-        lacks; or the draws prefer some of the values to which they are rounded. A finite upper limit extrapolates Q's
-        fitted tails.
+        lacks; the draws prefer some of the values to which they are rounded; or more than 10 % of a side's draws are at
+        atoms of both sides, several of them in a bin. A finite upper limit extrapolates Q's fitted tails.
 
     Raises:
         ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
@@ -228,10 +238,12 @@ def histogram(
         evidence = _kl(sides, edges, confidence, rounding)
     else:
         evidence = _of_kind(cast("Divergence", kind), sides, edges, confidence, rounding)
-    if not is_rough or evidence.ends is None:
+    hidden = _at_hidden_atoms(sides, edges) if step is None and not torch.equal(p.tensor, q.tensor) else 0.0
+    if evidence.ends is None or not (is_rough or hidden > _MOST_HIDDEN):
         return evidence
     ends = evidence.ends[0], largest_of(cast("Divergence", kind))
-    return noted(replace(evidence, ends=ends, beyond=None), [_PREFERRED_VALUES])
+    note = _PREFERRED_VALUES if is_rough else _HIDDEN_ATOMS.format(100 * hidden)
+    return noted(replace(evidence, ends=ends, beyond=None), [note])
 
 
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
@@ -377,6 +389,21 @@ def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
         )
         return Shift(math.inf, note)
     return upper_end(unseen_by_q(first.values, first.weights, second.values, number), half_width)
+
+
+def _at_hidden_atoms(sides: _Sides, edges: Array) -> float:
+    """Return the larger proportion of a side's draws at values of both sides, in bins with several such values.
+
+    Draws that are equal because they were rounded do not count, because a smooth density makes values of a bin alike.
+    """
+    values = np.intersect1d(sides.first.values, sides.second.values)
+    if len(values) < 2 or are_rounded(values):
+        return 0.0
+    place = np.searchsorted(edges, values)
+    values = values[np.bincount(place)[place] > 1]
+    return max(
+        float(side.weights[np.isin(side.values, values)].sum()) for side in (sides.first, sides.second)
+    )
 
 
 def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:

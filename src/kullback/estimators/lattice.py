@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 
+from kullback.common.serial_dependence import has_few_digits
 from kullback.estimators.draws import Array, Draws
 
 # `tests/estimators/test_lattice.py` checks the constants of this file on rounded numbers and on prices, and
@@ -31,6 +32,8 @@ DRAWS_FOR_VALUE = 5
 # Counts of neighboring values vary more than those of a smooth density by this many standard errors where some values
 # are preferred. Second differences of neighbors have correlations whose squares sum to 17 / 18.
 _PREFERRED, _CORRELATED = 5.0, 1 + 17 / 18
+# Numbers with at most this many binary digits may be rounded, and float32 numbers with smaller relative gaps too.
+_BITS, _DENSE = 11, 1e-5
 
 
 def common_step(p: Draws, q: Draws) -> float | None:
@@ -72,6 +75,18 @@ def _fills(x: Array, step: float) -> bool:
     inside = np.round((x[(x >= low) & (x <= high)] - low) / step)
     points = round((high - low) / step) + 1
     return len(np.unique(inside)) >= _OCCUPIED * points * -math.expm1(-len(inside) / points)
+
+
+def are_rounded(values: Array) -> bool:
+    """Return whether distinct numbers have so few digits, decimal or binary, that rounding may have made draws equal.
+
+    The numbers of float16 and bfloat16 have at most 11 binary digits. The median gap of float32 numbers shows whether
+    they are as dense as this dtype allows.
+    """
+    if has_few_digits(values) or (np.frexp(values)[0] * 2**_BITS % 1 == 0).all():
+        return True
+    gaps = np.diff(values) / np.abs(values[1:]).clip(min=np.finfo(np.float64).tiny)
+    return bool((np.median(gaps) < _DENSE) and (values.astype(np.float32) == values).all())
 
 
 def prefers_values(p: Draws, q: Draws, step: float) -> bool:

@@ -148,7 +148,7 @@ class DensityTarget(ContinuousTarget):
         return mean, variance.sqrt()
 
     def extreme(self, side: int) -> Tensor | None:
-        end = self.density.low() if side < 0 else self.density.high()
+        end = self.density.low if side < 0 else self.density.high
         return None if end is None else end.expand(self.shape)
 
     def place(self) -> tuple[Tensor, Tensor]:

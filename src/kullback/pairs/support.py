@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -157,8 +156,8 @@ def is_infinite(p: Density, q: Density) -> Tensor | None:
 def _both_ends(p: Density, q: Density) -> list[_Ends]:
     """Return (end of P, end of Q, tail of P, tail of Q) at the lower ends, and the same at the upper ends."""
     return [
-        (p.low(), q.low(), p.lower_tail(), q.lower_tail()),
-        (p.high(), q.high(), p.upper_tail(), q.upper_tail()),
+        (p.low, q.low, p.lower_tail(), q.lower_tail()),
+        (p.high, q.high, p.upper_tail(), q.upper_tail()),
     ]
 
 
@@ -185,12 +184,10 @@ def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-def _margin(
-    end_p: Callable[[], Tensor | None], end_q: Callable[[], Tensor | None], tail: Tail, other: Tail
-) -> Tensor | None:
+def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
     if not isinstance(other.level, Tensor) and other.level != 0.0:
         return None
-    both = _same_end(end_p(), end_q())
+    both = _same_end(end_p, end_q)
     if both is None:
         return None
     is_power = tensor_of(
@@ -278,7 +275,7 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
         return is_power_infinite(p, q, 1 + end.rate)
     if end.rate == 0 and end.power > _NO_LESS_THAN_KL:
         return is_infinite(p, q)
-    return _has_mass_outside(p, q, (p.low(), q.low()), (p.high(), q.high()))
+    return _has_mass_outside(p, q, (p.low, q.low), (p.high, q.high))
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,14 +46,19 @@ class FitClassifier(Protocol):
 
 @dataclass(frozen=True)
 class NamedClassifier:
-    """A named classifier, with a fitting function for each penalty, from the strongest to the weakest."""
+    """A named classifier, with a fitting function for each penalty, from the strongest to the weakest.
+
+    `features` is applied once to all draws, because it ignores their sides. `quick` says that fits take milliseconds.
+    """
 
     name: str
     fits: tuple[FitClassifier, ...]
+    features: Callable[[Array], Array] = np.asarray
+    quick: bool = False
 
     def only(self, index: int) -> NamedClassifier:
         """Return the classifier with the penalty number `index` only."""
-        return NamedClassifier(self.name, (self.fits[index],))
+        return replace(self, fits=(self.fits[index],))
 
 
 def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
@@ -119,29 +125,23 @@ def _gaussian(draws: Labeled) -> LogOdds:
     return lambda x: ratio(x) + draws.log_prior_odds
 
 
-def _regressions(name: str, features: Callable[[], list[Any]]) -> NamedClassifier:
-    return NamedClassifier(name, tuple(_regression(features, penalty) for penalty in _PENALTIES))
+def _regressions(name: str, transformers: Callable[[], list[Any]]) -> NamedClassifier:
+    def features(x: Array) -> Array:
+        matrix = _sklearn("pipeline").make_pipeline(*transformers(), *_scaled()).fit_transform(x)
+        if matrix.shape[1] <= len(matrix):
+            return matrix
+        # Fewer coordinates, which span the draws, give the same log-odds.
+        values, vectors = np.linalg.eigh(matrix @ matrix.T)
+        large = values > 1e-10 * values[-1]
+        return matrix @ (matrix.T @ (vectors[:, large] / np.sqrt(values[large])))
+
+    fits = tuple(partial(_regression, penalty) for penalty in _PENALTIES)
+    return NamedClassifier(name, fits, features, quick=True)
 
 
-def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassifier:
-    def fit(draws: Labeled) -> LogOdds:
-        transform = _sklearn("pipeline").make_pipeline(*features(), *_scaled())
-        matrix = transform.fit_transform(draws.x)
-        basis = None
-        if matrix.shape[1] > len(matrix):  # use fewer coordinates, which span the draws
-            values, vectors = np.linalg.eigh(matrix @ matrix.T)
-            large = values > 1e-10 * values[-1]
-            basis = matrix.T @ (vectors[:, large] / np.sqrt(values[large]))
-            matrix = matrix @ basis
-        coefficients = ridge_logistic(matrix, draws, penalty)
-
-        def log_odds(x: Array) -> Array:
-            at = transform.transform(x)
-            return coefficients[0] + (at if basis is None else at @ basis) @ coefficients[1:]
-
-        return log_odds
-
-    return fit
+def _regression(penalty: float, draws: Labeled) -> LogOdds:
+    coefficients = ridge_logistic(draws.x, draws, penalty)
+    return lambda x: coefficients[0] + x @ coefficients[1:]
 
 
 def _sklearn(module: str) -> Any:

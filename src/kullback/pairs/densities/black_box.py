@@ -134,15 +134,17 @@ class BlackBoxDensity(Density):
     def is_splittable(self) -> bool:
         return False
 
+    @property
     def low(self) -> Tensor | None:
         return self._end(-1)
 
+    @property
     def high(self) -> Tensor | None:
         return self._end(1)
 
     def log_density(self, at: Points) -> Tensor:
         shape = torch.broadcast_shapes(at.x.shape, (*self.distribution.batch_shape, 1))
-        x = _inside(at.x, self.low(), self.high()).expand(shape).movedim(-1, 0)
+        x = _inside(at.x, self.low, self.high).expand(shape).movedim(-1, 0)
         result = upcast(self.distribution.log_prob(x)).movedim(0, -1)
         for side in (-1, 1):
             result = self._continued(side, at, result)
@@ -150,7 +152,7 @@ class BlackBoxDensity(Density):
 
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
         """Return `log_density`, replaced by a power of the distance at points too far out to be evaluated."""
-        end = self.low() if side < 0 else self.high()
+        end = self.low if side < 0 else self.high
         # The last point at which the density is evaluated, and the log-density shortly before this point and at it.
         edge, inner, outer = self._logs_at(side, _REACHES[0])
         if not bool((outer - inner).isfinite().all()):

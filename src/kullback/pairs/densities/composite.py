@@ -40,12 +40,14 @@ class MixtureDensity(Density):
 
         return replace(self, log_weights=of_each(self.log_weights), part=self.part.mapped(of_each))
 
+    @property
     def low(self) -> Tensor | None:
-        ends = self.part.low()
+        ends = self.part.low
         return ends if ends is None or not ends.ndim else self._of_used(ends, torch.inf).amin(-1)
 
+    @property
     def high(self) -> Tensor | None:
-        ends = self.part.high()
+        ends = self.part.high
         return ends if ends is None or not ends.ndim else self._of_used(ends, -torch.inf).amax(-1)
 
     def pieces(self) -> tuple[Tensor, Tensor] | None:
@@ -68,7 +70,7 @@ class MixtureDensity(Density):
         if at.low is not None or at.high is not None:
             rest = [None if x is None else x.unsqueeze(-1) if x.ndim else x for x in at[1:]]
             apart = Points(apart.x, *rest)
-        low, high = self.part.low(), self.part.high()
+        low, high = self.part.low, self.part.high
         outside = torch.zeros_like(apart.x, dtype=torch.bool)
         if low is not None and low.ndim:
             outside = outside | (apart.x < low)
@@ -98,19 +100,20 @@ class MixtureDensity(Density):
 
     def nonsmooth_points(self) -> list[Tensor]:
         points: list[Tensor] = []
-        for point in (*self.part.nonsmooth_points(), self.part.low(), self.part.high()):
+        for point in (*self.part.nonsmooth_points(), self.part.low, self.part.high):
             points += [] if point is None or not point.ndim else point.unbind(-1)
         return points
 
     def lower_tail(self) -> Tail:
-        return self._slowest(self.part.lower_tail(), self.part.low(), self.low)
+        return self._slowest(self.part.lower_tail(), is_upper=False)
 
     def upper_tail(self) -> Tail:
-        return self._slowest(self.part.upper_tail(), self.part.high(), self.high)
+        return self._slowest(self.part.upper_tail(), is_upper=True)
 
-    def _slowest(self, tail: Tail, ends: Tensor | None, end_of_all: Callable[[], Tensor | None]) -> Tail:
+    def _slowest(self, tail: Tail, *, is_upper: bool) -> Tail:
         """Return the tail that falls most slowly among the components that share an end with the mixture."""
-        end = end_of_all() if ends is not None and ends.ndim else None
+        ends = self.part.high if is_upper else self.part.low
+        end = None if ends is None or not ends.ndim else self.high if is_upper else self.low
         has_own_ends = end is not None
         if not (has_own_ends or isinstance(tail.level, Tensor) or isinstance(tail.power, Tensor)):
             if not isinstance(tail.coefficient, Tensor) or not tail.coefficient.ndim:
@@ -132,13 +135,13 @@ class MixtureDensity(Density):
 
     def _moves_ends(self) -> bool:
         """Return whether an end of the support depends on parameters, so that components can have different ends."""
-        low, high = self.part.low(), self.part.high()
+        low, high = self.part.low, self.part.high
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
         """Return the mixture's coordinates of the points at these coordinates of the components."""
         own = Coordinate(
-            *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low(), self.high()))
+            *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low, self.high))
         )
         return own.of(self.part.coordinate().points(marks).x).clamp(-700, 700)
 
@@ -173,10 +176,12 @@ class ZeroInflatedDensity(IntegerDensity):
         """Whether the probabilities of the integers above 0 are a smooth function of x."""
         return getattr(self.part, "smooth", True)
 
+    @property
     def low(self) -> Tensor | None:
         least = self.part.ends()[0]
         return torch.where(self.log_gate > -torch.inf, least.clamp(max=0.0), least)
 
+    @property
     def high(self) -> Tensor | None:
         return torch.where(self.log_rest > -torch.inf, self.part.ends()[1], 0.0)
 
@@ -217,7 +222,7 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     if part is None:
         return None
     if not part.is_splittable():  # only the mixture's log_prob evaluates them
-        low, high = part.low(), part.high()
+        low, high = part.low, part.high
         return density_on_image(
             d,
             (

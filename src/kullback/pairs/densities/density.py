@@ -197,9 +197,15 @@ class Density(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "support" not in vars(cls):
+        own = vars(cls)
+        if "support" not in own:
             low, high = cls.support
-            cls.support = None if "low" in vars(cls) else low, None if "high" in vars(cls) else high
+            cls.support = None if "low" in own else low, None if "high" in own else high
+        for name, end in zip(("low", "high"), cls.support, strict=True):
+            if name not in own and isinstance(end, float) and math.isinf(end):
+                setattr(cls, name, None)  # unlike a property, None costs no call
+            elif name not in own and end is not None:
+                setattr(cls, name, vars(Density)[name])
         is_line = cls.support == REAL and cls.pieces is Density.pieces
         cls.has_equal_tails = is_line and cls.lower_tail is cls.upper_tail
 
@@ -241,15 +247,17 @@ class Density(ABC):
         """Return a mask of the elements with an infinite end where others have a finite end; None if there are none."""
         return None
 
+    @property
     def low(self) -> Tensor | None:
-        """Return the lower end of the support; None if it is -inf."""
+        """The lower end of the support; None if it is -inf."""
         end = self.support[0]
         if isinstance(end, str):
             return getattr(self, end)
         return None if end in (None, -math.inf) else torch.full((), end, dtype=torch.float64, device="cpu")
 
+    @property
     def high(self) -> Tensor | None:
-        """Return the upper end of the support; None if it is +inf."""
+        """The upper end of the support; None if it is +inf."""
         end = self.support[1]
         if isinstance(end, str):
             return getattr(self, end)
@@ -257,7 +265,7 @@ class Density(ABC):
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Return the lower and the upper end of the support as tensors, which may be infinite."""
-        low, high = self.low(), self.high()
+        low, high = self.low, self.high
         endless = torch.full((), torch.inf, dtype=torch.float64, device="cpu")
         return -endless if low is None else low, endless if high is None else high
 
@@ -290,7 +298,7 @@ class Density(ABC):
 
     def coordinate(self) -> Coordinate:
         """Return a variable that maps the support to the whole line."""
-        return Coordinate(self.low(), self.high())
+        return Coordinate(self.low, self.high)
 
     def tail_factor(self) -> Tensor | float:
         """Return k if the density falls as u^k e^(-a u) in a tail of level 0; NaN if k is unknown."""
@@ -331,11 +339,13 @@ class DelegatingDensity(Density):
 
     part: Density
 
+    @property
     def low(self) -> Tensor | None:
-        return self.part.low()
+        return self.part.low
 
+    @property
     def high(self) -> Tensor | None:
-        return self.part.high()
+        return self.part.high
 
     def log_density(self, at: Points) -> Tensor:
         return self.part.log_density(at)

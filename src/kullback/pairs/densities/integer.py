@@ -85,9 +85,11 @@ class CategoricalDensity(IntegerDensity):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, log_mass=torch.vmap(change, in_dims=-1, out_dims=-1)(self.log_mass))
 
+    @property
     def low(self) -> Tensor | None:
         return (self.log_mass > -torch.inf).to(torch.uint8).argmax(-1).to(self.log_mass.dtype)
 
+    @property
     def high(self) -> Tensor | None:
         last = self.log_mass.shape[-1] - 1
         return (last - (self.log_mass > -torch.inf).flip(-1).to(torch.uint8).argmax(-1)).to(

@@ -105,9 +105,11 @@ class MappedDensity(Density):
     part: Density
     function: Increasing
 
+    @property
     def low(self) -> Tensor | None:
         return self._end(0)
 
+    @property
     def high(self) -> Tensor | None:
         return self._end(1)
 
@@ -121,7 +123,7 @@ class MappedDensity(Density):
 
     def _part_end(self, side: int) -> Tensor | None:
         """Return an end of the part's support; None if it is infinite or if an inverse function maps it to infinity."""
-        return self.part.high() if side else self.part.low()
+        return self.part.high if side else self.part.low
 
     def _tail_end(self, side: int) -> Tensor | None:
         """Return `_part_end`, with infinity for the batch elements whose end is infinite or is mapped to infinity."""
@@ -161,7 +163,7 @@ class MappedDensity(Density):
     def _own_coordinate(self, t: Tensor) -> Tensor:
         """Return the coordinate of f(y) from the part's coordinate t of y, by computation even if it equals t."""
         at = self.part.coordinate().points(t)
-        own = Coordinate(self.low(), self.high())
+        own = Coordinate(self.low, self.high)
         log_above, log_below = self._log_distances(at)
         if own.low is None and own.high is None:
             return self._image_of(at)
@@ -171,7 +173,7 @@ class MappedDensity(Density):
 
     def _keeps_coordinate(self) -> bool:
         """Return whether the coordinate of x = f(y) is y; this requires that the part's support is the whole line."""
-        return self.function.keeps_coordinate and self.part.low() is None and self.part.high() is None
+        return self.function.keeps_coordinate and self.part.low is None and self.part.high is None
 
     def lower_tail(self) -> Tail:
         return self._tail(self.part.lower_tail(), 0)
@@ -210,7 +212,7 @@ class MappedDensity(Density):
 
     def _before(self, at: Points) -> Points:
         """Return the points y of the part's support from the points x = f(y)."""
-        y, ends = self._preimage(at), (self.part.low(), self.part.high())
+        y, ends = self._preimage(at), (self.part.low, self.part.high)
         logs: list[Tensor | None] = [None, None]
         for side, end in enumerate(ends):
             if end is not None:
@@ -236,8 +238,8 @@ class SigmoidDensity(MappedDensity):
 
     def _logs(self, at: Points) -> tuple[Tensor, Tensor]:
         """Return log x and log(1 - x)."""
-        log_x = at.log_above(0.0) if self.part.low() is None else torch.log(at.x)
-        return log_x, at.log_below(1.0) if self.part.high() is None else torch.log1p(-at.x)
+        log_x = at.log_above(0.0) if self.part.low is None else torch.log(at.x)
+        return log_x, at.log_below(1.0) if self.part.high is None else torch.log1p(-at.x)
 
     def _log_slope(self, inner: Points, at: Points) -> Tensor:
         return sum(self._logs(at), torch.zeros((), dtype=torch.float64, device="cpu"))
@@ -264,7 +266,7 @@ class InverseMappedDensity(MappedDensity):
 
     def _at_limit(self, part: Density, side: int) -> Tensor | None:
         """Return a mask of the elements whose end of `part` is f(-inf) or f(+inf); None if all or none can be."""
-        end, limit = part.high() if side else part.low(), self.function.limits[side]
+        end, limit = part.high if side else part.low, self.function.limits[side]
         return None if self.reaches[side] or end is None or limit is None else end == limit
 
     def reaches_infinity(self) -> Tensor | None:
@@ -298,7 +300,7 @@ class InverseMappedDensity(MappedDensity):
         return self.function.inverse_slope(end)
 
     def _before(self, at: Points) -> Points:
-        ends, own = (self.part.low(), self.part.high()), (self.low(), self.high())
+        ends, own = (self.part.low, self.part.high), (self.low, self.high)
         logs: list[Tensor | None] = [*self.function.from_infinity(at.x)]
         for side, end in enumerate(own):
             if end is not None:
@@ -309,7 +311,7 @@ class InverseMappedDensity(MappedDensity):
 
     def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
         y = self.function.preimage(inner)
-        logs, own = [y, y], (self.low(), self.high())
+        logs, own = [y, y], (self.low, self.high)
         for side, (end, log_distance) in enumerate((inner[1:3], inner[3:5])):
             image = own[side]
             if image is not None and end is not None and log_distance is not None:

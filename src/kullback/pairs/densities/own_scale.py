@@ -185,11 +185,13 @@ class _Share(DelegatingDensity):
     log_size: Tensor
     index: int | None = None
 
+    @property
     def low(self) -> Tensor | None:
-        return self.part.low() if self.index is None else None
+        return self.part.low if self.index is None else None
 
+    @property
     def high(self) -> Tensor | None:
-        return self.part.high() if self.index is None else None
+        return self.part.high if self.index is None else None
 
     def log_density(self, at: Points) -> Tensor:
         inside = torch.ones_like(at.x, dtype=torch.bool)
@@ -197,7 +199,7 @@ class _Share(DelegatingDensity):
         log_share = -torch.cat([near, torch.zeros_like(near[..., :1])], -1).logsumexp(-1)
         if self.index is not None:
             log_share = log_share + near[..., self.index]
-            low, high = self.part.low(), self.part.high()
+            low, high = self.part.low, self.part.high
             inside = inside if low is None else at.x > low
             inside = inside if high is None else inside & (at.x < high)
             center = self.part.coordinate().points(self.part.center_and_width()[0]).x.detach()
@@ -217,7 +219,7 @@ class _Share(DelegatingDensity):
         return [*(self.part.coordinate().points(marks).x for marks in peaks), reach * _OUT, -reach * _OUT]
 
     def nonsmooth_points(self) -> list[Tensor]:
-        ends = [] if self.index is None else [self.part.low(), self.part.high()]
+        ends = [] if self.index is None else [self.part.low, self.part.high]
         return [*self.part.nonsmooth_points(), *(end for end in ends if end is not None)]
 
 
@@ -229,7 +231,7 @@ def _with_weight(x: Tensor, log_weights: Tensor) -> Tensor:
 
 def lives_everywhere(d: Density) -> bool:
     """Return whether the support of a density is the whole real line."""
-    return d.low() is None and d.high() is None and not d.integer
+    return d.low is None and d.high is None and not d.integer
 
 
 def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:

@@ -45,12 +45,14 @@ class AffineDensity(Density):
     scale: Tensor
     falls: bool
 
+    @property
     def low(self) -> Tensor | None:
-        end = self.part.high() if self.falls else self.part.low()
+        end = self.part.high if self.falls else self.part.low
         return None if end is None else self.loc + self.scale * end
 
+    @property
     def high(self) -> Tensor | None:
-        end = self.part.low() if self.falls else self.part.high()
+        end = self.part.low if self.falls else self.part.high
         return None if end is None else self.loc + self.scale * end
 
     def pieces(self) -> tuple[Tensor, Tensor] | None:
@@ -63,12 +65,12 @@ class AffineDensity(Density):
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale.abs())
-        low, high = self.low(), self.high()
+        low, high = self.low, self.high
         below = None if low is None else at.log_above(low) - log_scale
         above = None if high is None else at.log_below(high) - log_scale
         if self.falls:
             below, above = above, below
-        own = Points((at.x - self.loc) / self.scale, self.part.low(), below, self.part.high(), above)
+        own = Points((at.x - self.loc) / self.scale, self.part.low, below, self.part.high, above)
         return self.part.log_density(own) - log_scale
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
@@ -100,10 +102,10 @@ class AffineDensity(Density):
         return self.part.tail_factor()
 
     def lower_tail(self) -> Tail:
-        return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low(), -1)
+        return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low, -1)
 
     def upper_tail(self) -> Tail:
-        return self._tail(self.part.lower_tail() if self.falls else self.part.upper_tail(), self.high(), 1)
+        return self._tail(self.part.lower_tail() if self.falls else self.part.upper_tail(), self.high, 1)
 
     def _tail(self, tail: Tail, end: Tensor | None, side: int) -> Tail:
         size = self.scale.abs()
@@ -116,7 +118,7 @@ def _transformed(d: TransformedDistribution) -> Density | None:
     current = density_of(base)
     if current is None or current.integer:
         return None
-    ends: tuple[Tensor | None, Tensor | None] | None = current.low(), current.high()
+    ends: tuple[Tensor | None, Tensor | None] | None = current.low, current.high
     image: Density | None = current
     rounding = 4 * torch.finfo(dtype_of(d)).eps
     for step in steps:
@@ -134,7 +136,7 @@ def _after(part: Density, step: Transform, rounding: float) -> Density | None:
         return family(part)
     curve = _curve_of(step)
     if curve is not None:
-        return MappedDensity(part, curve) if part.low() is None and part.high() is None else None
+        return MappedDensity(part, curve) if part.low is None and part.high is None else None
     inverse = inverted_by(step)
     return None if inverse is None else _after_inverse(part, inverse, rounding)
 
@@ -146,7 +148,7 @@ def _after_inverse(part: Density, inverse: Transform, rounding: float) -> Densit
         return None
     if isinstance(inverse, ExpTransform | SoftplusTransform):
         function = LOG if isinstance(inverse, ExpTransform) else SOFTPLUS_INVERSE
-        return InverseMappedDensity(part, function, (from_zero, part.high() is None))
+        return InverseMappedDensity(part, function, (from_zero, part.high is None))
     to_one = _reaches(part, 1.0, 1, rounding)
     if to_one is None:
         return None
@@ -168,7 +170,7 @@ def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | N
 
     The end of an affine image has a rounding error, which the comparison allows.
     """
-    end = part.high() if side else part.low()
+    end = part.high if side else part.low
     if end is None:
         return None
     inside = (edge - end) if side else (end - edge)

@@ -43,7 +43,6 @@ from kullback.kernels.codes import ElementForm
 from kullback.kernels.native.native_closed_forms import Form
 from kullback.pairs.densities.density import (
     DelegatingDensity,
-    Density,
     HalfLineDensity,
     Points,
     Tail,
@@ -109,7 +108,6 @@ class ExponentialDensity(DelegatingDensity):
 
     rate: Tensor
     support = POSITIVE
-    low, high = Density.low, Density.high
 
     @property
     def part(self) -> GammaDensity:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -30,6 +30,7 @@ class GeneralizedParetoDensity(PositiveAtEnds):
     concentration: Tensor
     support = "loc", None
 
+    @property
     def high(self) -> Tensor | None:
         c = self.concentration
         bounded = c < 0

@@ -28,6 +28,7 @@ class PoissonDensity(IntegerDensity):
 
     rate: Tensor
 
+    @property
     def high(self) -> Tensor | None:
         return last_integer(self.rate == 0, self.rate)
 

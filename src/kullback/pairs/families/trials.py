@@ -65,9 +65,11 @@ class _Trials(IntegerDensity):
 class BinomialDensity(_Trials):
     """n! / (x! (n - x)!) p^x (1 - p)^(n - x)."""
 
+    @property
     def low(self) -> Tensor | None:
         return torch.where(self.log_failure == -torch.inf, self.total_count, 0.0)
 
+    @property
     def high(self) -> Tensor | None:
         return torch.where(self.log_success == -torch.inf, 0.0, self.total_count)
 
@@ -87,6 +89,7 @@ class BinomialDensity(_Trials):
 class NegativeBinomialDensity(_Trials):
     """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, where p is the probability of the counted outcome, as in torch."""
 
+    @property
     def high(self) -> Tensor | None:
         return last_integer((self.log_success == -torch.inf) | (self.total_count == 0), self.total_count)
 
@@ -114,6 +117,7 @@ class GeometricDensity(IntegerDensity):
     log_success: Tensor
     log_failure: Tensor
 
+    @property
     def high(self) -> Tensor | None:
         return last_integer(self.log_failure == -torch.inf, self.log_failure)
 

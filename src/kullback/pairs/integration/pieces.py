@@ -113,8 +113,8 @@ def _pieces(both: Both, shape: torch.Size) -> list[Ends]:
 
 def _ends(density: Density) -> Ends:
     """Return the ends of a support. The upper end is None if it is infinite in all batch elements."""
-    high = density.high()
-    return density.low(), None if high is None or bool(high.isinf().all()) else high
+    high = density.high
+    return density.low, None if high is None or bool(high.isinf().all()) else high
 
 
 def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tensor]) -> tuple[Tensor, Tensor]:

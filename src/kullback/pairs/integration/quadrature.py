@@ -236,7 +236,7 @@ def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tens
         places = torch.cat(without_ladders(marks), -1)
         t = line.t(torch.where(places.abs() < OUTERMOST, places, 0))
         steps = torch.linspace(0, 1, 2 * _FIRST_PANELS + 1, dtype=t.dtype, device=t.device)
-        for end, side in ((p.low(), -1), (p.high(), 1)):
+        for end, side in ((p.low, -1), (p.high, 1)):
             if end is None or not is_tracked(end):
                 continue
             edge = outer_edge(lower, upper, side)

@@ -60,8 +60,8 @@ def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
     least = [torch.full((), NEAREST, dtype=torch.float64, device="cpu")] * 2
     for side, (a, b, at_p, at_q) in enumerate(
         (
-            (p.low(), q.low(), fixed_p.lower_tail(), fixed_q.lower_tail()),
-            (p.high(), q.high(), fixed_p.upper_tail(), fixed_q.upper_tail()),
+            (p.low, q.low, fixed_p.lower_tail(), fixed_q.lower_tail()),
+            (p.high, q.high, fixed_p.upper_tail(), fixed_q.upper_tail()),
         )
     ):
         if a is None or b is None or not (is_differentiated(a) or is_differentiated(b)):
@@ -181,7 +181,7 @@ def _with_fixed_ends(d: Density, at_low: Tensor, at_high: Tensor) -> Density:
 def _following(d: Density, other: Density, follows: list[Tensor], least: list[Tensor]) -> Density:
     if not bool((follows[0] | follows[1]).any()):
         return d
-    return _FollowingDensity(d, other.low(), other.high(), *follows, *least)
+    return _FollowingDensity(d, other.low, other.high, *follows, *least)
 
 
 @dataclass(frozen=True)
@@ -200,16 +200,18 @@ class _FollowingDensity(DelegatingDensity):
     least_above: Tensor
     least_below: Tensor
 
+    @property
     def low(self) -> Tensor | None:
-        own = self.part.low()
+        own = self.part.low
         return own if own is None or self.lower is None else torch.where(self.at_low, self.lower, own)
 
+    @property
     def high(self) -> Tensor | None:
-        own = self.part.high()
+        own = self.part.high
         return own if own is None or self.upper is None else torch.where(self.at_high, self.upper, own)
 
     def log_density(self, at: Points) -> Tensor:
-        low, high = self.part.low(), self.part.high()
+        low, high = self.part.low, self.part.high
         above, below = at.log_above_low, at.log_below_high
         if low is not None and at.low is not None and above is not None:
             above = _moved(at.log_above(low), at.low - low, self.at_low, self.least_above)

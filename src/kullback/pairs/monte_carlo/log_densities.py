@@ -173,11 +173,13 @@ class _LineDensity(Density):
 
     part: Density | None
 
+    @property
     def low(self) -> Tensor | None:
-        return None if self.part is None else self.part.low()
+        return None if self.part is None else self.part.low
 
+    @property
     def high(self) -> Tensor | None:
-        return None if self.part is None else self.part.high()
+        return None if self.part is None else self.part.high
 
     def log_density(self, at: Points) -> Tensor:
         raise NotImplementedError("these numbers have only a support")
