@@ -23,6 +23,7 @@ from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
     MIN_EXPECTED,
+    MIN_MEAN_EXPECTED,
     STRAY,
     compare_counts,
     expected_rows,
@@ -346,7 +347,7 @@ def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair |
     whole = np.allclose(rows, settings.sizes) and all(
         np.allclose(side, np.round(side)) for side in (table.p, table.q)
     )
-    few = len(expected) <= MOST_BINS and expected.mean() >= MIN_EXPECTED
+    few = len(expected) <= MOST_BINS and expected.mean() >= MIN_MEAN_EXPECTED
     return bool(whole and few and (expected < MIN_EXPECTED).any())
 
 

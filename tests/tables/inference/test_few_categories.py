@@ -59,6 +59,34 @@ def test_psi_of_a_small_table_against_a_large_one_has_an_upper_end(p, strength):
     assert np.median(widths) <= 2.5 * max(4 * error, stats.chi2.ppf(0.95, 5) / 100)
 
 
+def test_psi_of_40_rows_against_40_000_has_an_upper_end():
+    random, repetitions = np.random.default_rng(1), 12
+    for name, p, strength in (
+        ("six, P = Q", SIX, 0.0),
+        ("six", SIX, 0.5),
+        ("six alike", np.full(6, 1 / 6), 0.5),
+        ("eight alike", np.full(8, 1 / 8), 0.0),
+        ("ten of Zipf", 1 / np.arange(1, 11) / sum(1 / np.arange(1, 11)), 0.5),
+    ):
+        q = tilted(p, strength)
+        expected, opened, covered = truth(p, q)["psi"], 0, 0
+        for _ in range(repetitions):
+            low, high = column(random.multinomial(40, p), random.multinomial(40_000, q)).psi.interval
+            opened += math.isinf(high)
+            covered += low <= expected + 1e-12 and expected <= high
+        assert opened <= repetitions / 4, (name, opened)
+        assert covered >= repetitions - 2, (name, covered)
+
+
+def test_twenty_categories_of_40_rows_leave_psi_open_and_five_do_not():
+    few, many = np.random.default_rng(2).multinomial(40, np.full(20, 1 / 20)), np.full(20, 2000)
+    for p, q in ((few, many), (many, few)):
+        fine, merged = column(p, q), column(p.reshape(5, 4).sum(1), q.reshape(5, 4).sum(1))
+        assert fine.psi.interval is None or fine.psi.interval[1] == math.inf
+        assert any("compared in groups" in note for note in fine.notes), fine.notes
+        assert math.isfinite(merged.psi.interval[1])
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "strength", "n", "m"),
@@ -66,6 +94,8 @@ def test_psi_of_a_small_table_against_a_large_one_has_an_upper_end(p, strength):
         (SIX, 0.0, 100, 20_000),
         (SIX, 1.0, 100, 20_000),
         (SIX, 0.3, 60, 60),
+        (SIX, 0.5, 40, 40_000),
+        (np.full(10, 0.1), 0.5, 40, 40_000),
         (STEEP, 2.0, 100, 20_000),
         (STEEP, 1.0, 20_000, 100),
         (STEEP, 0.3, 300, 300),

@@ -42,6 +42,7 @@ from kullback.tables.inference.significance import g_test, together
 MIN_EFFECTIVE = 20.0  # independent rows on each side, below which no interval is given
 MIN_CLUSTERS = 20  # on each side, likewise
 MIN_EXPECTED = 10.0  # rows in a bin, on the smaller side, below which it is rare
+MIN_MEAN_EXPECTED = 4.0  # the same for the mean of few bins, below which rare bins are compared in groups
 STRAY = 0.01  # the proportion of rows that may differ unseen before a divergence has no upper end
 MOST_UNSEEN = 0.5  # the largest proportion of unknown rows; beyond it a divergence has no value
 TV_DRAWS = 2000
