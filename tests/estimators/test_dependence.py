@@ -403,6 +403,20 @@ def test_grids_and_panels_with_gaps_are_open() -> None:
         assert rejected <= 1, reason
 
 
+def test_a_panel_beside_rows_in_blocks_is_open() -> None:
+    """One side's blocks, which a panel can show by chance, do not end the search for missed turns on the other."""
+    rng = np.random.default_rng(23)
+    x = rng.standard_normal((1, 80)) + rng.standard_normal((12, 80))
+    panel = x.ravel()[rng.random(960) > 0.05]
+    blocks = np.repeat(rng.standard_normal(160), 5) + rng.standard_normal(800)
+    for draws in ((panel, blocks), (blocks, panel)):
+        p, q = map(Samples, draws)
+        found = kl_estimate(p, q)
+        assert found.interval is None
+        assert any("a panel sorted by time" in note for note in found.notes)
+        assert math.isnan(two_sample_test(p, q, permutations=99).p_value)
+
+
 def test_remedies_of_panels_with_gaps_give_intervals() -> None:
     rng = np.random.default_rng(22)
     unit, kept = np.tile(np.arange(80), 12), rng.random((2, 960)) > 0.1

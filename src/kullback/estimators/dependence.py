@@ -179,7 +179,8 @@ def _in_blocks(side: Draws, blocks: int, rows: int) -> Draws:
 def dependences_of(*sides: Any) -> list[SerialDependence | None]:
     """Measure the dependence of each side; None if it is not significant, or if the user has specified it.
 
-    If no side shows any, sources that miss turns are searched for in all sides together.
+    Sources that miss turns are searched for in the sides that show no other dependence, together. A panel can resemble
+    blocks by chance on one side, and then the other side shows the missed turns.
     """
     dependences: list[SerialDependence | None] = [None] * len(sides)
     ranks: list[Floats] = []
@@ -187,9 +188,10 @@ def dependences_of(*sides: Any) -> list[SerialDependence | None]:
     for place, side in enumerate(sides):
         if isinstance(side, Draws) and side.cluster is None and not side.independent:
             dependences[place], of_side = _dependence_of(side, sides[1 - place] if len(sides) == 2 else None)
-            ranks.append(of_side)
-            examined.append(place)
-    if not ranks or any(dependences):
+            if dependences[place] is None:
+                ranks.append(of_side)
+                examined.append(place)
+    if not ranks:
         return dependences
     alike = ranks[0].shape[1] == ranks[-1].shape[1]
     distances = missed_turns(*ranks) if alike else missed_turns(ranks[0]) or missed_turns(ranks[-1])
