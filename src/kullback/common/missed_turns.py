@@ -47,13 +47,10 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     # over the states. The latest row is first, so that the rows at all distances are a slice. A row depends on rows
     # at least `_FEWEST_BETWEEN` before it. So the sources of that many rows are compared with the data at once.
     count, noise = scores.shape[1], 1 - _SAME_SOURCE
-    shape = count, n + states + _FEWEST_BETWEEN
-    mean, gain = np.zeros(shape), np.full(shape, _SAME_SOURCE)
-    scale, precision = np.ones(shape), np.full(shape, -0.5)
-    means, gains, scales, precisions = (
-        sliding_window_view(sources, states, axis=1).swapaxes(0, 1)
-        for sources in (mean, gain, scale, precision)
-    )
+    # A source's mean, the gain of its next row, and the row's 1 / standard deviation and -1 / (2 variance).
+    at_first = np.array([0.0, _SAME_SOURCE, 1.0, -0.5]).reshape(4, 1, 1)
+    sources = np.tile(at_first, (1, count, n + states + _FEWEST_BETWEEN))
+    means, gains, scales, precisions = sliding_window_view(sources, states, axis=2).swapaxes(1, 2)
     unchanged = (1 - 2 * _CHANGED) * (1 - _LOST)
     changed = _CHANGED * (1 - _LOST) / unchanged
     # Each state, and one beyond each end, also has the weight that comes from all other states.
@@ -63,8 +60,10 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     same += 1 / states
     predicted, followed = np.empty((count, states)), np.zeros((count, states))
     half = n // 2 + 1
-    for rows in (*_blocks(0, half), *_blocks(half, n)):
-        if rows.start == half and (evidence.reshape(-1, columns).sum(0) < _PROMISING).all():
+    for start in (*range(0, half, _FEWEST_BETWEEN), *range(half, n, _FEWEST_BETWEEN)):
+        # No row depends on another row of its block.
+        rows = range(start, min(start + _FEWEST_BETWEEN, half if start < half else n))
+        if start == half and (evidence.reshape(-1, columns).sum(0) < _PROMISING).all():
             break
         block = scores[rows.start : rows.stop]
         seen = slice(n - rows.stop + _FEWEST_BETWEEN, n - rows.start + _FEWEST_BETWEEN)
@@ -83,20 +82,21 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
             np.add(of_row, lost, out=same)
         if rows.start >= half:
             followed += posterior.sum(0)
-        counted = np.asarray(rows)[:, None] < lengths
-        evidence += ((np.log(unchanged * likelihood[:, :, 0]) + block * block / 2) * counted).sum(0)
-        own = gains[seen][::-1]
-        updated = surprise * own + means[seen][::-1]
+        gained = np.log(unchanged * likelihood[:, :, 0]) + block * block / 2
+        evidence += gained.sum(0, where=np.asarray(rows)[:, None] < lengths)
+        own, updated = gains[seen][::-1], surprise * gains[seen][::-1] + means[seen][::-1]
         center = np.einsum("rij,rij->ri", posterior, updated)
         variance = noise * np.einsum("rij,rij->ri", posterior, own)
         variance += np.einsum("rij,rij,rij->ri", posterior, updated, updated) - center * center
-        total, places = variance + noise, slice(n - rows.stop, n - rows.start)
-        mean[:, places], gain[:, places] = center[::-1].T, (variance / total)[::-1].T
-        scale[:, places], precision[:, places] = (1 / np.sqrt(total))[::-1].T, (-0.5 / total)[::-1].T
+        total = variance + noise
+        after = np.stack([center, variance / total, total**-0.5, -0.5 / total])
+        sources[:, :, n - rows.stop : n - rows.start] = after[:, ::-1].swapaxes(1, 2)
     evidence = evidence.reshape(-1, columns)
     distances = _FEWEST_BETWEEN + followed.argmax(1).reshape(-1, columns)
     significant = np.flatnonzero(evidence.sum(0) > _EVIDENCE + math.log(columns))
-    return {int(column): int(distances[evidence[:, column].argmax(), column]) for column in significant}
+    # Of two sides, the distance is that of the clearer one.
+    chosen = distances[evidence[:, significant].argmax(0), significant]
+    return dict(zip(significant.tolist(), chosen.tolist(), strict=True))
 
 
 def _normal_scores(sides: Sequence[Floats], n: int) -> Floats:
@@ -109,8 +109,3 @@ def _normal_scores(sides: Sequence[Floats], n: int) -> Floats:
         normal = torch.special.ndtri(torch.from_numpy((ranks + 0.5) / len(some)))
         scores[: len(some), place * columns : (place + 1) * columns] = normal.numpy()
     return scores
-
-
-def _blocks(start: int, stop: int) -> list[range]:
-    """Return blocks of consecutive rows. No row depends on another row of its block."""
-    return [range(first, min(first + _FEWEST_BETWEEN, stop)) for first in range(start, stop, _FEWEST_BETWEEN)]
