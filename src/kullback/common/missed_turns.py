@@ -93,7 +93,9 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
         sources[:, :, n - rows.stop : n - rows.start] = after[:, ::-1].swapaxes(1, 2)
     evidence = evidence.reshape(-1, columns)
     distances = _FEWEST_BETWEEN + followed.argmax(1).reshape(-1, columns)
-    significant = np.flatnonzero(evidence.sum(0) > _EVIDENCE + math.log(columns))
+    significant = np.flatnonzero(
+        evidence.sum(0) > _EVIDENCE + 2 * math.log(columns)
+    )  # columns may depend on each other
     # Of two sides, the distance is that of the clearer one.
     chosen = distances[evidence[:, significant].argmax(0), significant]
     return dict(zip(significant.tolist(), chosen.tolist(), strict=True))
