@@ -13,8 +13,10 @@ from torch.distributions import Exponential, Independent, Normal
 
 from kullback import Samples, estimate, kl_estimate
 from kullback.errors import ArgumentValueError
+from kullback.estimators import nearest_neighbors
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, added, exchanged, interval_from
+from kullback.estimators.knn.joint_shape import joint_shape
 from kullback.estimators.registry import from_draws
 from tests.refusals import refused
 
@@ -144,3 +146,32 @@ def test_values_depend_on_the_draws_alone() -> None:
         assert one.interval is not None
         for limit, of_permuted in zip(one.interval, permuted.interval or (), strict=True):
             torch.testing.assert_close(of_permuted, limit, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_thinning_shared_draws_and_joint_shapes_do_not_depend_on_the_order_of_rows() -> None:
+    rng = np.random.default_rng(4)
+    plane, wide, line = (
+        rng.standard_normal((2, 150, 2)),
+        rng.standard_normal((2, 700, 4)),
+        rng.standard_normal(300),
+    )
+    whole = np.concatenate([line[:120], rng.standard_normal(200)])
+
+    def answer(name: str, p: np.ndarray, q: np.ndarray) -> float:
+        if name == "joint shape":
+            shape = joint_shape(Draws.of(Samples(p)), Draws.of(Samples(q)))
+            assert shape is not None
+            return shape.value
+        if name == "thinning":
+            return float(nearest_neighbors(Samples(p), Samples(q), most=100).value)
+        found = kl_estimate(Samples(p, independent=True), Samples(q, independent=True))
+        assert any("counts on one side only" in note for note in found.notes)
+        return float(found.value)
+
+    cases = {"thinning": plane, "joint shape": wide, "shared draws": (line, whole)}
+    for name, (p, q) in cases.items():
+        first = answer(name, p, q)
+        for _ in range(3):
+            assert answer(name, rng.permutation(p), rng.permutation(q)) == pytest.approx(first, rel=1e-9), (
+                name
+            )

@@ -103,11 +103,12 @@ def density_ratio(
 
     The candidates are linear and quadratic logistic regression, quadratic regression of asinh-scaled coordinates,
     spline regression without and with products of coordinates, from 4 dimensions on quadratic regression of the
-    logarithms of squares, Gaussian densities and gradient-boosted trees. The value
-    is a weighted mean over the best ones in cross-validation. Weights fall exponentially with the loss, and a note
-    names the candidates. :math:`\hat f` is fitted without the fold of its draws and calibrated to the labels. The value
-    is extrapolated to infinitely many draws, from fits to half of the draws and to nearly all. Gaussian densities give
-    the unbiased estimate of KL between Gaussians.
+    logarithms of squares, Gaussian densities and gradient-boosted trees. The value is a weighted mean over the best
+    ones in cross-validation. Weights fall exponentially with the loss, and a note names the candidates. :math:`\hat f`
+    is fitted without the fold of its draws and calibrated to the labels. The value is extrapolated to infinitely many
+    draws, from fits to half of the draws and to nearly all. It is a mean over random splits: up to 32 into folds and 96
+    into halves for regressions, fewer for many draws or features, 1 and 3 for others. Gaussian densities give the
+    unbiased estimate of KL between Gaussians.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -159,8 +160,10 @@ def density_ratio(
     draws = _labeled(*sides)
     rng = rng_of(p, q)
     seed = int(rng.integers(2**31))
-    deep = [_folds(draws, folds, rng) for _ in range(_SPLITS[1])]
-    halves = [_folds(draws, 2, rng) for _ in range(_HALVINGS[1])]
+    deep, halves = (
+        [_folds(draws, number, rng) for _ in range(_number_of_splits(limits, len(draws.x)))]
+        for number, limits in ((folds, _SPLITS), (2, _HALVINGS))
+    )
     with progress_bar("fits") as update, _few_threads(len(draws.x)):
         work = _Work(draws, deep, halves, update)
         if classifier is not None:
@@ -239,11 +242,16 @@ class _Work:
         self, limits: tuple[int, int], candidate: NamedClassifier, draws: Labeled, share: float = 1.0
     ) -> int:
         """Return the number of random splits, within `limits`, that the time of a candidate with this weight allows."""
-        fewest, most = limits
         if not candidate.quick:
-            return fewest
-        cost = len(draws.x) * (10 + self.featured(candidate, draws).x.shape[1]) ** 2
-        return max(math.ceil(share * min(int(most / _SPLITS[1] * _BUDGET / cost), most)), fewest)
+            return limits[0]
+        return _number_of_splits(limits, len(draws.x), self.featured(candidate, draws).x.shape[1], share)
+
+
+def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, share: float = 1.0) -> int:
+    """Return the number of random splits, within `limits`, that the budget allows for draws with these features."""
+    fewest, most = limits
+    affordable = int(most / _SPLITS[1] * _BUDGET / (number * (10 + features) ** 2))
+    return max(math.ceil(share * min(affordable, most)), fewest)
 
 
 @dataclass(frozen=True)
