@@ -34,7 +34,7 @@ class ChunkedDistillationLoss(torch.nn.Module):
         ignore_index: the label of positions that do not count.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of student and teacher.
-        temperature_squared: multiply D by T squared, so that the size of the gradient depends little on T.
+        temperature_squared: whether to multiply D by T squared. The size of the gradient then depends little on T.
 
     Returns:
         called with student logits, teacher logits (tensors or lists of chunks along the second dimension) and labels

@@ -16,7 +16,8 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
 from kullback.losses.reduction import REDUCTION, Reduction
 
-# Logits divided by a smaller temperature, and the square of a larger one, overflow float32.
+# The temperature must be from this number to its reciprocal. With a smaller temperature, the divided logits may
+# overflow float32. With a larger temperature, the squared temperature may overflow.
 _MIN_TEMPERATURE = 1e-16
 
 _RESULT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -32,7 +33,8 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
 
     def checked(*arguments: Any) -> T:
         if not torch.compiler.is_compiling():
-            # A setting may have no hash. A TypeError of the check itself is raised again by the second call.
+            # A setting without a hash raises a TypeError, and the check then runs without the cache. If the check
+            # itself raises the TypeError, the call without the cache raises it again.
             with suppress(TypeError):
                 return cached(*arguments)
         return check(*arguments)
@@ -70,7 +72,7 @@ ARGUMENTS = Arguments(
     ),
     ignore_index=Whole(least=-(2**63), wanted="an integer of 64 bits", example=-100, strict=True),
 )
-# The constraints of functions that take only some of these arguments.
+# These are the constraints of functions that take only some of these arguments.
 _TEMPERATURE = Arguments("top_k_divergence", temperature=ARGUMENTS.constraints["temperature"])
 _CLASSES = Arguments("top_k_divergence_bounds", classes=ARGUMENTS.constraints["classes"])
 HEAD_ARGUMENTS = Arguments(
@@ -121,7 +123,7 @@ def _checked_settings(call: str, *fields: Any) -> LossSettings:
 class HeadSettings(NamedTuple):
     """The settings of `linear_distillation_loss` that `distillation_loss` does not have."""
 
-    softcap: Any  # once checked, a pair for student and teacher of a number or None
+    softcap: Any  # after the check, a pair (student's, teacher's) of numbers, each of which may be None
     logit_scale: Any
     chunk_bytes: int | None
     float32_logits: bool

@@ -23,8 +23,8 @@ def local_tensors(
 ) -> tuple[list[Any], Ranks]:
     """Return this rank's part of each tensor, and the group, which is taken from the DTensors if there are any.
 
-    `dims` are the dimensions that contain the classes, None for a tensor that every rank has in full. Objects other
-    than tensors are returned unchanged.
+    `dims` has the dimension of each tensor that contains the classes, None for a tensor that every rank has in full.
+    Objects other than tensors are returned unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}
@@ -50,7 +50,9 @@ def local_tensors(
 
 
 def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterable[object]) -> _T:
-    """Return the result of a check of this rank's arguments. If it raises, the other ranks raise too."""
+    """Return the result of a check of this rank's arguments. If the check raises an error, the other ranks raise it
+    too.
+    """
     try:
         return check()
     except KullbackError as error:
@@ -75,7 +77,7 @@ def agreed_sides(
     same: Mapping[str, object],
     own: Mapping[str, int],
 ) -> tuple[Sides, dict[str, list[int]]]:
-    """Return the shards of student and teacher, and the numbers `own` of every rank.
+    """Return the shards of student and teacher, and a dict of the numbers in `sizes` and `own` of every rank.
 
     Raises an error on every rank if values that must agree differ.
 

@@ -41,11 +41,11 @@ class TopK(PartialTeacher):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
 
     An entry with log-probability -inf is padding, for positions that keep fewer than k classes. The class of a padding
-    entry counts as not kept. The entry's index may be any valid class index, even a repeated one.
+    entry counts as not kept. The index of a padding entry may be any valid class index, even a repeated index.
 
     Arguments:
         indices: the kept classes, integer, shape (..., k), in any order.
-        log_probs: their natural log-probabilities, shape (..., k).
+        log_probs: the natural log-probabilities of the kept classes, shape (..., k).
         tail: how to treat the other classes, whose probabilities are unknown. ``"bucket"`` merges them into one class
             with the remaining mass. ``"renormalize"`` gives them no mass and scales the kept probabilities to sum to
             one. ``"zero"`` leaves them out. `top_k_divergence` gives the formulas.
@@ -176,14 +176,14 @@ def top_k_divergence(
     equal to the whole teacher, KL is then too large by at least :math:`-\log \sum_K p_i`. Kinds with a term of +inf at
     p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
 
-    ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
-    :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and 0 exactly if student and
-    teacher agree on K. However, ``"zero"`` ignores classes outside K and is not a divergence between distributions.
-    Some libraries use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be
-    negative, and its minimum is at the renormalized probabilities instead of the teacher's.
+    ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are :math:`p_i \log(p_i/q_i) - p_i +
+    q_i`. The value is at most the value of ``"bucket"``, and is 0 if and only if student and teacher agree on K.
+    However, ``"zero"`` ignores classes outside K and is not a divergence between distributions. Some libraries use only
+    the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its minimum
+    is at the renormalized probabilities instead of the teacher's.
 
-    The teacher's remaining mass may be only a rounding error. Such a remainder counts as 0 where the student has no
-    mass outside K, for example if K is all classes, and does not cause +inf.
+    The teacher's remaining mass may be only a rounding error. If the student has no mass outside K, for example because
+    K is all classes, such a remainder counts as 0 and does not cause +inf.
 
     Arguments:
         kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
@@ -205,8 +205,9 @@ def top_k_divergence(
 
     Gradient:
         to the student, and to the teacher's log-probabilities if they require one, of any order; as stated by `kind`
-        for the classes above. The first derivative needs no extra memory. A padding entry gets 0. If no mass is left,
-        ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this scaling.
+        for the classes above. The first derivative needs no extra memory. A padding entry gets 0. If the teacher has no
+        mass outside K, ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this
+        scaling.
 
     Example:
         >>> import torch
@@ -300,7 +301,7 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
     kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    # Each padding entry gets a different negative number, which is not a class.
+    # Each padding entry gets a different negative number, which is not a class, so padding never repeats a class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     ordered = torch.where(is_padding, -places, indices).sort(-1).values
     is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")
