@@ -16,8 +16,8 @@ from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
 
-# The operators are for scalar parameters; for rows of parameters; for means and matrices; and for means with a low-rank
-# covariance on one or both sides. The last operator returns values only.
+# The operators take, in this order, scalar parameters; rows of parameters; means and matrices; and means with a
+# low-rank covariance on one or both sides. The last operator computes values, but no derivatives.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
@@ -51,7 +51,7 @@ def required_gradients(parameters: Parameters) -> list[bool] | None:
         if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS or x.layout is not torch.strided:
             return None
         required.append(x.requires_grad)
-    # Autograd cannot save tensors of inference mode.
+    # Autograd cannot save tensors of inference mode, so the kernels do not support them.
     if True in required and torch.is_grad_enabled() and any(x.is_inference() for x in parameters):
         return None
     return required
@@ -126,7 +126,7 @@ def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """Values by the kernels, and their derivatives, which the context stores until the first backward pass."""
+    """The values that the kernels compute. The context stores their derivatives until the first backward pass."""
 
     @staticmethod
     def forward(ctx: Any, form: Form, required: list[bool], *parameters: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _reference_gradients(
 
     def reference(parameters: Sequence[Tensor]) -> Tensor:
         value = form.reference(tuple(parameters))
-        # The reference does not return +inf where P has mass outside Q's support: its caller must set it.
+        # The reference does not return +inf where P has mass outside Q's support, so this function sets it.
         is_infinite = values.isinf() & value.detach().to(values.dtype).isfinite()
         return torch.where(is_infinite, torch.inf, value)
 
