@@ -22,7 +22,7 @@ def parse(name: str) -> Divergence:
     | ``kl``, ``forward_kl`` | `KL` |
     | ``reverse_kl`` | `ReverseKL` |
     | ``jeffreys`` | `Jeffreys` |
-    | ``js``, ``js:BETA`` | `JensenShannon`, with ``js:BETA:scaled`` the scaled one |
+    | ``js``, ``js:BETA`` | `JensenShannon`; ``js:BETA:scaled`` sets `scaled` |
     | ``skew:ALPHA`` | `SkewKL` |
     | ``tv`` | `TotalVariation` |
     | ``hellinger`` | `SquaredHellinger` |
