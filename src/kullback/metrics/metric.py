@@ -166,7 +166,8 @@ class KLDivergence(ExactMetric):
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Return quantiles of the divergence over all rows so far, over all processes.
 
-        For divergences from 1e-15 to 1e39, they are within 0.5% of the exact quantiles. Minimum and maximum are exact.
+        For divergences from 1e-15 to 1e39, the results are within 0.5% of the exact quantiles. Minimum and maximum are
+        exact.
 
         Arguments:
             probabilities: numbers from 0 to 1, in any shape.
