@@ -23,7 +23,8 @@ from kullback.kernels.row_operation import (
 class HardLabels(NamedTuple):
     """The true classes of rows, and the factors that mix cross-entropies with divergences.
 
-    The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits at temperature 1.
+    The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits. The
+    cross-entropy is computed at temperature 1.
     """
 
     classes: Tensor  # the true class of each row, int64
