@@ -32,9 +32,9 @@ from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 _KL = KL()
-# The methods for two representations of finite distributions.
+# These are the accepted methods for two representations of finite distributions.
 _FINITE_METHODS = ("auto", "summation")
-# The method for the divergence of the proportions of counts.
+# This is the name of the method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
 _ROWS = {
@@ -63,9 +63,9 @@ def kl_divergence(
 
     Arguments:
         p: the distribution P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch distribution,
-            or `Samples` from an unknown P. A SciPy distribution with its parameters, such as
-            ``scipy.stats.norm(0, 1)`` or ``scipy.stats.Normal(mu=0, sigma=1)``, is also accepted; it has dtype float64
-            and no gradient.
+            or `Samples` from an unknown P. A SciPy distribution with its parameters, such as ``scipy.stats.norm(0, 1)``
+            or ``scipy.stats.Normal(mu=0, sigma=1)``, is also accepted; such a distribution has dtype float64 and no
+            gradient.
         q: the distribution Q. If P is `Logits`, `LogProbs`, `Probs` or `Counts`, Q is one of these types or a
             Categorical, with the same number of classes. Classes with labels are matched by label. If P is a
             distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known distribution. Batch shapes
@@ -80,13 +80,13 @@ def kl_divergence(
         atol: an absolute error that is accepted even if `rtol` is not reached.
         max_evaluations: the largest number of terms of a sum, or nodes of an integral, per element of the batch.
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
-        generator: the random generator of these draws; by default, torch's global generator. The built-in
-            estimates from `Samples` do not depend on it.
+        generator: the random generator of these draws; by default, torch's global generator. The built-in estimates
+            from `Samples` do not depend on the generator.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in
-        float64 and rounded once. For 32 bits or less, the native kernels compute two `LogProbs`, or two `Logits` with
-        more than 32 classes, in float32 and sum in float64.
+        float64 and rounded once. For dtypes of at most 32 bits, the native kernels compute two `LogProbs`, or two
+        `Logits` with more than 32 classes, in float32 and sum in float64.
 
     Raises:
         ArgumentTypeError: an argument is a bare tensor or not a distribution.
@@ -209,8 +209,8 @@ def estimate(
     ``method="coverage_adjusted"``, or another method for categories, corrects the bias of the value.
 
     Estimates from draws assume that both data sets are independent. Draws that are in both data sets, for example
-    because one is a part of the other, are detected. Such a draw then counts on one side only, or the upper limit is
-    infinite, and a note says so.
+    because one data set is a part of the other, are detected. Such a draw then counts on one side only, or the upper
+    limit is infinite, and a note says so.
 
     Arguments:
         p: P, as in `kl_divergence`.
@@ -230,7 +230,7 @@ def estimate(
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `divergence`.
 
     Gradient:
-        flows through ``value``, as in `divergence`; ``error`` and ``standard_error`` have none.
+        flows through ``value``, as in `divergence`; ``error`` and ``standard_error`` have no gradient.
 
     Example:
         >>> from kullback import Counts, TotalVariation, estimate
@@ -280,7 +280,7 @@ def kl_estimate(
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
 
     Gradient:
-        flows through ``value``, as in `kl_divergence`; ``error`` and ``standard_error`` have none.
+        flows through ``value``, as in `kl_divergence`; ``error`` and ``standard_error`` have no gradient.
 
     Example:
         >>> from torch.distributions import Normal
@@ -376,8 +376,8 @@ def _remembered_options(call: str, method: str, *numbers: Any) -> SolveOptions:
     return _checked_options(call, method, *numbers)
 
 
-# The functions below import the estimators only for draws. This import takes as long as all others together, and most
-# calls have no draws.
+# The functions below import the estimators only for draws. This import takes as long as all other imports together, and
+# most calls have no draws.
 
 
 def _check_estimator(call: str, method: object) -> None:
@@ -432,7 +432,9 @@ def _answer(
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
-    """Return the value of an estimate; if its interval has no finite upper limit, warn with the notes about it."""
+    """Return the value of an estimate; if its interval has no finite upper limit, warn with the notes of the
+    estimate.
+    """
     if answer.n is not None and (answer.interval is None or not bool(answer.interval[1].isfinite().all())):
         from kullback.estimators import EstimateWarning
 

@@ -131,7 +131,7 @@ class Representation(ABC):
     def aligned_with(self, other: Representation) -> tuple[Representation, Representation]:
         """Return both representations on the union of their labels, in order of first appearance.
 
-        A label that is missing in one representation has no mass in it.
+        A label that is missing in one representation has no mass in that representation.
         """
         p, q = self.labels, other.labels
         if p is None and q is None:
@@ -156,7 +156,9 @@ class Representation(ABC):
         return self._on(union), other._on(union)
 
     def _on(self, union: Labels) -> Self:
-        """Return the distribution on the classes `union`, which contain its own classes in any order."""
+        """Return this distribution on the classes `union`, which contain all labels of this distribution in any
+        order.
+        """
         labels = cast("Labels", self.labels)
         place = {label: i for i, label in enumerate(labels)}
         x = Representation.weights(self)  # `Counts.weights` would add the prior
@@ -264,7 +266,9 @@ class Representation(ABC):
         return x
 
     def _joined(self, dims: tuple[int, ...]) -> tuple[Tensor, torch.Size]:
-        """Return the tensor with the class dimensions moved to the end and flattened to one, and their sizes."""
+        """Return the tensor with the class dimensions moved to the end and flattened to one, and the sizes of these
+        dimensions.
+        """
         x = self.tensor
         numbers = [whole_from(dim) for dim in dims]
         places = {n % x.ndim for n in numbers if n is not None and -x.ndim <= n < x.ndim}
@@ -357,8 +361,8 @@ class Logits(Representation):
         x: floating-point scores, shape (..., classes, ...), in nats, or labeled scores as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
@@ -402,8 +406,8 @@ class LogProbs(Representation):
             `Counts`; ``-inf`` is probability 0.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
@@ -438,8 +442,8 @@ class Probs(Representation):
         x: floating-point probabilities, shape (..., classes, ...), or labeled probabilities as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
@@ -495,8 +499,8 @@ class Counts(Representation):
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         prior: a number added to each count before the normalization (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not numbers.
