@@ -79,7 +79,9 @@ class Case:
             )
 
     def _read(self) -> None:
-        """Infer the contents of both tensors before any classes are cut off: shortened rows do not sum to one."""
+        """Infer the contents of both tensors before any classes are cut off, because shortened rows do not sum to
+        one.
+        """
         whole = not (self.paired and self.repair) or self.repair.how == "cut-classes"
         a, b = (self.input, self.target) if whole or not self.paired else self.paired
         self.read_input = read(a, self.dim, logs_expected=True)

@@ -57,7 +57,7 @@ def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair |
 
 
 def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
-    """Return code for class indices if `target` contains one for each row of `input`, otherwise None."""
+    """Return code for class indices if `target` contains one class index for each row of `input`, otherwise None."""
     if not target.numel() or input.ndim < -dim or input.shape[dim] == 1:
         return None
     batch, single = _batch_shapes(input, dim)

@@ -178,7 +178,7 @@ def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Sugg
 
 def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:
     dims: int | tuple[int, ...] = p.dim
-    if p.maps is not None and p.exact and q.exact:  # both are normalized already, so the dimensions stay
+    if p.maps is not None and p.exact and q.exact:  # both sides are normalized: nothing to join
         dims = p.maps.dims
     elif p.maps is not None:
         code = p.maps.code

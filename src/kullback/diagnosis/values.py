@@ -47,7 +47,7 @@ def torch_values(
     if input.device != target.device and not (input.ndim == 0 or target.ndim == 0):
         return {}, f"the tensors are on different devices, {input.device} and {target.device}"
     try:
-        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # as in F.kl_div, for its message
+        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # fails with F.kl_div's message
         total, dtype = _torch_sum(input, target, log_target, dim)
     except RuntimeError as error:
         return {}, str(error).splitlines()[0]
