@@ -30,7 +30,8 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q], \quad P \text{ from } a,\; Q \text{ from } b
 
-    for each row, each column or each token. The types of a and b determine which function is called:
+    The divergence is computed for each row, each column or each token. The types of a and b determine which function is
+    called:
 
     | a and b are | function |
     |---|---|

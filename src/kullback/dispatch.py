@@ -59,7 +59,8 @@ def kl_divergence(
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
     The result is never negative and never NaN. KL is exactly 0 for P = Q, and +inf if P has mass outside the support of
-    Q. A mean over random draws that is negative becomes 0, which is closer to KL; `kl_estimate` notes the mean.
+    Q. If the mean over random draws is negative, the result is 0, which is closer to KL; a note of `kl_estimate` states
+    the mean.
 
     Arguments:
         p: the distribution P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch distribution,
@@ -163,10 +164,11 @@ def divergence(
         NoRuleError: no rule exists for this pair of types.
 
     Gradient:
-        flows to both arguments and is never NaN. The docstring of each kind states its gradient at the edges. Second
-        derivatives are correct in a second backward pass, in forward mode and in `torch.func`. Second derivatives do
-        not exist where the divergence has a corner: `TotalVariation` at P = Q, and equal ends of supports. The computed
-        second derivatives leave out the contribution of such a corner.
+        flows to both arguments and is never NaN. The docstring of each kind states the gradient where a probability is
+        0. Second derivatives are correct in a second backward pass, in forward mode and in `torch.func`. Second
+        derivatives do not exist where the divergence has a corner: for `TotalVariation` at P = Q, and for distributions
+        whose supports have a common endpoint. The computed second derivatives leave out the contribution of such a
+        corner.
 
     Example:
         >>> import torch
@@ -227,7 +229,7 @@ def estimate(
         have ``interval``, ``n`` and ``notes``; a batch of counts has one interval per row.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, NoRuleError: as `divergence`.
+        ArgumentTypeError, ArgumentValueError, NoRuleError: as for `divergence`.
 
     Gradient:
         flows through ``value``, as in `divergence`; ``error`` and ``standard_error`` have no gradient.
@@ -277,7 +279,7 @@ def kl_estimate(
         an `Estimate`, as from `estimate`. ``value`` is the result of `kl_divergence`, always computed in float64.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
+        ArgumentTypeError, ArgumentValueError, NoRuleError: as for `kl_divergence`.
 
     Gradient:
         flows through ``value``, as in `kl_divergence`; ``error`` and ``standard_error`` have no gradient.

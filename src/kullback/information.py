@@ -178,7 +178,7 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
 
 def _table_of(x: Samples) -> str:
-    """Return the code that counts draws of pairs in a table, for a remedy."""
+    """Return the code that counts draws of pairs in a table, for the remedy in an error."""
     if x.tensor.shape[1] != 2:
         return "Counts(pandas.crosstab(a, b), dim=(-2, -1)), the table of the pairs of two columns a and b"
     low, high = x.tensor.amin(0), x.tensor.amax(0)
@@ -206,7 +206,7 @@ def _entropy(call: str, d: object) -> Tensor:
         n = d.reinterpreted_batch_ndims
         value = _entropy(call, d.base_dist)
         return value.sum(list(range(-n, 0))) if n else value
-    if isinstance(d, Bernoulli):  # torch clamps its probabilities
+    if isinstance(d, Bernoulli):  # torch clamps the probabilities
         x = d.logits if given_logits(d) else d.probs
         other = torch.zeros_like(x) if given_logits(d) else 1 - upcast(x)
         classes = torch.stack([upcast(x), upcast(other)], -1)

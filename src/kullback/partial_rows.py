@@ -134,7 +134,7 @@ def summarize_rows(
     """Return the parts of logits that a reference file stores, on the CPU.
 
     Arguments:
-        logits: the logits, float64, shape (rows, classes), without NaN and +inf; they are overwritten.
+        logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites them.
         labels: the true classes, shape (rows,).
         top: the number of most probable classes to keep.
         uniforms: uniform random numbers from [0, 1) that determine the draws, shape (rows, draws).
@@ -177,7 +177,9 @@ def summarize_rows(
 
 
 def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest entries of each row, the largest first; equal entries by increasing index."""
+    """Return the indices of the k largest entries of each row, the largest first. Equal entries are ordered by
+    index.
+    """
     rows = len(x)
     least = x.topk(k).values[:, -1:]
     # `row` and `index` locate the entries that are at least the k-th largest of their row. With ties, a row has more

@@ -139,7 +139,7 @@ def _why(scan: Scan, representation: Representation) -> str:
 
 
 def number(x: float) -> str:
-    """Return a number as text with 4 digits, or with 6 if it is close to 1."""
+    """Return a number as text with 4 significant digits, or with 6 if the number is close to 1."""
     return f"{x:.6g}" if 1e-6 < abs(x - 1) < 5e-4 else f"{x:.4g}"
 
 

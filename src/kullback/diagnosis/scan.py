@@ -66,7 +66,7 @@ class Occurrences:
         self.count += number
 
     def _index(self, flat: int) -> Index:
-        """Return the index in the tensor of the entry (or row) number `flat`, in an order with the classes last."""
+        """Return the index of the entry (or row) with the number `flat`, counted in the order of `row_blocks`."""
         before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
         classes = () if self._rows else (self._shape[self._axis],)
         index = [int(i) for i in np.unravel_index(flat, (*before, *after, *classes))]

@@ -122,7 +122,9 @@ def _independent_labels(case: Case, a: Reading, b: Reading) -> Suggestion:
 
 
 def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str, str], int, bool]:
-    """Return the first lines, both tensors' code, the dimension of the classes, and whether rows are left out."""
+    """Return the first lines of code, the code of both tensors, the dimension of the classes, and whether rows are left
+    out.
+    """
     repair = case.repair
     codes = (repair.input, repair.target) if repair else _NAMES
     if case.input.device != case.target.device:

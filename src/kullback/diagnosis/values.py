@@ -79,7 +79,7 @@ def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tup
 def row_values(
     p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
 ) -> tuple[RowValues, RowValues, Overlap]:
-    """Return KL(P || Q) and KL(Q || P) of the rows with the inferred contents, and the entries with probability 0."""
+    """Return KL(P || Q) and KL(Q || P) of the rows, by their inferred contents, and the entries with probability 0."""
     p, q = torch.broadcast_tensors(p, q)
     forward, backward, offset = _RowTally(), _RowTally(), 0
     both, only_p, only_q = (Occurrences(tuple(p.shape), dim) for _ in range(3))

@@ -27,8 +27,8 @@ SERIES_TERMS = 13
 class FinitePair(NamedTuple):
     """Two finite distributions on the same classes, along the last dimension.
 
-    ``log_ratio`` is log p - log q, computed more accurately than from p and q: +inf where only q is 0, -inf where only
-    p is 0, and 0 where both are 0.
+    ``log_ratio`` is log p - log q, more accurate than the difference of the logarithms of p and q. It is +inf where
+    only q is 0, -inf where only p is 0, and 0 where both are 0.
     """
 
     p: Tensor
@@ -122,7 +122,7 @@ class Growth(NamedTuple):
 LOGARITHMIC = End(math.inf, power=1.0)
 
 
-# The classes of divergences by name; a name does not include parameters.
+# For each name, without parameters, the dict has the class of divergences with this name.
 NAMED: dict[str, type[Divergence]] = {}
 
 
@@ -192,7 +192,9 @@ class Divergence(ABC):
 
     @property
     def name(self) -> str:
-        """The name that `kullback.generators.parse` turns into this divergence, such as ``"js:0.5"``; else the repr."""
+        """The name that `kullback.generators.parse` turns into this divergence, such as ``"js:0.5"``; the repr without
+        a name.
+        """
         if not vars(type(self)).get("short_name"):  # a subclass must not use an inherited name
             return repr(self)
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -52,9 +52,11 @@ class _Reading(NamedTuple):
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """The slope of f at 1, and a and b if the results of `derivatives` are the derivatives of the terms + a p + b q."""
+    """The slope of f at 1, and numbers a and b such that `derivatives` returns the derivatives of the terms plus a p +
+    b q.
+    """
     is_normalized: bool
-    """Whether all multiples are 0, no term is NaN where a mass is 0, and the derivatives are finite there."""
+    """Whether all `multiples` are 0, no term is NaN where a mass is 0, and the derivatives are finite there."""
 
 
 def order_of(kind: Divergence) -> float | None:

@@ -20,7 +20,7 @@ from kullback.generators.growth import corners_of, end_of, growth_of, is_normali
 _LARGEST_LOG = 690.0
 # For |log(p / q)| below this number, the terms of a smooth f are integrals of f'', which avoids cancellation.
 _NEAR = 0.3
-# The seven nodes and the weights of Gaussian quadrature on [0, 1], exact for polynomials of degree 13.
+# These are the seven nodes and weights of Gaussian quadrature on [0, 1], which is exact for polynomials of degree 13.
 _RULE = (
     (0.02544604382862074, 0.06474248308443485),
     (0.12923440720030278, 0.13985269574463833),

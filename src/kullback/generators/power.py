@@ -286,6 +286,8 @@ class Renyi(BuiltIn):
 
 
 def support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
-    """Return q outside P's support (else 0), and log q inside (else -inf); classes whose p underflows are inside."""
+    """Return q outside P's support (else 0), and log q inside (else -inf). A class whose p underflows counts as
+    inside.
+    """
     outside = pair.log_ratio == -torch.inf
     return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())

@@ -106,7 +106,7 @@ class BatchLoss:
         teacher: the teacher; None if the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs``.
         causal: whether the label of a position's logits is the next token; None to follow the student's class.
-        otherwise: the value of `causal` if it is None and the student's class does not determine it.
+        otherwise: the value that replaces `causal` if `causal` is None and the student's class does not determine it.
     """
 
     def __init__(
@@ -256,8 +256,8 @@ class BatchLoss:
     ) -> Tensor | float:
         """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models.
 
-        With a normalizer, the loss is multiplied by the batch's tokens divided by the normalizer, so that the losses of
-        micro-batches add up.
+        With a normalizer, the loss is multiplied by the batch's number of tokens divided by the normalizer, so that the
+        losses of micro-batches add up.
         """
         auxiliary = outputs.get("aux_loss") if isinstance(outputs, Mapping) else None
         if not isinstance(auxiliary, Tensor):
@@ -281,8 +281,8 @@ class BatchLoss:
         return coefficient * auxiliary * share
 
     def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
-        """Return the labels or, without labels, the mask, as arguments of the loss that decide which positions
-        count.
+        """Return the argument of the loss that decides which positions count: the labels or, without labels, the
+        mask.
         """
         if inputs.get("shift_labels") is not None:  # collators that pack sequences make this field
             return {"labels": inputs["shift_labels"]}
@@ -329,10 +329,10 @@ class BatchLoss:
             raise self._shifted("teacher_labels", got)
 
     def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
-        """Raise if stored predictions list the token at their position, and not the next token, significantly often.
+        """Raise if stored predictions list the token at their position significantly more often than the next token.
 
-        Servers list the true token together with the most probable tokens. Rows that list the token at their position
-        significantly more often than the next token are predictions of the token at their position.
+        Servers list the true token together with the most probable tokens. So such rows are predictions of the token at
+        their position.
         """
         counted = (indices >= 0).any(-1)
         counted[..., -1:] = False

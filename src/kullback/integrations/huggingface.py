@@ -204,7 +204,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of a batch, with the model's outputs if asked for."""
+        """Return the loss of a batch and, if `return_outputs`, the model's outputs."""
         loss, outputs = loss_of_batch(self, model, inputs, num_items_in_batch, keep_logits=return_outputs)
         loss = loss * scale_of_processes(self, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss

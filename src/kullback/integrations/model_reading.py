@@ -1,4 +1,4 @@
-"""Functions that tell trainers about a model: its wrappers, whether labels are shifted, its decoder's tokens, its
+"""Functions that find properties of a model: its wrappers, whether labels are shifted, its decoder's tokens, its
 logits.
 """
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 # The class names of Hugging Face models have these suffixes. For `_SHIFTED`, the model's loss compares the logits of a
-# position with the label of the next position. For `_ALIGNED`, it compares them with the label of the same position.
+# position with the label of the next position. For `_ALIGNED`, the loss compares the logits with the label of the same
+# position.
 _SHIFTED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _ALIGNED = ("ForMaskedLM", "Classification")
 # A batch with one of these fields contains the inputs of the decoder.

@@ -72,7 +72,7 @@ def generalized_jsd_loss(
         beta: from 0 to 1.
         temperature: the divisor of both logits.
         reduction: ``"batchmean"``, the mean over the positions that count (without labels, over the first dimension),
-            ``"sum"``, or ``"mean"``, which divides by the classes too.
+            ``"sum"``, or ``"mean"``, which also divides by the number of classes.
         num_items_in_batch: the divisor of the sum, instead of the divisor that `reduction` implies.
 
     Returns:
@@ -124,11 +124,12 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
-    P is the teacher and Q the model. Data, on-policy generation and arguments are TRL's. In addition to the loss, three
-    things differ from TRL. The loss of a batch that was generated on-policy is divided by the number of tokens in this
-    batch; TRL divides by the number of tokens in the replaced batch. With several processes, the loss is multiplied by
-    the number of processes, as in `transformers.Trainer`. The reason is that the loss was divided by the tokens of all
-    processes, which then average their gradients. Logits of -inf on both sides contribute 0 instead of NaN.
+    P is the teacher and Q the model. Data, on-policy generation and arguments are the same as in TRL. In addition to
+    the loss, three things differ from TRL. The loss of a batch that was generated on-policy is divided by the number of
+    tokens in this batch; TRL divides by the number of tokens in the replaced batch. With several processes, the loss is
+    multiplied by the number of processes, as in `transformers.Trainer`. The reason is that the loss was divided by the
+    tokens of all processes, which then average their gradients. Logits of -inf on both sides contribute 0 instead of
+    NaN.
 
     Arguments:
         args: positional arguments of TRL's trainer.
@@ -199,9 +200,9 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
     The sum is over the N tokens that the student generated. P is the teacher and Q the student. Data, generation,
-    arguments and logged metrics are TRL's. Without `loss`, values and gradients equal TRL's up to rounding. The loss is
-    then a `LinearDistillationLoss` with each model's cap and scale, and `beta` and `temperature` of
-    `DistillationConfig` select the divergence.
+    arguments and logged metrics are the same as in TRL. Without `loss`, values and gradients equal TRL's up to
+    rounding. The loss is then a `LinearDistillationLoss` with each model's cap and scale, and `beta` and `temperature`
+    of `DistillationConfig` select the divergence.
 
     Arguments:
         args: positional arguments of TRL's trainer.

@@ -32,7 +32,7 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
 
     Arguments:
         kind: the divergence or its name.
-        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as of `TopK`.
+        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as in `TopK`.
 
     Returns:
         a function of ``(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format)``: logits of
@@ -110,7 +110,7 @@ def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") 
     Arguments:
         name: the name.
         kind: the divergence or its name.
-        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as of `TopK`.
+        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as in `TopK`.
 
     Raises:
         OptionalDependencyError: verl is not installed.

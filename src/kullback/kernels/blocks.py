@@ -1,4 +1,4 @@
-"""Blocks of rows, so that temporaries stay small for any number of rows."""
+"""Split rows into blocks, so that temporaries stay small for any number of rows."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ INTERFACE = 7
 
 
 class DivergenceCode(IntEnum):
-    """The divergences of rows of logits."""
+    """The codes of the divergences of rows of logits."""
 
     KL = 0
     REVERSE_KL = 1
@@ -27,7 +27,7 @@ class DivergenceCode(IntEnum):
 
 
 class ElementForm(IntEnum):
-    """The closed forms of families with scalar parameters, and of pairs of such families.
+    """The codes of the closed forms for families with scalar parameters, and for pairs of such families.
 
     The C++ class of a form is named after the form: `NormalLaplaceForm` computes `NORMAL_LAPLACE`.
     """
@@ -51,7 +51,7 @@ class ElementForm(IntEnum):
 
 
 class RowForm(IntEnum):
-    """The closed forms of families with a vector of parameters."""
+    """The codes of the closed forms for families with a vector of parameters."""
 
     DIRICHLET = 0
     CATEGORICAL_LOGITS = 1
@@ -59,7 +59,7 @@ class RowForm(IntEnum):
 
 
 class MatrixKind(IntEnum):
-    """The matrix that parametrizes a multivariate normal."""
+    """The codes of the matrices that may parametrize a multivariate normal distribution."""
 
     FACTOR = 0
     COVARIANCE = 1

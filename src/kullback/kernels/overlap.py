@@ -54,7 +54,7 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes_of(x: Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte and of the byte after the last."""
+    """Return the address of the first byte of `x`, and the address after the last byte."""
     last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 

@@ -130,7 +130,7 @@ class RowDivergence(RowOperation):
         temperature: the divisor of log-weights.
         dtype: the dtype of the values.
         labels: the true classes of the rows, whose cross-entropy is mixed with the divergences; None for divergences
-            alone.
+            without cross-entropies.
         p_in_logs: whether P contains log-weights.
         q_in_logs: whether Q contains log-weights.
     """

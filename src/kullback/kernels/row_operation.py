@@ -28,7 +28,7 @@ Wanted = Sequence[bool]
 Weights = Tensor | None
 """The weight of each row in a sum; None means 1."""
 Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
-"""The values of rows, and the gradients of their weighted sum with respect to P and Q; None if not wanted."""
+"""The values of rows, and the gradients of their weighted sum with respect to P and Q, None for unwanted gradients."""
 
 
 class RowOperation(ABC):
@@ -49,7 +49,7 @@ class RowOperation(ABC):
 
         Arguments:
             tensors: the arguments of `compute`.
-            kept: the results of `compute`; empty if it returned only the values.
+            kept: the results of `compute`; empty if `compute` returned only the values.
             grad: the gradient of the loss with respect to the values.
             wanted: which gradients are needed.
             is_plain: whether torch neither differentiates nor batches the backward pass. If False, the gradients must
@@ -170,7 +170,7 @@ def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
     # Forward mode cannot use `_ZeroOf`, because torch.compile supports no custom function with forward derivatives.
     is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
     # torch.compile ignores the derivative of a custom function whose argument is an input of the graph. A copy of the
-    # input avoids this.
+    # input avoids this problem.
     at_infinity = _ZeroOf.apply(x.clone()) if is_backward else 0
     return torch.where(fixed.isfinite(), x - fixed, at_infinity)
 

@@ -19,7 +19,9 @@ from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, tran
 
 
 def serves(logits: Tensor) -> bool:
-    """Return whether the C++ kernels support the logits; they compute in float32, or in float64 for float64 logits."""
+    """Return whether the C++ kernels support the logits; the kernels compute in float32, or in float64 for float64
+    logits.
+    """
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 

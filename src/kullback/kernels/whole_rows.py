@@ -99,8 +99,11 @@ def row_divergence(
 
 
 def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
-    """Return the divergence of each row of two broadcastable tensors of logits; if `exact`, from the reference."""
-    # In a small batch every operation costs time, so operations that change nothing are skipped.
+    """Return the divergence of each row of two broadcastable tensors of logits; if `exact`, the reference computes
+    it.
+    """
+    # For a small batch, each operation takes a noticeable part of the time, so operations that change nothing are
+    # skipped.
     shape = p.shape
     if shape != q.shape:
         p, q = torch.broadcast_tensors(p, q)

@@ -1,8 +1,8 @@
-"""The descriptions of the arguments that the distillation losses have in common, written once for all docstrings.
+"""The descriptions of the arguments that the distillation losses share, written once for all docstrings.
 
 A docstring may have the line ``{arguments: kind, mask}`` in its section ``Arguments:``. `described` replaces this line
-by the descriptions of these arguments when the module is imported. `docs/house_style.py` inserts them into the pages of
-the reference.
+by the descriptions of these arguments when the module is imported. `docs/house_style.py` inserts the descriptions into
+the pages of the reference.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ DESCRIPTIONS = {
     'raises an error. ``"truncate"`` keeps only the first classes, which both sides have, and normalizes their '
     'probabilities again. ``"mask"`` gives no mass to the classes that a side lacks, so KL is +inf if the teacher has '
     "more classes than the student.",
-    "inplace_backward": "whether the backward pass overwrites `student` with its gradient, which saves memory. Set it "
-    "only if no code reads the logits afterwards, if the logits are neither a parameter nor a view of a parameter, "
-    'and if they share no memory with `teacher`. The flag is not available with ``reduction="none"``.',
+    "inplace_backward": "whether the backward pass overwrites `student` with its gradient, which saves memory. Set "
+    "the flag only if no code reads the logits afterwards, if the logits are neither a parameter nor a view of a "
+    'parameter, and if they share no memory with `teacher`. The flag is not available with ``reduction="none"``.',
     "softcap": "c, the bound of a logit's absolute value; None for no bound. A pair gives the student's and the "
     "teacher's c. The log-probabilities of a stored teacher do not change.",
     "logit_scale": "a, the factor of W h + b before the cap. A pair gives the student's and the teacher's a.",
@@ -61,7 +61,7 @@ DESCRIPTIONS = {
 
 
 def written_out(docstring: str) -> str:
-    """Return the docstring with the descriptions in place of the lines that name their arguments."""
+    """Return the docstring after replacing each line that names arguments by the descriptions of these arguments."""
 
     def descriptions(line: re.Match[str]) -> str:
         indent, names = line[1], line[2].split(", ")

@@ -49,7 +49,7 @@ class LinearSchedule:
         steps: :math:`T`, the number of steps over which the value changes, at least 1.
 
     Returns:
-        When called with the number of completed steps, the value.
+        the value, when the schedule is called with the number of completed steps.
 
     Raises:
         ArgumentValueError: an argument is invalid or, when the schedule is called, `step` is negative.
@@ -90,7 +90,7 @@ class CyclicalSchedule:
         cycles: the number of periods, after which the value stays at `stop`; None to repeat forever.
 
     Returns:
-        When called with the number of completed steps, the value.
+        the value, when the schedule is called with the number of completed steps.
 
     Raises:
         ArgumentValueError: an argument is invalid or, when the schedule is called, `step` is negative.
@@ -373,7 +373,9 @@ class PIDKLController(FixedKLController):
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
-    """Return the measured divergence `kl` as a number; raise if it is no number, NaN or, with `finite`, infinite."""
+    """Return the measured divergence `kl` as a number; raise unless it is a number that is not NaN and, with `finite`,
+    finite.
+    """
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
     value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
     if math.isnan(value) or (finite and math.isinf(value)):

@@ -82,14 +82,14 @@ def distillation_loss(
         {arguments: temperature_squared, normalizer, vocabulary, inplace_backward, group, classes}
 
     Returns:
-        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
-        argument is, and 0 if no position counts.
+        the loss, computed in float32 or better: a scalar, or a tensor of the leading shape for ``"none"``. The loss is
+        float64 if an argument is float64, and 0 if no position counts.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is not a class
-            (checked on the CPU only). With `group`, every rank raises this error if the arguments of one rank are
-            invalid, or if the arguments of two ranks disagree.
+        ArgumentValueError: shapes or devices do not match, a setting is invalid, or a label is not a class (checked on
+            the CPU only). With `group`, every rank raises this error if the arguments of one rank are invalid, or if
+            the arguments of two ranks disagree.
 
     Gradient:
         to the student, and to the teacher if the teacher requires a gradient. The docstring of the kind's class states
@@ -162,7 +162,7 @@ def distillation_loss(
 
 
 class _HeadArguments(TypedDict, total=False):
-    """The arguments of `linear_distillation_loss` with a default, except `return_entropy`."""
+    """The arguments of `linear_distillation_loss` that have a default, except `return_entropy`."""
 
     teacher_weight: Tensor | None
     student_bias: Tensor | None
@@ -244,8 +244,8 @@ def linear_distillation_loss(
 
     The teacher's logits t are computed likewise, with the teacher's head. P is the teacher and Q the student. The
     logits are computed for a chunk of positions at a time, and only for positions that count. Finding these positions
-    synchronizes an accelerator. The gradient of the logits overwrites the logits, and is immediately added to the
-    gradients of the hidden states and the head.
+    synchronizes an accelerator. The gradient with respect to the logits overwrites the logits. Its products with the
+    hidden states and the head are immediately added to the gradients of the head and the hidden states.
 
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point. The dimensions before the last are the
@@ -263,17 +263,17 @@ def linear_distillation_loss(
         {arguments: classes, return_entropy}
 
     Returns:
-        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
-        argument is, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the entropy of Q at each
-        position in nats, the leading shape. The entropies are computed at the given temperature, and are accurate to
-        about 1e-6 for logits of float32 or less. At positions that do not count, the entropy is 0. The entropies have
-        no gradient.
+        the loss, computed in float32 or better: a scalar, or a tensor of the leading shape for ``"none"``. The loss is
+        float64 if an argument is float64, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the
+        entropy of Q at each position in nats, a tensor of the leading shape. The entropies are computed at the given
+        temperature. Their error is about 1e-6 for logits in float32 or half precision. At positions that do not count,
+        the entropy is 0. The entropies have no gradient.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
-            is not a class (checked on the CPU only). With `group`, every rank raises this error if the arguments of
-            one rank are invalid, or if the arguments of two ranks disagree.
+        ArgumentValueError: shapes or devices do not match, a setting is invalid, or a label is not a class (checked on
+            the CPU only). With `group`, every rank raises this error if the arguments of one rank are invalid, or if
+            the arguments of two ranks disagree.
 
     Gradient:
         to the hidden states, weights and biases of both sides that require a gradient. Matrix products for other

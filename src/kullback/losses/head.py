@@ -89,8 +89,8 @@ def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
 class HeadRows(TotalOperation):
     """A row operation over two heads, or over one head and the rows of a stored teacher.
 
-    Its arguments are the student's and then the teacher's tensors (`sides_of`). If `has_second`, the student's entropy
-    at each position is the second output.
+    The arguments of the operation are the student's and then the teacher's tensors (`sides_of`). If `has_second`, the
+    student's entropy at each position is the second output.
     """
 
     student: Head
@@ -205,8 +205,8 @@ class HeadRows(TotalOperation):
 
 @remembered
 def may_overflow(kind: Divergence) -> bool:
-    """Return whether derivatives with respect to the logits may greatly exceed the position's weight, like powers of
-    p/q.
+    """Return whether powers of p/q may make derivatives with respect to the logits much larger than the position's
+    weight.
     """
     return not isinstance(kind, BuiltIn) or (
         kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0
@@ -254,7 +254,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
 
 
 def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
-    """Return the results of `sweep` without its second computation in float64."""
+    """Return the results of `sweep` without the second computation in float64."""
     (student, teacher), (by_student, by_teacher) = sides_of(tensors), sides_of(wanted)
     dtype = accurate_dtype(student.hidden.device) if weights is None else weights.dtype
     values = student.hidden.new_zeros(student.hidden.shape[0], dtype=dtype)
@@ -297,7 +297,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
 
 
 class _Side:
-    """One head during the pass over the chunks: buffers for the logits, and the sums of the gradients."""
+    """The state of one head during the pass over the chunks: buffers for the logits, and the sums of the gradients."""
 
     def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head
@@ -328,7 +328,7 @@ class _Side:
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
-        """Write the logits of some positions to the buffer and return them; -inf for classes that this head lacks."""
+        """Write the logits of some positions to the buffer and return them. Classes that this head lacks get -inf."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
         self._write(hidden, logits[:, :own])

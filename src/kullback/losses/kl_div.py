@@ -46,9 +46,9 @@ def kl_div(
 
     .. math:: \mathrm{KL}(P \,\|\, Q) = \sum_i p_i \, (\log p_i - \log q_i).
 
-    Note the order: the arguments are (log Q, P), but the result is KL(P || Q). Only the sum over the classes is
-    a divergence. So ``"sum"`` gives the divergence of a single row, and ``"batchmean"`` the mean over the rows
-    of a matrix. The default ``"mean"`` gives neither: it also divides by the number of classes.
+    Note the order: the arguments are (log Q, P), but the result is KL(P || Q). Only the sum over the classes is a
+    divergence. So ``"sum"`` gives the divergence of a single row, and ``"batchmean"`` the mean over the rows of a
+    matrix. The default ``"mean"`` gives neither value, because it also divides by the number of classes.
 
     Numbers, dtypes, shapes and warnings are the same as in torch, except where torch gives NaN for valid arguments. A
     class without mass in P contributes 0, whatever Q is. A class with mass in P but no mass in Q contributes +inf, even
@@ -58,8 +58,8 @@ def kl_div(
         input: Log-probabilities of Q in nats, floating point, of any shape; usually from `log_softmax`.
         target: Probabilities of P, or their logarithms with `log_target`; of a shape that broadcasts with
             `input`.
-        size_average: Deprecated, with a warning: False means ``"sum"``. Overrides `reduction`.
-        reduce: Deprecated, with a warning: False means ``"none"``. Overrides `reduction`.
+        size_average: Deprecated; raises a warning. False means ``"sum"``. This flag overrides `reduction`.
+        reduce: Deprecated; raises a warning. False means ``"none"``. This flag overrides `reduction`.
         reduction: ``"none"`` returns the terms, ``"sum"`` their sum, ``"batchmean"`` the sum divided by
             ``input.size(0)``, and ``"mean"`` the sum divided by the number of terms, with a warning.
         log_target: Whether `target` holds logarithms.
@@ -122,7 +122,7 @@ def kl_div(
     summands = kl_div_terms.reference_terms(input.to(inner), target.to(inner), log_target)
     loss = reduce_terms(summands, meant, batch_size=batch_size)
     if reduction == "batchmean" and meant != reduction:
-        loss = loss / batch_size  # as torch does, although a deprecated flag overrides "batchmean"
+        loss = loss / batch_size  # like torch, although a deprecated flag overrides "batchmean"
     return loss.to(dtype)
 
 
@@ -175,7 +175,7 @@ def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
     """Return torch.result_type of two floating-point tensors, by operations that torch.compile can trace."""
     deciding = [x.dtype for x in (log_q, target) if x.dim()] or [log_q.dtype, target.dtype]
     dtype = torch.promote_types(deciding[0], deciding[-1])
-    # Under autocast, torch computes kl_div in float32.
+    # Under autocast, torch computes kl_div in float32, so the result here is float32 too.
     if torch.finfo(dtype).bits < 32 and torch.is_autocast_enabled(log_q.device.type):
         return torch.float32
     return dtype

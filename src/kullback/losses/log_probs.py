@@ -54,13 +54,13 @@ def kl_from_log_probs(
 ) -> Tensor:
     r"""Estimate KL(P || Q), or KL(Q || P), from sampled actions and their log-probabilities under both.
 
-    For ``direction="forward"``, which is KL(P || Q) with actions sampled from P,
+    For ``direction="forward"``, which is KL(P || Q) with actions sampled from P, the estimators are
 
     .. math:: k_1 = -\log r, \quad k_2 = \tfrac12 (\log r)^2, \quad k_3 = r - 1 - \log r, \qquad
         r = \frac{q(a)}{p(a)},\; a \sim P
 
-    and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning name the direction by the policy.
-    With P the policy and Q the reference:
+    ``direction="reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning name the direction from the
+    side of the policy. With P the policy and Q the reference:
 
     | papers | divergence | actions sampled from | argument |
     |---|---|---|---|
@@ -72,7 +72,7 @@ def kl_from_log_probs(
     * ``"k1"`` is unbiased, but negative wherever q > p. The mean of k1 over a few samples can also be negative.
     * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at a divergence
       of 1.23.
-    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. If P and Q are close, k3 has a lower
+    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has mass. If P and Q are close, k3 has a lower
       variance than k1 (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, k3 has
       a much higher variance than k1 (standard deviation 6.9 against 1.42 at a divergence of 1.23). The variance of k3
       may be infinite, because r is unbounded.
@@ -90,8 +90,8 @@ def kl_from_log_probs(
         direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
             sampled from Q.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
-        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
-            that is False everywhere raises a warning, on the CPU only.
+        mask: a boolean tensor of the same shape, True for actions that count. Other actions may have any values,
+            including NaN. A mask that is False everywhere raises a warning, on the CPU only.
         reduction: ``"none"`` returns one value for each action, 0 for an action that does not count. ``"sum"`` returns
             the sum, ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
 
@@ -164,17 +164,18 @@ def kl_surrogate(
 ) -> Tensor:
     r"""Estimate KL from sampled actions by an expression whose expected gradient is the gradient of KL.
 
-    For ``direction="forward"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a),
+    For ``direction="forward"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a), value
+    and gradient are
 
     .. math:: \text{value } w\, k_1 \text{ or } w\, k_3, \quad k_1 = \log\frac{p(a)}{q(a)},\;
         k_3 = \frac{q(a)}{p(a)} - 1 + k_1, \qquad
-        \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr),
+        \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr)
 
-    and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning call KL(policy || reference) the
-    reverse KL. With P the policy, it is ``"forward"``; `kl_from_log_probs` has a table. For ``"forward"``, value and
-    gradient are unbiased if B has mass wherever P has mass. For k3, B must also have mass wherever Q has mass. The
-    gradient is the gradient of KL for either `value`. The derivatives of k1 and k3 themselves are other gradients,
-    which `kl_from_log_probs` lists.
+    ``direction="reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning call KL(policy || reference)
+    the reverse KL. With P the policy, the reverse KL is ``"forward"``; `kl_from_log_probs` has a table. For
+    ``"forward"``, value and gradient are unbiased if B has mass wherever P has mass. For k3, B must also have mass
+    wherever Q has mass. The gradient is the gradient of KL for either `value`. The derivatives of k1 and k3 themselves
+    are other gradients, which `kl_from_log_probs` lists.
 
     P, Q and B are the distributions of a single action, which is one entry of the tensors. With one action for each
     token of a sequence, the sum over tokens gives the gradient of the divergences at the visited prefixes. This
@@ -198,8 +199,8 @@ def kl_surrogate(
             no ratio.
         clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest). An action that P never takes keeps
             weight 0. Clipping reduces the variance of the weight and biases the value and the gradient.
-        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
-            that is False everywhere raises a warning, on the CPU only.
+        mask: a boolean tensor of the same shape, True for actions that count. Other actions may have any values,
+            including NaN. A mask that is False everywhere raises a warning, on the CPU only.
         reduction: as in `kl_from_log_probs`.
 
     Returns:
@@ -316,7 +317,7 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both log-probabilities, first for the distribution that the actions are sampled from."""
+    """Return both log-probabilities, first under the distribution that the actions were sampled from."""
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 
 

@@ -70,7 +70,7 @@ class Positions(NamedTuple):
         if normalizer is not None:
             return weights, scale / float(normalizer)
         if self.settings.reduction == "mean" and weights is not None:
-            if weights.numel():  # large weights must not overflow in the sum, nor small weights lose digits
+            if weights.numel():  # so that large weights do not overflow and small weights keep their digits
                 peak = weights.detach().amax()
                 weights = weights / torch.where(peak == 0, 1, peak)
             total = weights.sum()
@@ -163,7 +163,7 @@ def warn_if_nothing_counts(
     ignore_index: int = -100,
     stacklevel: int = 4,
 ) -> None:
-    """Warn if no position counts, and name the argument that excludes them.
+    """Warn if no position counts, and name the argument that excludes all positions.
 
     The check is made only on the CPU, because reading values on an accelerator would synchronize. There is no check
     while torch compiles.
@@ -204,7 +204,7 @@ def position_weights(
     """Return the weight of each position, 0 for a position that does not count; None if all weights are 1.
 
     The dtype is `dtype`, or the dtype of `weight` if it is more precise. `takes_labels` says whether the user's call
-    has arguments `labels` and `weight`, for the remedy of a mask that is not boolean.
+    has the arguments `labels` and `weight`, which an error about the mask may name.
     """
     if mask is weight is labels is None:
         return None

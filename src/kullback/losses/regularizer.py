@@ -62,21 +62,21 @@ def kl_per_dimension(
             `Independent` distribution is replaced by its base distribution.
         prior: the prior; batch shapes broadcast. None means the standard normal distribution, and needs a posterior
             that is a Normal, a MultivariateNormal or a LowRankMultivariateNormal.
-        mask: which examples count, boolean, of the shape of the examples. A mask that is False everywhere raises a
-            warning, on the CPU only.
+        mask: a boolean tensor of the shape of the examples, True for examples that count. A mask that is False
+            everywhere raises a warning, on the CPU only.
         weight: the weight of each example, 0 or more, of the shape of the examples.
         batch_dims: the number of leading batch dimensions that index examples: 1, or 2 for (sequence, time). Pass 0 for
             a distribution without batch shape, such as ``Independent(d, 2)``, which has no examples.
         method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
             as a prior that is a mixture.
         draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
-        generator: the random generator of these draws; by default, torch's global one.
+        generator: the random generator of these draws; by default, torch's global generator.
 
     Returns:
         the divergences in nats, of the shape of the latent dimensions. Their sum is the total KL.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: an argument does not fit.
+        ArgumentTypeError, ArgumentValueError: an argument is invalid.
         NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
@@ -158,17 +158,17 @@ class KLRegularizer(torch.nn.Module):
         \beta \, \Big|\sum_g \mathrm{KL}_g - C\Big|, \qquad
         \mathrm{KL}_g = \frac{1}{N} \sum_n \sum_{j \in g} \mathrm{KL}\big(Q_{nj} \,\|\, P_j\big)
 
-    with :math:`Q` the posterior, :math:`P` the prior and :math:`g` the groups of latent dimensions. Call `step` after
-    each step of the optimizer. Only `step` advances schedules and the adaptive coefficient, so you can accumulate
-    gradients over several calls.
+    :math:`Q` is the posterior, :math:`P` the prior, and :math:`g` a group of latent dimensions. Call `step` after each
+    step of the optimizer. Only `step` advances schedules and the adaptive coefficient, so you can accumulate gradients
+    over several calls.
 
     Arguments:
         coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
             any function from the number of steps to a number; or an `AdaptiveKLController`, whose `horizon` counts
             calls of `step`. The controller's target is for the KL summed over the latent dimensions and averaged over
-            the examples. The current value is the attribute `coefficient` of the regularizer; the controller itself
-            does not change. For another controller, pass ``lambda step: controller.coefficient`` and update it with the
-            attribute `kl`.
+            the examples. The regularizer's attribute `coefficient` has the current value; the controller itself does
+            not change. For another controller, pass ``lambda step: controller.coefficient``, and update the controller
+            with the regularizer's attribute `kl`.
         free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most :math:`\lambda` has no
             gradient.
         group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
@@ -185,7 +185,7 @@ class KLRegularizer(torch.nn.Module):
         method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
             as a prior that is a mixture.
         draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
-        generator: the random generator of these draws; by default, torch's global one.
+        generator: the random generator of these draws; by default, torch's global generator.
         sync: whether a `torch.distributed` run uses the mean KL over all processes to decide which groups are below
             `free_nats`, on which side of the capacity the KL is, and how the coefficient changes. The gradients
             averaged by `DistributedDataParallel` then equal the gradients of one process with the whole batch. Every
@@ -198,11 +198,11 @@ class KLRegularizer(torch.nn.Module):
         steps_taken: the number of calls of `step`, a buffer.
 
     Returns:
-        When called with ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`,
-        a scalar in nats, in float32 or better, also under autocast. The value is 0 if no example counts.
+        a scalar in nats, in float32 or better, also under autocast; 0 if no example counts. The arguments of a call are
+        ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: an argument does not fit.
+        ArgumentTypeError, ArgumentValueError: an argument is invalid.
         NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
@@ -330,7 +330,7 @@ class KLRegularizer(torch.nn.Module):
             if self.free_nats > 0 and self.per_example:
                 total, _ = _total(torch.where(kl <= self.free_nats, self.free_nats, kl), weights)
             terms.append(share * self._term(total / torch.where(count == 0, 1, count), everywhere, count))
-        # With a coefficient of 0, an infinite KL gives 0 instead of NaN.
+        # If the coefficient is 0, the term is 0 even for an infinite KL, where the product would be NaN.
         return torch.where(self.coefficient == 0, 0.0, self.coefficient * sum(terms[1:], terms[0]))
 
     @torch.no_grad()
@@ -348,7 +348,9 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
-        """Return the regularized sum of the groups' mean KL; `everywhere` contains their mean KL over all processes."""
+        """Return the regularized sum of `mean`, the mean KL of each group; `everywhere` has the groups' means over all
+        processes.
+        """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
             return torch.where(count == 0, 0.0, side * (mean.sum() - self._capacity))

@@ -192,9 +192,9 @@ def sampled_tail_divergence(
 ) -> Tensor:
     r"""Estimate the divergence of a student from a teacher without bias, from the teacher's top classes and draws.
 
-    With K the top classes, M the teacher's mass outside K, :math:`j_1, \dots, j_m` the drawn classes, and
-    :math:`t(p, q)` the non-negative terms :math:`q f(p/q)` of `kullback.generators`, which for KL are
-    :math:`p \log(p/q) - p + q`:
+    Let K be the top classes, M the teacher's mass outside K, and :math:`j_1, \dots, j_m` the drawn classes. Let
+    :math:`t(p, q) = q f(p/q)` be the non-negative terms of `kullback.generators`, which for KL are
+    :math:`p \log(p/q) - p + q`. The estimate is
 
     .. math:: \hat D = \sum_{i \in K} t(p_i, q_i) + \frac{M}{m} \sum_{l=1}^m \left(\frac{t(p_{j_l}, q_{j_l})}{p_{j_l}}
         - s_l \Bigl(\frac{q_{j_l}}{p_{j_l}} - 1\Bigr)\right) + \Bigl(1 - \sum_{i \in K} q_i - M\Bigr)
@@ -234,7 +234,8 @@ def sampled_tail_divergence(
             not 1, or `kind` is not a sum over classes.
 
     Gradient:
-        to the student, of any order, as stated by `kind`. The first derivative needs no extra memory.
+        to the student. Derivatives of any order exist, and the docstring of the kind's class states them. The first
+        derivative needs no extra memory.
 
     Example:
         >>> import torch

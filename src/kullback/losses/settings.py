@@ -93,7 +93,7 @@ HEAD_ARGUMENTS = Arguments(
 class LossSettings(NamedTuple):
     """The settings of both distillation losses, which are equal on all ranks of a group."""
 
-    kind: Any  # a Divergence once it is checked
+    kind: Any  # a Divergence after the check
     temperature: float
     reduction: Reduction
     temperature_squared: bool
@@ -103,7 +103,9 @@ class LossSettings(NamedTuple):
     classes: int | None
 
     def checked(self, call: str) -> LossSettings:
-        """Return the settings with the kind as a divergence; raise an error that names `call` if one is invalid."""
+        """Return the settings with the kind as a divergence; raise an error that names `call` if a setting is
+        invalid.
+        """
         settings = _checked_settings(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
             return settings
@@ -130,7 +132,9 @@ class HeadSettings(NamedTuple):
     return_entropy: bool
 
     def checked(self, call: str) -> HeadSettings:
-        """Return the settings with a pair for each side; raise an error that names `call` if one is invalid."""
+        """Return the settings with pairs (student's, teacher's); raise an error that names `call` if a setting is
+        invalid.
+        """
         return _checked_heads(call, *self)
 
 
@@ -144,7 +148,7 @@ def _checked_heads(call: str, *fields: Any) -> HeadSettings:
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:
-    """Return a pair: a number or None for the student, and a number or None for the teacher."""
+    """Return the student's and the teacher's value of a setting, each of which is a number or None."""
     pair: Any = value if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or not all(x is None or 0 < number_from(x) < math.inf for x in pair):
         wanted = "a positive number or None, or a pair of these for student and teacher"

@@ -140,7 +140,9 @@ class PartialRows(ABC):
         return read if shard is None else ShardedClasses(shard, read)
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return each row's divergence, mixed with its cross-entropy if there are labels, from columns of `classes`."""
+        """Return each row's divergence, mixed with its cross-entropy if there are labels, from the columns that
+        `classes` reads.
+        """
         log_probs = log_probs.to(columns.dtype)
         if labels is None:
             return self.divergence(log_probs, columns)
@@ -171,7 +173,8 @@ class PartialRows(ABC):
 class PartialTeacher(ShortRepr, ABC):
     """A teacher that gives the probabilities of some classes of each position, instead of logits.
 
-    A subclass defines `kept_indices`, `kept_log_probs` and `rows`. The losses then accept its instances as `teacher`.
+    A subclass defines `kept_indices`, `kept_log_probs` and `rows`. The losses accept instances of the subclass as
+    `teacher`.
 
     Example:
         >>> from kullback.functional import PartialTeacher, TopK

@@ -38,7 +38,7 @@ _CALL = "top_k_divergence"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TopK(PartialTeacher):
-    r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
+    r"""A teacher's most probable classes at each position, with their log-probabilities among all classes.
 
     An entry with log-probability -inf is padding, for positions that keep fewer than k classes. The class of a padding
     entry counts as not kept. The index of a padding entry may be any valid class index, even a repeated index.
@@ -161,8 +161,8 @@ def top_k_divergence(
     r"""Compute the divergence of a student from a teacher that is known only at its top classes.
 
     Let K be the kept classes, p the teacher's probabilities as given, q the student's probabilities among all classes,
-    and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. With f the
-    generator of D, the value depends on the tail:
+    and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. Let f be the generator of D. The value
+    depends on the tail:
 
     .. math::
         \begin{array}{ll}
@@ -204,10 +204,10 @@ def top_k_divergence(
             not support `temperature` or `kind`.
 
     Gradient:
-        to the student, and to the teacher's log-probabilities if they require one, of any order; as stated by `kind`
-        for the classes above. The first derivative needs no extra memory. A padding entry gets 0. If the teacher has no
-        mass outside K, ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this
-        scaling.
+        to the student, and to the teacher's log-probabilities if they require a gradient. Derivatives of any order
+        exist. The docstring of the kind's class states them, for the probabilities in the formulas above. The first
+        derivative needs no extra memory. A padding entry gets 0. If the teacher has no mass outside K, ``"bucket"``
+        scales the teacher's probabilities to sum to one, and the gradient includes this scaling.
 
     Example:
         >>> import torch
@@ -246,8 +246,8 @@ class TopKRows(PartialRows):
         else:
             # If all classes are kept, any remaining mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            # The teacher's mass outside the kept classes is 0 if it is at most the rounding error and the student has
-            # no mass there.
+            # The teacher's mass outside the kept classes counts as 0 if this mass is at most the rounding error and the
+            # student has no mass there.
             kept = log_probs.exp().sum(-1, keepdim=True)
             is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
             some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)

@@ -65,14 +65,15 @@ def top_k_divergence_bounds(
     by some P and Q if at least two classes are in neither list, or if the two lists together contain all `classes`. If
     each list contains all `classes`, the bounds are equal.
 
-    Rounding only widens the bounds. A listed log-probability x has the error :math:`\varepsilon(1 + |x|)`, with the
-    epsilon of its dtype, and the mass outside the list the error :math:`(k + 1)\, \varepsilon`.
+    Rounding only widens the bounds. With :math:`\varepsilon` the epsilon of the dtype, a listed log-probability x has
+    the error :math:`\varepsilon(1 + |x|)`, and the mass outside the list has the error :math:`(k + 1)\, \varepsilon`.
 
     Arguments:
         p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
         q: Q, for the same positions; k may differ.
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
-        classes: the number of all classes. By default, the number that the blocks store, if they store it.
+        classes: the number of all classes. By default, the number that the blocks store, or None if they store no
+            number.
 
     Returns:
         `DivergenceBounds` in float64, one value for each position, without a gradient.

@@ -61,7 +61,7 @@ def kl_divergence(
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
         representation: the exact type of `p` and `q`: ``"logits"``, ``"log-probs"`` (the same as ``log_prob=True``),
             ``"counts"`` (weights, which are normalized; the default) or ``"probs"`` (which must sum to one).
-        mask: True for the rows that count, a bool tensor of shape (...). The other rows may have any values, including
+        mask: a bool tensor of shape (...), True for the rows that count. The other rows may have any values, including
             NaN. A mask that is False everywhere raises a warning, on the CPU only.
 
     Returns:
@@ -71,14 +71,14 @@ def kl_divergence(
 
     Raises:
         ArgumentTypeError: `p` or `q` is not a tensor or `log_prob` is not a bool.
-        ArgumentValueError: the values are not distributions, or `reduction`, `representation` or `mask` does not fit.
+        ArgumentValueError: the values are not distributions, or `reduction`, `representation` or `mask` is invalid.
         IncompatibleTensorError: `p` and `q` differ in shape or device. The error is a RuntimeError too, as in
             torchmetrics.
 
     Gradient:
         to `p` and `q`, through the normalization. The gradient is 0 for P = Q, at masked rows, at classes that are
-        ``-inf`` in both, and at a weight of exactly 0. If the value is +inf, the classes that make it infinite add 0 to
-        the gradient of P.
+        ``-inf`` in both, and at a weight of exactly 0. If the value is +inf, the classes that make the value infinite
+        add 0 to the gradient with respect to P.
 
     Example:
         >>> import torch

@@ -53,10 +53,10 @@ class PolicyKL(ExactMetric):
         kwargs: arguments of `torchmetrics.Metric`.
 
     Returns:
-        `compute` returns a dict of scalars to log, in float64 if the device has it. A mean over no tokens is NaN, and
-        so is a standard error from fewer than two sequences.
+        `compute` returns a dict of scalars to log, in float64 if the device supports it. A mean over no tokens is NaN,
+        and so is a standard error from fewer than two sequences.
 
-        * ``"k1"`` and ``"k3"``: the means over tokens; a token with q = 0 < p makes them +inf;
+        * ``"k1"`` and ``"k3"``: the means over tokens; a token with q = 0 < p makes both means +inf;
         * ``"sequence_k1"`` and ``"sequence_k3"``: the means over sequences;
         * ``"inside_k1"`` and ``"inside_k3"``: the means over the tokens with mass under both P and Q;
         * ``"ratio"``: the mean of q/p over tokens;
@@ -106,7 +106,8 @@ class PolicyKL(ExactMetric):
         self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
 
     def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
-        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the tokens that count, the same shape.
+        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the same shape, True for tokens that
+        count.
 
         The tokens were sampled from P. Each sequence must be complete. Tokens that `mask` excludes may have any values.
         A mask that is False everywhere raises a warning, on the CPU only.

@@ -63,7 +63,9 @@ class Ranks:
         return x
 
     def exchange(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Send one flat piece to each rank. Return the pieces from all ranks, in rank order, with lengths `sizes`."""
+        """Send one one-dimensional piece to each rank. Return the pieces of all ranks, joined in rank order, with
+        lengths `sizes`.
+        """
         sent = torch.cat(list(pieces))
         received = sent.new_empty(sum(sizes))
         dist.all_to_all_single(

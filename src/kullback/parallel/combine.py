@@ -81,7 +81,7 @@ class CombineRule:
 
 
 class _RenyiRule(CombineRule):
-    """Renyi's divergence of order alpha other than 0, 1 and infinity.
+    """The rule for Renyi's divergence of an order alpha that is not 0, 1 or infinity.
 
     Where the sum of p^alpha q^(1 - alpha) is near 1, the value is computed from the power divergence, which keeps more
     digits than logarithms. Elsewhere the value is computed from logarithms, which neither overflow nor underflow.
@@ -143,8 +143,8 @@ class _RenyiRule(CombineRule):
 
 
 class _LargestRatioRule(CombineRule):
-    """Renyi's divergence of infinite order: the largest log-ratio. Only the first class with this log-ratio has a
-    gradient.
+    """The rule for Renyi's divergence of infinite order, the largest log-ratio. Only the first class that attains it
+    has a gradient.
     """
 
     gathers = True
@@ -185,7 +185,7 @@ class _LargestRatioRule(CombineRule):
 
 
 class _SupportRule(CombineRule):
-    """Renyi's divergence of order 0, from the mass of Q outside the support of P."""
+    """The rule for Renyi's divergence of order 0, from the mass of Q outside the support of P."""
 
     gathers = True
 

@@ -1,8 +1,8 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
-Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The arithmetic is in
-float64 (float32 on devices without float64), by the native kernels if these support the rows, else by torch operations
-on blocks of rows.
+Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The native kernels
+compute the rows that they support, and torch operations compute other rows block by block. The arithmetic is in float64
+(float32 on devices without float64).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Normalizer(NamedTuple):
 
 
 class SweepResults(NamedTuple):
-    """Results of the forward sweep. The values and sums are the same on all ranks."""
+    """The results of the forward sweep. The values and sums are the same on all ranks."""
 
     p: Normalizer
     q: Normalizer
@@ -203,7 +203,9 @@ class ShardedRows(RowOperation):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return the pair of this rank's classes, and for each requested side a mask of the largest class."""
+        """Return the pair of this rank's classes, and for each requested side a mask of the class with the most
+        mass.
+        """
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
         tops = [

@@ -96,7 +96,7 @@ def _compute(
         derivatives.append(torch.empty_like(like, memory_format=torch.contiguous_format) if need else None)
     operator = _operator(form.operator)
     if form.operator == "closed_form_of_factors":
-        # Mean, matrix and variances of P and of Q; the variances of a full covariance are None.
+        # The operator takes mean, matrix and variances of P and of Q. The variances of a full covariance are None.
         start = 2 if parameters[2].dim() < parameters[3].dim() else 3  # Q's mean comes before Q's matrix
         sides = parameters[:start], parameters[start:]
         outcome = operator(values, *(x for side in sides for x in (*side, *(None,) * (3 - len(side)))))

@@ -94,8 +94,8 @@ def weighted_total(
 
 
 def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of the terms over some classes, shape (rows, 1), and the `PartSums` of P and of Q, (rows, 3)
-    each.
+    """Return the sums of the terms over some classes, shape (rows, 1), and the `PartSums` of P and of Q, each of shape
+    (rows, 3).
 
     Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h). The kernel ignores the `PartSums`
     among these numbers.
