@@ -128,8 +128,8 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
     .. math:: I(X; Y) = KL\bigl(P_{XY} \,\|\, P_X \otimes P_Y\bigr) = \sum_{xy} p_{xy} \log \frac{p_{xy}}{p_x p_y}
 
-    For `Counts`, the result is the mutual information of the proportions, which is biased upwards: by about
-    (rows - 1) (columns - 1) / 2n nats for n counts of independent variables.
+    For `Counts`, the result is the mutual information of the proportions, which is biased upwards. For n counts of
+    independent variables, the bias is about (rows - 1) (columns - 1) / 2n nats.
 
     Arguments:
         joint: `Probs`, `LogProbs`, `Logits` or `Counts` with ``dim=(-2, -1)``: a table of shape (..., rows, columns) is

@@ -488,14 +488,14 @@ class Counts(Representation):
 
     Rows are normalized. Labeled P and Q are compared on the union of their labels. A label that is missing on one side
     has the count 0 on this side, plus the `prior` of this side. Missing values such as NaN are also labels; two missing
-    values of one type are equal. `Probs`, `LogProbs` and `Logits` may also have labels; for them, integer indices of
-    pandas must be equal in P and Q, because such an index may count rows.
+    values of one type are equal. `Probs`, `LogProbs` and `Logits` may also have labels. For these classes, integer
+    indices of pandas must be equal in P and Q, because such an index may count rows.
 
     Arguments:
         x: counts, integer or floating, shape (..., classes, ...). Labeled counts are a mapping from label to count such
-            as `collections.Counter`, a pandas Series with the labels as its index, or a data frame with two columns,
-            label and count, such as the result of ``value_counts()`` of polars. In other data frames, and in a mapping
-            from label to several numbers, each class is a column.
+            as `collections.Counter`, or a pandas Series with the labels as its index. They may also be a data frame
+            with two columns, label and count, such as the result of ``value_counts()`` of polars. In other data frames,
+            and in a mapping from label to several numbers, each class is a column.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         prior: a number added to each count before the normalization (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, if `x` has no labels.

@@ -33,9 +33,7 @@ class Repair:
 
 
 def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair | None]:
-    """Return torch's broadcast shape and the repair that pairs the rows, each of which may be None; `dim` is
-    negative.
-    """
+    """Return torch's broadcast shape or None, and the repair that pairs the rows or None; `dim` is negative."""
     a, b = tuple(input.shape), tuple(target.shape)
     try:
         broadcasts = np.broadcast_shapes(a, b)  # torch.broadcast_shapes would import sympy

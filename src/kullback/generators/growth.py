@@ -98,8 +98,8 @@ def is_normalized(kind: Divergence) -> bool:
     """Return whether f'(1) = 0 and no term is NaN where a mass is 0. Both may be false for a user's own divergence.
 
     Raises:
-        ArgumentValueError: `derivatives` does not return the derivatives of `terms`, or the terms are not terms of a
-            divergence, or an overridden `total` is NaN where a probability is 0.
+        ArgumentValueError: `derivatives` does not match `terms`, the terms are not terms of a divergence, or an
+            overridden `total` is NaN where a probability is 0.
     """
     return _stated_growth(kind) is not None or _read(kind).is_normalized
 

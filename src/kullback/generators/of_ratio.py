@@ -148,7 +148,7 @@ class FDivergence(OfRatio):
     .. math:: D_f(P \| Q) = \sum_i q_i\, f(p_i / q_i)
 
     The tangent of f at 1 is subtracted from f. This subtraction does not change the divergence, and makes every term
-    non-negative. Autograd computes the derivatives of f. At p = 0 a term is q f(0), and at q = 0 a term is p times the
+    non-negative. Autograd computes the derivatives of f. At p = 0 a term is q f(0). At q = 0 a term is p times the
     limit of f(r) / r as r goes to infinity. The limits and the growth of f decide which divergences of distributions
     are infinite.
 

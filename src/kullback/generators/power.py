@@ -36,8 +36,8 @@ class Alpha(BuiltIn):
     .. math:: D_\alpha(P \| Q) = \frac{\sum_i p_i^\alpha q_i^{1-\alpha} - 1}{\alpha (\alpha - 1)}
 
     The divergence is `KL` at alpha = 1, `ReverseKL` at alpha = 0, 4 times `SquaredHellinger` at alpha = 1/2, and half
-    of `ChiSquared` at alpha = 2. At p = 0 a term is q / alpha (+inf if alpha <= 0), and at q = 0 a term is
-    p / (1 - alpha) (+inf if alpha >= 1).
+    of `ChiSquared` at alpha = 2. At p = 0 a term is q / alpha (+inf if alpha <= 0). At q = 0 a term is p / (1 - alpha)
+    (+inf if alpha >= 1).
 
     Arguments:
         alpha: the order, any real number.

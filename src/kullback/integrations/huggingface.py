@@ -33,8 +33,8 @@ def compute_loss_func(
     .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
 
     The sum is over the tokens that count. N is the number of these tokens in all micro-batches of the step (the
-    Trainer's `num_items_in_batch`), so the accumulated gradients equal the gradient of one large batch. If the teacher
-    is a separate model, use `DistillationTrainer`.
+    Trainer's `num_items_in_batch`). The accumulated gradients therefore equal the gradient of one large batch. If the
+    teacher is a separate model, use `DistillationTrainer`.
 
     Arguments:
         loss: the loss; by default, ``DistillationLoss()``.
@@ -47,7 +47,7 @@ def compute_loss_func(
 
     Raises:
         ArgumentTypeError: `loss` is not a `DistillationLoss`.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``; at the call, the outputs
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``. At the call, the outputs
             contain no logits of the teacher, `causal` does not fit the outputs, or a loss with ``vocabulary="mask"`` is
             +inf because a side lacks classes.
 
@@ -112,9 +112,9 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
     .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
 
     The sum is over the tokens that count. P is the teacher and Q the model. N is the number of such tokens in all
-    micro-batches of the step and all processes (the Trainer's `num_items_in_batch`), so the accumulated gradients equal
-    the gradient of one large batch. Tokens with label -100 do not count. Without labels, tokens outside of the
-    attention mask do not count. The Trainer does everything else, from checkpoints to evaluation. The teacher is
+    micro-batches of the step and all processes (the Trainer's `num_items_in_batch`). The accumulated gradients
+    therefore equal the gradient of one large batch. Tokens with label -100 do not count. Without labels, tokens outside
+    of the attention mask do not count. The Trainer does everything else, from checkpoints to evaluation. The teacher is
     neither trained nor saved.
 
     Arguments:
@@ -133,10 +133,10 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``; the teacher shares trainable
-            parameters with the model; or `causal` is True for a model that does not shift labels. At a batch, the loss
-            does not fit the models; the loss with ``vocabulary="mask"`` is +inf because a side lacks classes; or the
-            batch lacks stored predictions, or contains predictions of other tokens.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, the teacher shares trainable
+            parameters with the model, or `causal` is True for a model that does not shift labels. At a batch, the loss
+            does not fit the models, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes. Without
+            a teacher, the batch contains no stored predictions, or predictions of other tokens.
         OptionalDependencyError: transformers or accelerate is not installed.
 
     Gradient:

@@ -23,9 +23,10 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    A batch is a dict of the models' arguments, with ``labels`` for the positions that count, or a tensor of inputs, or
-    a tuple whose first entry is such a tensor. The loss is logged as ``train_loss``, ``val_loss`` and ``test_loss``.
-    The teacher is not a part of the module: it is neither trained nor saved, and follows the student to its device.
+    A batch is a dict of the models' arguments, a tensor of inputs, or a tuple whose first entry is such a tensor. In a
+    dict, ``labels`` determine the positions that count. The loss is logged as ``train_loss``, ``val_loss`` and
+    ``test_loss``. The teacher is not a part of the module: it is neither trained nor saved, and follows the student to
+    its device.
 
     Arguments:
         student: the model to be trained.
@@ -38,8 +39,8 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``; the teacher shares trainable
-            parameters with the student; at a batch, `causal` does not fit the student, or a loss with
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or the teacher shares trainable
+            parameters with the student. At a batch, `causal` does not fit the student, or a loss with
             ``vocabulary="mask"`` is +inf because a side lacks classes.
         OptionalDependencyError: lightning is not installed.
 

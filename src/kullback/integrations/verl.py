@@ -36,10 +36,10 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
 
     Returns:
         a function of ``(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format)``: logits of
-        shape (1, tokens, classes), and nested or padded tensors of the teacher's top tokens. The function returns
-        ``distillation_losses``, ``student_mass`` and ``teacher_mass``, the probabilities of those tokens, and
-        ``overlap_count`` and ``overlap_token_advantage`` of the tokens that are also among the student's top tokens,
-        each of shape (1, tokens).
+        shape (1, tokens, classes), and nested or padded tensors of the teacher's top tokens. The function returns a
+        dict of tensors of shape (1, tokens). ``distillation_losses`` are the losses, and ``student_mass`` and
+        ``teacher_mass`` are the probabilities of the top tokens. ``overlap_count`` and ``overlap_token_advantage`` are
+        for the tokens that are also among the student's top tokens.
 
     Raises:
         KullbackError: `kind` or `tail` is unknown; at the call, shapes differ.

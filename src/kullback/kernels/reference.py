@@ -211,8 +211,8 @@ class RowDivergence(RowOperation):
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
         """Convert derivatives with respect to log-probabilities to derivatives with respect to unnormalized weights."""
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
-        # Each row of this derivative sums to zero. The entry of the largest class is computed as minus the sum of the
-        # other entries, because the difference above cancels if that class has nearly all the mass.
+        # Each row of this derivative sums to zero. The entry of the class with the most mass is computed as minus the
+        # sum of the other entries. The difference above would cancel if that class has nearly all the mass.
         top = mass.argmax(-1, keepdim=True)
         others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
         by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
@@ -227,7 +227,7 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
     """Return the pair with its log-ratios shifted by the sum of q - p, which only rounding makes nonzero.
 
     Only total variation needs the shift, because rounding can change the sign of q - p in the classes with most mass.
-    If the sum is negligible compared to the sum of |q - p|, there is no shift, so that classes with p = q keep a
+    If the sum is negligible compared to the sum of |q - p|, there is no shift. Classes with p = q then keep a
     derivative of 0.
     """
     if not isinstance(kind, TotalVariation):

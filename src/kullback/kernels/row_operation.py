@@ -144,7 +144,7 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
     """Return `value` plus the integral of `changes` over a step that is 0 but has the derivatives of `tensors`.
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
-    infinite, the result has only a first derivative: the second derivative may be NaN there, and 0 * NaN would make the
+    infinite, the result has only a first derivative. The second derivative may be NaN there, and 0 * NaN would make the
     first derivative NaN too.
 
     Arguments:

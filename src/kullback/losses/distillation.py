@@ -74,10 +74,10 @@ def distillation_loss(
 
     Arguments:
         student: logits s, shape (..., classes), floating point. The dimensions before the last are the leading shape.
-        teacher: logits t, with the same leading shape; the dtype may differ. The teacher may also be a `TopK`, which
-            has only the most probable classes of each position, or a `SampledTail`, which also has draws from the other
-            classes. D is then computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored.
-            Any other `PartialTeacher` computes D itself.
+        teacher: logits t, with the same leading shape; the dtype may differ. The teacher may also be a `TopK` or a
+            `SampledTail`. A `TopK` has only the most probable classes of each position, and a `SampledTail` also has
+            draws from the other classes. D is then computed by `top_k_divergence` or `sampled_tail_divergence`, and
+            `vocabulary` is ignored. Any other `PartialTeacher` computes D itself.
         {arguments: kind, temperature, mask, weight, labels, label_weight, ignore_index, reduction}
         {arguments: temperature_squared, normalizer, vocabulary, inplace_backward, group, classes}
 
@@ -110,7 +110,7 @@ def distillation_loss(
         gradients, 4 if only the student or only the teacher requires a gradient, and 7 if both do. For `Renyi`, an
         all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete on every
         rank. With such a teacher, the second collective is an all-reduce of the student's logits at the teacher's
-        classes, and the third is an all-gather of 2 numbers a row. With `label_weight`, the second and the third
+        classes. The third is then an all-gather of 2 numbers a row. With `label_weight`, the second and the third
         collective together exchange 3 more numbers a row. The backward pass communicates nothing.
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
@@ -291,9 +291,10 @@ def linear_distillation_loss(
         pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
         row and an all-reduce of at most 7 numbers a row. The docstring of `distillation_loss` has the counts for a
         stored teacher and for `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the
-        backward pass, the gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce
-        for each side whose hidden states require a gradient. If the teacher's shards have other boundaries than the
-        student's, the other ranks send the missing rows of the teacher's weight. Only first derivatives exist.
+        backward pass, the gradient of the hidden states is summed over the ranks in float32 or better. This sum needs
+        one all-reduce for each side whose hidden states require a gradient. If the teacher's shards have other
+        boundaries than the student's, the other ranks send the missing rows of the teacher's weight. Only first
+        derivatives exist.
 
     Example:
         >>> import torch

@@ -29,7 +29,7 @@ from kullback.parallel.selected import Shard
 # reads the head, and reads and writes the head's gradient. Several threads need more rows, because they synchronize
 # some hundred times in each chunk's products. Half precision doubles the numbers, because products in half precision
 # are faster. `benchmarks/bench_head.py --constants` compares values of the constants. The processor time of one thread
-# is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB, and larger for 1,024 rows.
+# is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB. The time is larger for 1,024 rows.
 _MIN_ROWS_OF_ONE_THREAD = 256
 _MIN_ROWS = 512
 # A chunk's logits have at most `_MAX_BYTES` bytes, or the head's bytes divided by `_HEAD_DIVISOR` if this quotient is

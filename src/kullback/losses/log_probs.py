@@ -107,9 +107,9 @@ def kl_from_log_probs(
     Gradient:
         for ``"forward"``, the derivative of the value with respect to log p is 1 for k1, log p - log q for k2, and 1 -
         q/p for k3. The derivative with respect to log q is the negative of the derivative with respect to log p.
-        Averaged over actions sampled from P, the gradient with respect to the parameters of P is 0 for k1, the gradient
-        of KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. ``"reverse"`` exchanges P and Q. An infinite
-        estimate has gradient 0.
+        Consider the average over actions sampled from P of the gradient with respect to the parameters of P. The
+        average is 0 for k1, the gradient of KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. ``"reverse"``
+        exchanges P and Q. An infinite estimate has gradient 0.
 
     Example:
         >>> import torch
@@ -188,9 +188,9 @@ def kl_surrogate(
         direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
             sampled from Q.
         value: ``"k1"``, or ``"k3"``, which is never negative and varies less than k1 if P and Q are close.
-        log_ratio: log w, if the actions were sampled from another distribution B: log p - log b for
-            ``"forward"``, log q - log b for ``"reverse"``, where b is the probability under B. `log_ratio` is treated
-            as a constant.
+        log_ratio: log w, if the actions were sampled from another distribution B. With b the probability under B, log w
+            is log p - log b for ``"forward"``, and log q - log b for ``"reverse"``. `log_ratio` is treated as a
+            constant.
         importance: how to compute the weight of an action, with the tokens of a sequence along the last dimension.
             ``"action"`` uses the action's own ratio. ``"prefix"`` uses the product of the ratios up to the action: this
             product also reweights the prefixes as if P had visited them. ``"sequence"`` uses the product of all ratios

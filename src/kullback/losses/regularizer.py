@@ -163,12 +163,12 @@ class KLRegularizer(torch.nn.Module):
     over several calls.
 
     Arguments:
-        coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
-            any function from the number of steps to a number; or an `AdaptiveKLController`, whose `horizon` counts
-            calls of `step`. The controller's target is for the KL summed over the latent dimensions and averaged over
-            the examples. The regularizer's attribute `coefficient` has the current value; the controller itself does
-            not change. For another controller, pass ``lambda step: controller.coefficient``, and update the controller
-            with the regularizer's attribute `kl`.
+        coefficient: :math:`\beta`: a number of 0 or more, a schedule or an `AdaptiveKLController`. A schedule is a
+            `LinearSchedule`, a `CyclicalSchedule` or any function from the number of steps to a number. The `horizon`
+            of the controller counts calls of `step`. The controller's target is for the KL summed over the latent
+            dimensions and averaged over the examples. The regularizer's attribute `coefficient` has the current value;
+            the controller itself does not change. For another controller, pass ``lambda step: controller.coefficient``,
+            and update the controller with the regularizer's attribute `kl`.
         free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most :math:`\lambda` has no
             gradient.
         group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
@@ -186,10 +186,11 @@ class KLRegularizer(torch.nn.Module):
             as a prior that is a mixture.
         draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
         generator: the random generator of these draws; by default, torch's global generator.
-        sync: whether a `torch.distributed` run uses the mean KL over all processes to decide which groups are below
-            `free_nats`, on which side of the capacity the KL is, and how the coefficient changes. The gradients
-            averaged by `DistributedDataParallel` then equal the gradients of one process with the whole batch. Every
-            process of the default group must make the same calls. In evaluation mode, calls do not communicate.
+        sync: whether a `torch.distributed` run uses the mean KL over all processes for its decisions. These are which
+            groups are below `free_nats`, on which side of the capacity the KL is, and how the coefficient changes. The
+            gradients averaged by `DistributedDataParallel` then equal the gradients of one process with the whole
+            batch. Every process of the default group must make the same calls. In evaluation mode, calls do not
+            communicate.
 
     Attributes:
         coefficient: the current coefficient, a buffer.

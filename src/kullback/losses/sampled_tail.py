@@ -209,12 +209,12 @@ def sampled_tail_divergence(
 
     If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer student and
     teacher are, the less the estimate varies. If student and teacher differ greatly, a rarely drawn class that the
-    student prefers causes no spike of size q/p, but the estimate may be negative by chance. For kinds whose terms grow
-    faster than q, such as `ReverseKL` and `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
+    student prefers causes no spike of size q/p. However, the estimate may then be negative by chance. For kinds whose
+    terms grow faster than q, such as `ReverseKL` and `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
 
-    Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes their terms, q for
-    KL and q/2 for TV, in proportion to :math:`s_l`: in full if :math:`s_l` is at its maximum or M = 0. Without any
-    draws (m = 0), a tail with mass contributes 0.
+    Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes the terms of these
+    classes, q for KL and q/2 for TV, in proportion to :math:`s_l`. The terms count fully if :math:`s_l` is at its
+    maximum or M = 0. Without any draws (m = 0), a tail with mass contributes 0.
 
     Arguments:
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
@@ -296,8 +296,9 @@ class SampledRows(PartialRows):
         """Return s_l of each draw divided by the maximum of s_l: 0 if Q equals the teacher, up to 1 if Q is far from
         the teacher.
 
-        The result for a draw does not depend on this draw. It depends on the top classes, the tail's mass, the
-        variation of q/p over the other draws, and the part of the tail's mass under Q that the other draws miss.
+        The result for a draw does not depend on this draw. The result depends on the top classes, the tail's mass, and
+        the variation of q/p over the other draws. It also depends on the part of the tail's mass under Q that the other
+        draws miss.
 
         Arguments:
             top: the squared distance over the top classes.

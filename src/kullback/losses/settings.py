@@ -125,7 +125,7 @@ def _checked_settings(call: str, *fields: Any) -> LossSettings:
 class HeadSettings(NamedTuple):
     """The settings of `linear_distillation_loss` that `distillation_loss` does not have."""
 
-    softcap: Any  # after the check, a pair (student's, teacher's) of numbers, each of which may be None
+    softcap: Any  # after the check, the pair (student's, teacher's); an entry may be None
     logit_scale: Any
     chunk_bytes: int | None
     float32_logits: bool
@@ -148,7 +148,7 @@ def _checked_heads(call: str, *fields: Any) -> HeadSettings:
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:
-    """Return the student's and the teacher's value of a setting, each of which is a number or None."""
+    """Return the student's and the teacher's value of a setting. A value is a number or None."""
     pair: Any = value if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or not all(x is None or 0 < number_from(x) < math.inf for x in pair):
         wanted = "a positive number or None, or a pair of these for student and teacher"

@@ -85,8 +85,8 @@ def agreed_sides(
         positions: the checked positions and settings.
         ranks: the group.
         tensors: the tensors by the names of their arguments.
-        sizes: the number of this rank's classes, by the name of the argument that contains the classes: first for the
-            student, then for the teacher unless every rank has the full teacher.
+        sizes: the number of this rank's classes, by the name of the argument that contains the classes. The student's
+            entry is first. The teacher's entry follows, unless every rank has the full teacher.
         same: other values that must agree, by the name of the argument.
         own: numbers that may differ between the ranks.
     """

@@ -53,10 +53,10 @@ class TopK(PartialTeacher):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, an index is negative or repeated in its row, a log-probability is
-            positive, a row's probabilities sum to more than one, a row has no mass with ``"renormalize"``, `tail` is
-            unknown, or every row contains NaN. If only some rows contain NaN, the losses raise this error unless
-            `mask`, `weight` or `labels` exclude these positions.
+        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error if
+            an index is negative or repeated, a log-probability is positive, the probabilities sum to more than one, or
+            the row has no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
+            unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:
         >>> import torch

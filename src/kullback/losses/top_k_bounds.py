@@ -48,8 +48,8 @@ def top_k_divergence_bounds(
 ) -> DivergenceBounds:
     r"""Bound the divergence between two distributions from their lists of known classes.
 
-    Let C be the classes in both lists, A the classes only in P's list, with mass :math:`p_A`, B the classes only in Q's
-    list, with mass :math:`q_B`, and :math:`p_0, q_0` the masses outside each list. With
+    Let C be the classes in both lists. Let A be the classes only in P's list, with mass :math:`p_A`, and B the classes
+    only in Q's list, with mass :math:`q_B`. Let :math:`p_0, q_0` be the masses outside each list. With
     :math:`\varphi(p, q) = q f(p/q)`:
 
     .. math::
@@ -80,9 +80,9 @@ def top_k_divergence_bounds(
 
     Raises:
         ArgumentTypeError: `p` or `q` is neither a `TopK` nor a `TopKBlock`, or `kind` is not a divergence.
-        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is
-            unknown; an index is not below `classes`; a list contains all `classes`, but the remaining mass is more than
-            a rounding error; or `kind` is not a sum over classes.
+        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is unknown;
+            or an index is not below `classes`. The error is raised also if a list contains all `classes` but the
+            remaining mass is more than a rounding error, or if `kind` is not a sum over classes.
 
     Example:
         >>> import torch

@@ -19,8 +19,9 @@ from kullback.metrics.metric import ExactMetric
 # k1, k3 and the number of tokens. The last two columns are sums over all tokens: q/p - 1 and the number of tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
 _COLUMNS = 5
-# A mean of q/p differs significantly from 1 if there are at least `_FEWEST_SEQUENCES` sequences and the distance from 1
-# is more than `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`. Rounding errors are below `_ROUNDED`.
+# A mean of q/p over at least `_FEWEST_SEQUENCES` sequences may differ significantly from 1. The difference is
+# significant if it is more than `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`. Rounding errors are
+# below `_ROUNDED`.
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 
@@ -41,8 +42,9 @@ class PolicyKL(ExactMetric):
         \text{sequence mean } \frac1N \sum_i S_i
 
     The token mean estimates KL(P || Q) per token, and the sequence mean estimates KL(P || Q) per sequence, both in
-    nats. k1 and k3 are unbiased. k1 may be negative; k3 varies less than k1 if P and Q are close. Tokens of a sequence
-    are dependent. The standard errors therefore assume only that the sequences are independent.
+    nats. Both :math:`k_1` and :math:`k_3` are unbiased. While :math:`k_1` may be negative, :math:`k_3` varies less than
+    :math:`k_1` if P and Q are close. Tokens of a sequence are dependent. The standard errors therefore assume only that
+    the sequences are independent.
 
     The mean of q/p has expectation 1 if P has mass wherever Q has, and if the tokens were sampled with the
     probabilities p. Log-probabilities after top-p, top-k or min-p violate these conditions: k3 then omits the mass of Q

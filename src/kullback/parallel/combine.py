@@ -4,9 +4,9 @@ A rank has the masses p and q of its classes, normalized over the classes of all
 per row from these masses. The ranks sum or gather these numbers, and `merge` computes the value and the sums for the
 gradient.
 
-Let b be the derivatives with respect to the log-masses of P (or Q), m the masses of P (or Q), and S the sum of b over
-the row. The gradient with respect to a logit is b - m S. At the class with the most mass, this difference would cancel.
-The gradient there is computed as -(O - M S), where O and M are the sums of b and m over the other classes.
+Let m be the masses of P (or Q), b the derivatives with respect to log m, and S the sum of b over the row. The gradient
+with respect to a logit is b - m S. At the class with the most mass, this difference would cancel. The gradient there is
+computed as -(O - M S), where O and M are the sums of b and m over the other classes.
 """
 
 from __future__ import annotations

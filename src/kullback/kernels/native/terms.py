@@ -98,8 +98,9 @@ def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> 
 def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
     """Return KL between normalized rows of weights, in float64, from tensors of shape (..., classes).
 
-    Returns None for arguments that the kernel does not support: tensors that need derivatives, dtypes other than
-    float32 and float64, rows that are not distributions, and rows whose sum differs from one by more than `tolerance`.
+    Returns None for arguments that the kernel does not support: tensors that need derivatives, and dtypes other than
+    float32 and float64. Returns None also for rows that are not distributions, or whose sum differs from one by more
+    than `tolerance`.
     """
     if not (
         serves(p, q)

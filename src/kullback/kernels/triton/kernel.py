@@ -244,7 +244,7 @@ def _imbalance(
     """Return the sum of q - p, and the first class with the most mass of P and of Q.
 
     The sum is nonzero only through rounding in the normalization. A sum that is negligible compared to the sum of |q -
-    p| is returned as 0, so that classes with p = q keep a derivative of 0.
+    p| is returned as 0. Classes with p = q then keep a derivative of 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     differences, sizes = zeros, zeros
