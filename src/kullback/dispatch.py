@@ -115,7 +115,7 @@ def kl_divergence(
     options = _options("kl_divergence", method, rtol, atol, max_evaluations, draws, generator)
     unit = 1.0 if base is None else nats_per_unit("kl_divergence", _KL, base)
     if method == "auto":
-        # A fast path: for a small batch, the other steps would take longer than the divergence.
+        # This is a fast path: for a small batch, the other steps would take longer than the divergence.
         if type(p) is type(q) and type(p) in _OF_CLASSES:
             value = _value_of_rows(cast(Representation, p), cast(Representation, q))
         else:

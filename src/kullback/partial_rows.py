@@ -134,7 +134,7 @@ def summarize_rows(
     """Return the parts of logits that a reference file stores, on the CPU.
 
     Arguments:
-        logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites them.
+        logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites these logits.
         labels: the true classes, shape (rows,).
         top: the number of most probable classes to keep.
         uniforms: uniform random numbers from [0, 1) that determine the draws, shape (rows, draws).

@@ -66,7 +66,7 @@ class Representation(ABC):
     ) -> None:
         has_defaults = type(dim) is int and dim == -1 and labels is None and validate is True
         if has_defaults and self.is_floating and are_logits(x) and cast("Tensor", x).shape[-1]:
-            # A fast path, because the other checks would take longer than the divergence of a small tensor.
+            # This is a fast path, because the other checks would take longer than the divergence of a small tensor.
             self._source, self.tensor, self.dim = None, recordable(cast("Tensor", x)), -1
             if can_inspect_all((self.tensor,)):
                 self._check(self.tensor)
@@ -493,9 +493,9 @@ class Counts(Representation):
 
     Arguments:
         x: counts, integer or floating, shape (..., classes, ...). Labeled counts are a mapping from label to count such
-            as `collections.Counter`, or a pandas Series with the labels as its index. They may also be a data frame
-            with two columns, label and count, such as the result of ``value_counts()`` of polars. In other data frames,
-            and in a mapping from label to several numbers, each class is a column.
+            as `collections.Counter`, or a pandas Series with the labels as its index. Labeled counts may also be a data
+            frame with two columns, label and count, such as the result of ``value_counts()`` of polars. In other data
+            frames, and in a mapping from label to several numbers, each class is a column.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         prior: a number added to each count before the normalization (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, if `x` has no labels.

@@ -22,7 +22,7 @@ _ARGUMENTS = Arguments("Samples", dim=Whole(least=-2, most=1, example=-1), indep
 class Samples:
     r"""Draws :math:`x_1, \dots, x_n` from an unknown distribution.
 
-    Integers, booleans and strings are categories: they are only compared for equality. Floating-point numbers are
+    Integers, booleans and strings are categories, which are only compared for equality. Floating-point numbers are
     coordinates in a continuous space. A draw that is masked in a NumPy masked array of draws, weights or clusters is
     left out.
 

@@ -27,8 +27,8 @@ SERIES_TERMS = 13
 class FinitePair(NamedTuple):
     """Two finite distributions on the same classes, along the last dimension.
 
-    ``log_ratio`` is log p - log q, more accurate than the difference of the logarithms of p and q. It is +inf where
-    only q is 0, -inf where only p is 0, and 0 where both are 0.
+    ``log_ratio`` is log p - log q, more accurate than the difference of the logarithms of p and q. ``log_ratio`` is
+    +inf where only q is 0, -inf where only p is 0, and 0 where both are 0.
     """
 
     p: Tensor

@@ -218,8 +218,8 @@ class BatchLoss:
             return self.teacher(*inputs, **features)
 
     def _is_checked(self) -> bool:
-        """Return whether to check this batch. Batches 1, 2, 4, 8, ... are checked, because an error can begin during
-        training.
+        """Return whether to check this batch. The checked batches have the numbers 1, 2, 4, 8 and so on, because an
+        error can begin during training.
         """
         return self._batches & (self._batches + 1) == 0
 

@@ -28,9 +28,10 @@ class StoredTeacherCollator:
     """A collator for sequences of different lengths, each with a teacher's most probable tokens.
 
     `collator` pads the tokens and labels. `StoredTeacherCollator` pads ``teacher_indices`` and ``teacher_log_probs``,
-    of shape (tokens, k), on the same side. It also pads ``teacher_labels``, of shape (tokens,), if the sequences have
-    this field. Sequences may list different numbers of tokens. A padded row has the log-probability -inf, which `TopK`
-    does not count. After padding on the left, the first token gets the label -100, because no row predicts this token.
+    of shape (tokens, k), on the same side. `StoredTeacherCollator` also pads ``teacher_labels``, of shape (tokens,), if
+    the sequences have this field. Sequences may list different numbers of tokens. A padded row has the log-probability
+    -inf, which `TopK` does not count. After padding on the left, the first token gets the label -100, because no row
+    predicts this token.
 
     Arguments:
         collator: a function that pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``.

@@ -24,7 +24,7 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
 
     .. math:: \ell_n = D(P_n \| Q_n)
 
-    The function computes this loss at every position, like `top_k_divergence`. It replaces
+    The function computes this loss at every position, like `top_k_divergence`. The function replaces
     `verl.trainer.distillation.fsdp.losses.compute_forward_kl_topk`, the sum of :math:`p \log(p/q)` over the top tokens.
     If that sum is negative, verl sets the sum and its gradient to 0. The minimum of the sum is at the teacher's
     renormalized probabilities. With ``tail="bucket"``, the loss is never negative, is 0 only if the student agrees with

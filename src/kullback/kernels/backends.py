@@ -20,7 +20,7 @@ from kullback.kernels import reference
 from kullback.kernels.native import native_rows
 from kullback.kernels.triton import triton_rows
 
-# The list has the backends in the order of preference. Its last entry, the reference, computes every divergence of any
+# The list has the backends in the order of preference. The last entry, the reference, computes every divergence of any
 # logits.
 BACKENDS: list[Any] = [native_rows, triton_rows, reference]
 

@@ -1,5 +1,5 @@
 """The reference implementation in plain torch, for any device, dtype and divergence. The other implementations are
-tested against it.
+tested against the reference.
 
 The reference computes in float64 (float32 on devices without float64) for inputs of any dtype. Rows are processed in
 blocks, so that temporaries stay small for any number of rows.

@@ -55,7 +55,7 @@ DESCRIPTIONS = {
     "arguments, including hidden states, are equal on all ranks.",
     "classes": "the number of classes without padding. Logits of later classes count as -inf on both sides. With "
     "`group`, the number is the total over all shards.",
-    "return_entropy": "whether to return also the student's entropy at each position, computed in the same pass over "
+    "return_entropy": "whether to also return the student's entropy at each position, computed in the same pass over "
     "the chunks.",
 }
 

@@ -106,7 +106,7 @@ def distillation_loss(
         The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments.
         If the arguments disagree, all ranks raise the same error instead of waiting for each other. Then an all-gather
         of 4 numbers a row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce
-        adds up the divergence of each row and the sums for its gradients. This all-reduce sends 1 number a row without
+        adds up the divergence of each row and the sums for the gradients. This all-reduce sends 1 number a row without
         gradients, 4 if only the student or only the teacher requires a gradient, and 7 if both do. For `Renyi`, an
         all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete on every
         rank. With such a teacher, the second collective is an all-reduce of the student's logits at the teacher's
@@ -244,8 +244,9 @@ def linear_distillation_loss(
 
     The teacher's logits t are computed likewise, with the teacher's head. P is the teacher and Q the student. The
     logits are computed for a chunk of positions at a time, and only for positions that count. Finding these positions
-    synchronizes an accelerator. The gradient with respect to the logits overwrites the logits. Its products with the
-    hidden states and the head are immediately added to the gradients of the head and the hidden states.
+    synchronizes an accelerator. The gradient with respect to the logits overwrites the logits. The products of this
+    gradient with the hidden states and the head are immediately added to the gradients of the head and the hidden
+    states.
 
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point. The dimensions before the last are the
@@ -266,8 +267,8 @@ def linear_distillation_loss(
         the loss, computed in float32 or better: a scalar, or a tensor of the leading shape for ``"none"``. The loss is
         float64 if an argument is float64, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the
         entropy of Q at each position in nats, a tensor of the leading shape. The entropies are computed at the given
-        temperature. Their error is about 1e-6 for logits in float32 or half precision. At positions that do not count,
-        the entropy is 0. The entropies have no gradient.
+        temperature. The error of an entropy is about 1e-6 for logits in float32 or half precision. At positions that do
+        not count, the entropy is 0. The entropies have no gradient.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.

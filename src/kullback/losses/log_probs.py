@@ -60,7 +60,7 @@ def kl_from_log_probs(
         r = \frac{q(a)}{p(a)},\; a \sim P
 
     ``direction="reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning name the direction from the
-    side of the policy. With P the policy and Q the reference:
+    side of the policy. With P the policy and Q the reference, the names are:
 
     | papers | divergence | actions sampled from | argument |
     |---|---|---|---|
@@ -180,7 +180,8 @@ def kl_surrogate(
     P, Q and B are the distributions of a single action, which is one entry of the tensors. With one action for each
     token of a sequence, the sum over tokens gives the gradient of the divergences at the visited prefixes. This
     gradient ignores that the policy also decides which prefixes are visited. For the divergence of sequences, first sum
-    the log-probabilities of each sequence. B decides which prefixes are visited, unless `importance` reweights them.
+    the log-probabilities of each sequence. B decides which prefixes are visited, unless `importance` reweights the
+    prefixes.
 
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.

@@ -203,8 +203,8 @@ def position_weights(
 ) -> Tensor | None:
     """Return the weight of each position, 0 for a position that does not count; None if all weights are 1.
 
-    The dtype is `dtype`, or the dtype of `weight` if it is more precise. `takes_labels` says whether the user's call
-    has the arguments `labels` and `weight`, which an error about the mask may name.
+    The dtype is `dtype` or the dtype of `weight`, whichever is more precise. `takes_labels` says whether the user's
+    call has the arguments `labels` and `weight`, which an error about the mask may name.
     """
     if mask is weight is labels is None:
         return None

@@ -73,7 +73,7 @@ def kl_per_dimension(
         generator: the random generator of these draws; by default, torch's global generator.
 
     Returns:
-        the divergences in nats, of the shape of the latent dimensions. Their sum is the total KL.
+        the divergences in nats, of the shape of the latent dimensions. The sum of the divergences is the total KL.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an argument is invalid.

@@ -1,4 +1,4 @@
-"""Divergences from a teacher with its top classes, the mass of the other classes, and a few draws from the others."""
+"""Divergences from a teacher's top classes, the mass of the other classes, and a few draws from the other classes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _LEAST_LOG = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledTail(PartialTeacher):
-    r"""A teacher's most probable classes at each position, the mass of all others, and draws from the others.
+    r"""A teacher's most probable classes at each position, the mass of all other classes, and draws from the other
+    classes.
 
     A reference file (`kullback.io.Reference`) stores these tensors in less than a kilobyte a position. The mean of the
     loss over the random draws equals the loss with the full teacher. For a `TopK`, the two losses differ.
@@ -92,7 +93,7 @@ class SampledTail(PartialTeacher):
         Arguments:
             logits: a teacher's logits, shape (..., classes).
             k: the number of most probable classes to keep.
-            draws: the number of classes to draw from the others.
+            draws: the number of draws from the other classes.
             generator: the random generator of the draws, on the CPU.
 
         Returns:
@@ -234,8 +235,8 @@ def sampled_tail_divergence(
             not 1, or `kind` is not a sum over classes.
 
     Gradient:
-        to the student. Derivatives of any order exist, and the docstring of the kind's class states them. The first
-        derivative needs no extra memory.
+        to the student. Derivatives of any order exist, and the docstring of the kind's class states the first
+        derivatives. The first derivative needs no extra memory.
 
     Example:
         >>> import torch
@@ -297,8 +298,8 @@ class SampledRows(PartialRows):
         the teacher.
 
         The result for a draw does not depend on this draw. The result depends on the top classes, the tail's mass, and
-        the variation of q/p over the other draws. It also depends on the part of the tail's mass under Q that the other
-        draws miss.
+        the variation of q/p over the other draws. The result also depends on the part of the tail's mass under Q that
+        the other draws miss.
 
         Arguments:
             top: the squared distance over the top classes.

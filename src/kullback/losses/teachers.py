@@ -280,7 +280,8 @@ class PartialTeacher(ShortRepr, ABC):
 
 @dataclass(slots=True, eq=False)
 class WeightedTerms(RowOperation):
-    """The row operation that sums weighted terms of a divergence over some classes. It does not normalize the masses.
+    """The row operation that sums weighted terms of a divergence over some classes. The operation does not normalize
+    the masses.
 
     The gradients with respect to log p and log q come from the kind's derivatives. Terms of weight 0 have no effect,
     even if they are NaN.

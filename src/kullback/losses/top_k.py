@@ -46,9 +46,10 @@ class TopK(PartialTeacher):
     Arguments:
         indices: the kept classes, integer, shape (..., k), in any order.
         log_probs: the natural log-probabilities of the kept classes, shape (..., k).
-        tail: how to treat the other classes, whose probabilities are unknown. ``"bucket"`` merges them into one class
-            with the remaining mass. ``"renormalize"`` gives them no mass and scales the kept probabilities to sum to
-            one. ``"zero"`` leaves them out. `top_k_divergence` gives the formulas.
+        tail: how to treat the other classes, whose probabilities are unknown. ``"bucket"`` merges the other classes
+            into one class with the remaining mass. ``"renormalize"`` gives the other classes no mass and scales the
+            kept probabilities to sum to one. ``"zero"`` leaves the other classes out. `top_k_divergence` gives the
+            formulas.
         validate: whether to check the values.
 
     Raises:
@@ -176,11 +177,12 @@ def top_k_divergence(
     equal to the whole teacher, KL is then too large by at least :math:`-\log \sum_K p_i`. Kinds with a term of +inf at
     p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
 
-    ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are :math:`p_i \log(p_i/q_i) - p_i +
-    q_i`. The value is at most the value of ``"bucket"``, and is 0 if and only if student and teacher agree on K.
-    However, ``"zero"`` ignores classes outside K and is not a divergence between distributions. Some libraries use only
-    the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its minimum
-    is at the renormalized probabilities instead of the teacher's.
+    ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
+    :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and is 0 if and only if
+    student and teacher agree on K. However, ``"zero"`` ignores classes outside K and is not a divergence between
+    distributions. Some libraries use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`.
+    That sum can be negative, and has its minimum at the renormalized probabilities instead of the teacher's
+    probabilities.
 
     The teacher's remaining mass may be only a rounding error. If the student has no mass outside K, for example because
     K is all classes, such a remainder counts as 0 and does not cause +inf.
@@ -189,9 +191,9 @@ def top_k_divergence(
         kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
         teacher: P, shape (..., k).
         student: logits of Q, shape (..., classes).
-        temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. It
-            must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another temperature is
-            unknown.
+        temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. The
+            temperature must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another
+            temperature is unknown.
         dtype: the dtype of the result. By default float64 if the student or the teacher is float64, else float32.
 
     Returns:
@@ -205,9 +207,10 @@ def top_k_divergence(
 
     Gradient:
         to the student, and to the teacher's log-probabilities if they require a gradient. Derivatives of any order
-        exist. The docstring of the kind's class states them, for the probabilities in the formulas above. The first
-        derivative needs no extra memory. A padding entry gets 0. If the teacher has no mass outside K, ``"bucket"``
-        scales the teacher's probabilities to sum to one, and the gradient includes this scaling.
+        exist. The docstring of the kind's class states the first derivatives, with respect to the probabilities in the
+        formulas above. The first derivative needs no extra memory. A padding entry gets 0. If the teacher has no mass
+        outside K, ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this
+        scaling.
 
     Example:
         >>> import torch

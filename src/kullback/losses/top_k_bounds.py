@@ -126,8 +126,8 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """A distribution's listed classes, padded. `low` and `high` are the limits of their log-probabilities, `least` and
-    `most` the limits of the mass outside the list.
+    """A distribution's listed classes, padded. `low` and `high` are the limits of the classes' log-probabilities,
+    `least` and `most` the limits of the mass outside the list.
     """
 
     indices: Tensor

@@ -57,7 +57,7 @@ def kl_divergence(
         p: P, the data, shape (..., classes), with any number of leading dimensions; torchmetrics requires exactly one
             leading dimension.
         q: Q, the model or prior, of the same shape.
-        log_prob: whether `p` and `q` are log-probabilities. Otherwise they are weights, which are normalized.
+        log_prob: whether `p` and `q` are log-probabilities. Otherwise `p` and `q` are weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
         representation: the exact type of `p` and `q`: ``"logits"``, ``"log-probs"`` (the same as ``log_prob=True``),
             ``"counts"`` (weights, which are normalized; the default) or ``"probs"`` (which must sum to one).

@@ -52,7 +52,7 @@ class KLDivergence(ExactMetric):
     synchronizes like all states. With ``reduction="none"`` the metric keeps the values of all rows instead.
 
     Arguments:
-        log_prob: whether p and q are log-probabilities. Otherwise they are weights, which are normalized.
+        log_prob: whether p and q are log-probabilities. Otherwise p and q are weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row, flattened.
         representation: the exact type of p and q: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as in
             `kullback.metrics.kl_divergence`.

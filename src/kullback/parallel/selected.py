@@ -30,8 +30,8 @@ class Shard(NamedTuple):
 class ShardedClasses(RowOperation):
     """`SelectedClasses` for rows whose classes are sharded; the columns are the same on every rank.
 
-    For k selected classes, the forward pass makes an all-reduce of k numbers per row (k + 1 with labels). It also makes
-    an all-gather of two numbers per row (four with labels). The backward pass makes no collective.
+    For k selected classes, the forward pass makes an all-reduce of k numbers per row (k + 1 with labels). The forward
+    pass also makes an all-gather of two numbers per row (four with labels). The backward pass makes no collective.
     """
 
     shard: Shard

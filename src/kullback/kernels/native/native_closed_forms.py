@@ -109,7 +109,7 @@ def _compute(
         return values, derivatives
     if outcome == _TOO_EXTREME:
         raise _DeclinedError
-    # The operator does not support this layout; it supports contiguous tensors of one shape.
+    # The operator does not support this layout. Every operator supports contiguous tensors of one shape.
     return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), required)
 
 

@@ -1,7 +1,7 @@
 """The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients; see `triton_rows`.
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
-the terms are power series in d. Elsewhere they are computed from p and q, as in csrc/logits.
+the terms are power series in d. Elsewhere the terms are computed from p and q, as in csrc/logits.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.

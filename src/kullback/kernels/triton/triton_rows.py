@@ -1,8 +1,8 @@
 """The Triton kernel for GPUs: one program for each row sweeps its classes twice, or three times for a gradient.
 
-The kernel supports logits of float32, bfloat16 or float16 with any strides. It computes in float32, sums in float64,
-and does not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the environment,
-Triton's interpreter runs the same kernel on the CPU, slowly, for tests.
+The kernel supports logits of float32, bfloat16 or float16 with any strides. The kernel computes in float32, sums in
+float64, and does not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the
+environment, Triton's interpreter runs the same kernel on the CPU, slowly, for tests.
 """
 
 from __future__ import annotations
