@@ -31,7 +31,7 @@ def check_apart(call: str, student: torch.nn.Module | None, teacher: torch.nn.Mo
         return
     parameters = dict(student.named_parameters())
     learning = {name: x for name, x in parameters.items() if x.requires_grad}
-    # If no parameter is trainable, the student is an error only if all its parameters are the teacher's.
+    # If no parameter is trainable, sharing is an error only if all parameters of the student are the teacher's.
     shared = _shared(learning or parameters, [*teacher.parameters(), *teacher.buffers()])
     if shared and (learning or len(shared) == len(parameters)):
         raise _refusal(call, student, teacher, shared, learning)
