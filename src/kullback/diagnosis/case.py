@@ -118,7 +118,7 @@ class Case:
 
     @property
     def stray_labels(self) -> Occurrences:
-        """The entries of `target` that are neither class indices nor torch's index to ignore."""
+        """The entries of `target` that are neither class indices nor the default `ignore_index` of torch."""
         labels = self.target.long().reshape(self.target.shape or (1,))
         occurrences = Occurrences(tuple(labels.shape), -1)
         occurrences.add(((labels < 0) & (labels != NO_LABEL)) | (labels >= self.classes), 0)

@@ -50,7 +50,7 @@ class ModelHead(NamedTuple):
         linear = _saved_copy(module.get_output_embeddings())
         if getattr(type(linear), "forward", None) is not torch.nn.Linear.forward:
             instead = f"{_LOGITS}, which takes the logits of any head"
-            if hasattr(linear, "base_layer"):  # of PEFT
+            if hasattr(linear, "base_layer"):  # a layer of PEFT
                 instead = (
                     f"{_LOGITS}, or no adapter on the head (LoraConfig(target_modules=...) without 'lm_head')"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn.modules.loss import _Loss  # ModelOpt asks for one  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.loss import _Loss  # ModelOpt requires it  # pyright: ignore[reportPrivateUsage]
 
 from kullback.generators import KL, Divergence
 from kullback.integrations.model_reading import logits_of

@@ -259,7 +259,8 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
     ) -> Any:
         """Return the loss of a batch of prompts and completions."""
         if self.model.training and inputs.get("num_items_in_batch") is not None:
-            # These are the generated tokens of all processes, which average their gradients.
+            # These are the generated tokens of all processes. The processes average their gradients, so the number is
+            # divided by the number of processes.
             num_items_in_batch = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         counted = inputs["completion_mask"] * inputs.get("tool_mask", 1) != 0
         ignored = self.batch_loss.loss.ignore_index

@@ -205,7 +205,7 @@ class RowDivergence(RowOperation):
         weights = upcast(weights)
         if not in_logs or self.temperature == 1:
             return weights
-        # Differences from the largest logit keep more digits than logits far from 0.
+        # Differences from the largest logit keep more digits than logits far from 0, so the differences are scaled.
         return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:

@@ -99,7 +99,8 @@ def transformable(
         tensors = (first, second) if third is None else (first, second, third)
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
-    # torch.compile does not support a custom function with forward-mode derivatives.
+    # torch.compile does not support a custom function with forward-mode derivatives, so it gets a function without
+    # them.
     function = _Transformable if torch.compiler.is_compiling() else _ForwardTransformable
     return function.apply(operation, first, second, third)[0]
 

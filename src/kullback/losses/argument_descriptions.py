@@ -39,8 +39,8 @@ DESCRIPTIONS = {
     'probabilities again. ``"mask"`` gives no mass to the classes that a side lacks, so KL is +inf if the teacher has '
     "more classes than the student.",
     "inplace_backward": "whether the backward pass overwrites `student` with its gradient, which saves memory. Do "
-    "not set the flag if any code reads the logits afterwards, if the logits are a parameter or a view of a parameter, or "
-    'if they share memory with `teacher`. The flag is not available with ``reduction="none"``.',
+    "not set the flag if any code reads the logits afterwards, if the logits are a parameter or a view of a parameter, "
+    'or if they share memory with `teacher`. The flag is not available with ``reduction="none"``.',
     "softcap": "c, the bound of a logit's absolute value; None for no bound. A pair gives the student's and the "
     "teacher's c. The log-probabilities of a stored teacher do not change.",
     "logit_scale": "a, the factor of W h + b before the cap. A pair gives the student's and the teacher's a.",

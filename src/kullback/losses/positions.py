@@ -124,7 +124,7 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
     if isinstance(normalizer, Tensor):
         check_dense(call, "normalizer", normalizer)
         is_scalar = normalizer.numel() == 1 and not normalizer.is_complex()
-        # Reading a value on an accelerator would synchronize.
+        # Reading a value on an accelerator would synchronize, so only values on the CPU are checked.
         is_readable = is_scalar and can_inspect(normalizer) and normalizer.is_cpu
         is_valid = is_scalar and (not is_readable or 0 < normalizer.item() < math.inf)
         described = f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
