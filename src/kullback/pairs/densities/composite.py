@@ -139,7 +139,7 @@ class MixtureDensity(Density):
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
-        """Return the mixture's coordinates of the points at these coordinates of the components."""
+        """Return the coordinates of the mixture at the points with the coordinates `marks` of the components."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low, self.high))
         )
@@ -221,7 +221,8 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
     if part is None:
         return None
-    if not part.is_splittable():  # only the mixture's log_prob evaluates them
+    # Components that cannot be split are evaluated by the mixture's log_prob only.
+    if not part.is_splittable():
         low, high = part.low, part.high
         return density_on_image(
             d,
