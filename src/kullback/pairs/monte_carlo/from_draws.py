@@ -52,15 +52,16 @@ from kullback.pairs.solve_options import FEWEST_DRAWS, SolveOptions
 from kullback.pairs.support import is_infinite
 from kullback.results.estimate import Estimate
 
-# The largest relative standard error of the sum S in Renyi's divergence log(S) / (alpha - 1). Up to this error, log S
-# is biased by less than half its square, .05. tests/pairs/monte_carlo/test_other_kinds.py covers it.
+# The largest relative standard error of the sum S in Renyi's divergence log(S) / (alpha - 1). The bias of log S is
+# about half the square of this error, so at most 0.05. tests/pairs/monte_carlo/test_other_kinds.py checks pairs with
+# larger and smaller errors.
 _LARGEST_ERROR = 0.3
 # If the tail index is at least this, the variance of the terms is infinite.
 _LARGEST_INDEX = 0.5
 
 
 def serves(kind: Divergence) -> bool:
-    """Return whether draws can estimate a kind: it is a mean of terms, or Renyi's function of such a mean."""
+    """Return whether draws can estimate a kind: every mean of terms, and Renyi's function of such a mean."""
     return kind.additive or (isinstance(kind, Renyi) and 0 < kind.alpha < math.inf)
 
 
@@ -248,10 +249,10 @@ def _standard_error(x: Tensor, sequences: int) -> Tensor:
 
 
 class _Half(NamedTuple):
-    """The numbers computed from the draws of one side.
+    """The numbers computed from the draws of P, or from the draws of Q.
 
-    They are the terms of the divergence, changes that are 0 but carry the gradients of the terms, and the terms of
-    Renyi's sum.
+    `terms` are the terms of the divergence, `changes` are zeros with the gradients of the terms, and `powers` are the
+    terms of the sum S in Renyi's divergence.
     """
 
     terms: Tensor

@@ -13,10 +13,10 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, log_ratio, safe_log
 from kullback.pairs.numerics.parameters import given_logits
 
-# If two logits differ by less than this, the log-ratios are computed from the difference, without cancellation.
+# If two logits differ by less than _CLOSE, the log-ratios are computed from the difference, without cancellation.
 _CLOSE = 1.0
-# Below this |log p / q|, the term of KL is p times a function of the log-ratio. Above it, the term is at least 4 % of
-# the numbers that are subtracted, so at most two digits are lost.
+# If |log(p / q)| is below _NEAR, the term of KL is computed as p times a function of the log-ratio. Otherwise the term
+# is at least 4 % of the numbers that are subtracted, so at most two digits are lost.
 _NEAR = 0.3
 # Numbers below _LEAST are multiplied by _UNIT, because their products with small factors would be subnormal floats.
 _LEAST, _UNIT = 2.0**-960, 2.0**900
@@ -61,7 +61,8 @@ def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
     """Return log(p / q) for the probabilities of success and for the probabilities of failure; 0 where p or q is 0.
 
     The log-ratios of nearly equal probabilities have full precision. If the logits differ by d, the ratio p / q of the
-    probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). From probabilities it is 1 + (p - q) / q.
+    probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). If the user passed probabilities, p / q is
+    computed as 1 + (p - q) / q.
     """
     success = _difference(p.log_success, q.log_success)
     failure = _difference(p.log_failure, q.log_failure)

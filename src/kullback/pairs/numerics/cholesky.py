@@ -17,12 +17,13 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import itakura_saito
 from kullback.pairs.numerics.parameters import matrix_of
 
-# If the squared norm of the whitened difference of the covariances is below this, M is computed from the difference.
-# The identity plus a difference of norm below 1 is positive definite, so the exact value does not matter.
+# If the squared norm of the whitened difference of the covariances is below _NEAR, M is computed from the difference.
+# The identity plus a difference of norm below 1 is positive definite, so the exact value of _NEAR does not matter.
 _NEAR = 0.02
-# The smallest number of columns in a block of `solve_lower`, as in `triangular`: benchmarks/bench_normals.py.
+# _LEAST_WIDTH is the smallest number of columns in a block of `solve_lower`, chosen by benchmarks/bench_normals.py,
+# like the width in `triangular`.
 _LEAST_WIDTH = 128
-# The squares of ratios in this range are normal floats.
+# The squares of ratios from _LEAST_RATIO to _MOST_RATIO are normal floats.
 _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
@@ -84,7 +85,7 @@ class Mixed(NamedTuple):
 
 
 def of_root(root: Tensor) -> Covariance:
-    """Return the covariance of a Cholesky factor."""
+    """Return the `Covariance` with the Cholesky factor `root`."""
     return Covariance(root.tril())
 
 
@@ -113,7 +114,7 @@ def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
 
 
 def _corrected(root: Tensor, change: Tensor) -> Tensor:
-    """Return the Cholesky factor of root (I + change) root^T for a small `change`, exact to second order in it."""
+    """Return the Cholesky factor of root (I + change) root^T for a small `change`; exact to second order."""
     first = _lower_half(change)
     return root + root @ _lower_half(change - first @ first.mT)
 
@@ -212,7 +213,7 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
 
 
 def mixed_with_one(m: Relative, share: float) -> Mixed:
-    """Return (1 - share) I + share M M^T as `Mixed`; I for batch elements where this is not positive definite."""
+    """Return (1 - share) I + share M M^T as `Mixed`; I for batch elements where it is not positive definite."""
     step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
     change = share * (step + step.mT + step @ step.mT)
     exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
