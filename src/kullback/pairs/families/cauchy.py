@@ -24,7 +24,7 @@ from kullback.pairs.registry import closed_form
 
 
 class CauchyDensity(LocationScaleDensity):
-    """1 / (pi scale (1 + z^2))."""
+    """The density 1 / (pi scale (1 + z^2)) with z = (x - loc) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
         return -log_one_plus_square(self.standard(at)) - torch.log(self.scale) - math.log(math.pi)
@@ -37,7 +37,7 @@ class CauchyDensity(LocationScaleDensity):
 
 @dataclass(frozen=True)
 class HalfCauchyDensity(HalfLineDensity):
-    """2 / (pi scale (1 + z^2)) with z = x / scale."""
+    """The density 2 / (pi scale (1 + z^2)) with z = x / scale."""
 
     scale: Tensor
 
@@ -93,14 +93,14 @@ def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
     half, scale_p = upcast(q.df) / 2, upcast(p.scale)
     reach = upcast(q.scale) * torch.sqrt(2 * half)
     distance = upcast(p.loc) - upcast(q.loc)
-    # lgamma(h + 1/2) - lgamma(h) - log(h) / 2
+    # `step` is lgamma(h + 1/2) - lgamma(h) - log(h) / 2 for h = `half`.
     step = (
         (half + 0.5) * log1p_quotient(torch.full_like(half, 0.5), half)
         - 0.5
         + stirling_remainder(half + 0.5)
         - stirling_remainder(half)
     )
-    # log(shift^2 + (1 + ratio)^2), where neither square may overflow
+    # `log_square` is log(shift^2 + (1 + ratio)^2), computed so that neither square overflows.
     large = torch.maximum(distance.abs(), scale_p).detach() > 1e8 * reach
     shift, ratio = (torch.where(large, 0, x) / reach for x in (distance, scale_p))
     near = torch.log1p(shift * shift + ratio * (2 + ratio))

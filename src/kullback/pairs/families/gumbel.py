@@ -42,7 +42,7 @@ from kullback.pairs.registry import closed_form
 
 
 class GumbelDensity(LocationScaleDensity):
-    """exp(-z - e^-z) / scale."""
+    """The density exp(-z - e^-z) / scale with z = (x - loc) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
         z = self.standard(at)

@@ -19,14 +19,14 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class StudentTDensity(LocationScaleDensity):
-    """(1 + z^2 / df)^(-(df + 1) / 2), normalized."""
+    """The density proportional to (1 + z^2 / df)^(-(df + 1) / 2), with z = (x - loc) / scale."""
 
     df: Tensor
 
     def log_density(self, at: Points) -> Tensor:
         z = (at.x - self.loc) / (self.scale * torch.sqrt(self.df))
         half = self.df / 2
-        # lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which is near 0 for large `half`
+        # `step` is lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which is near 0 for large `half`.
         step = (
             (half + 0.5) * torch.log1p(0.5 / half)
             - 0.5
@@ -63,7 +63,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
 
 
 def _from_normal(half: Tensor) -> Tensor:
-    """Return KL from a standard StudentT with 2 `half` degrees of freedom to the Normal with its mean and variance.
+    """Return KL from a StudentT with 2 `half` degrees of freedom to the Normal with the same mean and variance.
 
     For more than 24 degrees of freedom, the result is an asymptotic series that follows from Stirling's series.
     """
