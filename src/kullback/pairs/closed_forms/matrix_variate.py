@@ -95,7 +95,8 @@ def _by_scaled_normals(
     """Return KL of float32 Wishart distributions from only one KL of normal distributions, which takes less time.
 
     KL = m KL(N(0, n V) || N(0, m W)) + sum_i KL(Gamma((n - i) / 2, n) || Gamma((m - i) / 2, m))
-    + d (d - 1) / 4 (m / n - 1 - log(m / n)), where no term is negative. In float64, the products of float32 numbers are exact.
+    + d (d - 1) / 4 (m / n - 1 - log(m / n)), where no term is negative.
+    In float64, the products of float32 numbers are exact.
     """
     (mean, of_p, of_q), (n, m), (a, b) = matrices, df, halves
     scale_p, scale_q = (x[..., None, None] for x in scales)
@@ -114,8 +115,8 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
     """Return KL of the factors of Bartlett's decomposition: d gamma distributions, and the part below the diagonal.
 
     With n and m the degrees of freedom, M = K^-1 L as for normal distributions, x_i = m_ii^2, a_i = (n - i) / 2 and
-    b_i = (m - i) / 2 for i = 0 ... d - 1, KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
-    + n / 2 times the sum of the squares of M below the diagonal.
+    b_i = (m - i) / 2 for i = 0 ... d - 1,
+    KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i) + n / 2 times the sum of the squares of M below the diagonal.
     On the theory of statistical regression (Bartlett, 1933)
     """
     first, second, _ = factors_of(p, q)

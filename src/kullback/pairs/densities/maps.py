@@ -335,7 +335,7 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
         return can_inspect_all((a, b)) and are_equal(a, b)
     if not is_whole_graph():
         return outside_of_graphs(are_equal)(a, b)
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports SymPy, as the compiler has done
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports SymPy, as the compiler did
 
     return guard_or_false(cast("bool", (a == b).all().item()))
 
