@@ -1,4 +1,4 @@
-"""The table of the rules for pairs of types: closed forms, reductions and users' rules. `plan_for` returns a pair's."""
+"""The table of the rules for pairs of types (closed forms, reductions and users' rules), and the plan of each pair."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FormT = TypeVar("FormT", bound=FormFunction)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    `error` is a function of P, Q and the value; None means the common bound, `kullback.pairs.rounding`. `native`
+    `error` is a function of P, Q and the value; None means the common bound in `kullback.pairs.rounding`. `native`
     computes the same value in C++. If `yields` is true, another closed form for the same types replaces this form.
     """
 
@@ -66,11 +66,12 @@ class UserRule(NamedTuple):
     pair: TypePair
 
 
-# A function of P, Q and kl that computes a divergence from other pairs; kl(p, q) returns the estimate of a pair.
+# `Reduction` is a function of P, Q and kl that computes a divergence from other pairs, where kl(p, q) returns the
+# estimate of a pair.
 Reduction = Callable[..., Estimate | None]
 ReductionT = TypeVar("ReductionT", bound=Reduction)
 
-# All registered rules, by role and by pair of types.
+# _RULES has all registered rules, by role and by pair of types.
 _RULES: dict[str, dict[TypePair, Any]] = {"user": {}, "closed_form": {}, "shortcut": {}, "reduction": {}}
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
@@ -153,7 +154,7 @@ class Step(NamedTuple):
         rule: a function of the pair, the kind of divergence and the options, which returns None for other pairs.
         kinds: whether the rule applies to KL, and whether it applies to other divergences.
         methods: the values of the option `method` that allow the rule.
-        of_family: whether the rule uses the formulas of a family, so that it is not used if `log_prob` is overridden.
+        of_family: whether the rule uses the formulas of a family; such a rule is skipped if `log_prob` is overridden.
         serves: a function that returns whether the rule may apply to the types of a plan.
     """
 
@@ -256,7 +257,7 @@ def _made_plan(types: TypePair) -> Plan:
 
 def _space(kind: type) -> tuple[bool | None, str | None]:
     """Return whether events of a class of torch are discrete, and the name of their space if it is in `SURFACES`."""
-    support = getattr(kind, "support", None)  # the attribute of the class, for any parameters
+    support = getattr(kind, "support", None)  # the class attribute is the same for all parameters
     return getattr(support, "is_discrete", None), SURFACES.get(type(support))
 
 
@@ -272,7 +273,7 @@ def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
-    """Return a list of the most specific matching pair; all matching pairs if none is more specific than all others."""
+    """Return a list with the most specific matching pair, or all matching pairs if no pair is the most specific."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
     best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
     return best or matches

@@ -116,7 +116,8 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
 
     With n and m the degrees of freedom, M = K^-1 L as for normal distributions, x_i = m_ii^2, a_i = (n - i) / 2 and
     b_i = (m - i) / 2 for i = 0 ... d - 1,
-    KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i) + n / 2 times the sum of the squares of M below the diagonal.
+    KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
+    + n / 2 times the sum of the squares of M below the diagonal.
     On the theory of statistical regression (Bartlett, 1933)
     """
     first, second, _ = factors_of(p, q)
