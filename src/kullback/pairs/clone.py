@@ -151,7 +151,10 @@ def are_valid(d: Distribution) -> bool:
 
 
 def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
-    """Return a mask of the numbers in x that satisfy a constraint; for constraints of events, it broadcasts to x."""
+    """Return a mask of the numbers in x that satisfy a constraint.
+
+    For a constraint of events, the mask has size 1 along the dimensions of the event.
+    """
     inside = constraint.check(x)
     return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside
 

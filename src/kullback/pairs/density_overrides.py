@@ -1,6 +1,7 @@
 """Tests for a distribution whose class or instance overrides `log_prob`, or another method, of its family.
 
-The formulas of the family do not apply to such a distribution. Its `log_prob` is integrated or summed instead.
+The formulas of the family do not apply to such a distribution. The `log_prob` of such a distribution is integrated or
+summed instead.
 """
 
 from __future__ import annotations

@@ -66,7 +66,10 @@ OURS.add(_serve)
 
 
 class Installation:
-    """The result of `install`. As a context manager, it restores torch's previous rules at the end of the block."""
+    """The result of `install`.
+
+    Used as a context manager, this object restores torch's previous rules at the end of the block.
+    """
 
     def __init__(self, *, was_installed: bool) -> None:
         self._was_installed = was_installed

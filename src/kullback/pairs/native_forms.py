@@ -1,7 +1,7 @@
 """The closed forms that C++ kernels compute from the parameters of P and Q, without copies of the parameters.
 
-Functions in plain torch compute all other cases: other devices, tensors of torch.func and second derivatives. They
-also compute KL for parameters so extreme that the arithmetic of the kernels would overflow or underflow.
+Functions in plain torch compute all other cases: other devices, tensors of torch.func and second derivatives. These
+functions also compute KL for parameters so extreme that the arithmetic of the kernels would overflow or underflow.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ class Plan(NamedTuple):
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
         closed_form: the closed form; None without one, or if a class overrides the `log_prob` of its family.
         reduction: the reduction; None without one.
-        shortcut: a function that computes KL without checks, such as a C++ kernel. It is None if a subclass changes
-            the support, or if a user, or another package for a subclass, has registered a rule.
+        shortcut: a function that computes KL without checks, such as a C++ kernel. The shortcut is None if a subclass
+            changes the support, or if a user, or another package for a subclass, has registered a rule.
         is_plain: whether both types are classes of torch that wrap no other distribution.
         is_comparable: whether the types alone show that P and Q have densities over the same space.
         kl: the rules for KL after `shortcut`, in their order.

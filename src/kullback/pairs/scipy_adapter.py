@@ -1,7 +1,7 @@
 """The conversion of SciPy's distributions to torch: frozen distributions, and objects of SciPy's new interface.
 
-The result is a distribution of torch if torch has the family. Otherwise it is a `Distribution` that calls SciPy for the
-density. This module does not import SciPy, because a caller who passes SciPy's objects has imported it.
+The result is a distribution of torch if torch has the family. Otherwise the result is a `Distribution` that calls SciPy
+for the density. This module does not import SciPy, because a caller who passes SciPy's objects has imported it.
 """
 
 from __future__ import annotations

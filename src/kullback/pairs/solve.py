@@ -406,7 +406,7 @@ def _renyi(
     if summand is None:
         try:
             summand = estimate(call, *bases, options, Renyi(alpha).simplest())
-        except NoRuleError:  # its message names an order and a pair that the user did not pass
+        except NoRuleError:  # the message would name an order and a pair that the user did not pass
             return None
         except ConvergenceError as error:  # `estimate` checks the sum, and names the user's kind and pair
             summand = error.estimate
@@ -446,7 +446,7 @@ def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
         _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
         return outside_of_graphs(_by_densities)(pair, kind, options)
     from kullback.pairs.integration.mass import check_masses
-    from kullback.pairs.univariate import divergence_of_densities, method_for  # not for closed forms
+    from kullback.pairs.univariate import divergence_of_densities, method_for  # closed forms do not need it
 
     if not pair.p.event_shape:
         check_integrable(pair.call, pair.p, pair.q)

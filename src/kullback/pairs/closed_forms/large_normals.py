@@ -117,7 +117,7 @@ def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
 def _error(sides: _Sides, value: Tensor) -> Tensor:
     """Return an estimate of the rounding error of KL.
 
-    Rounding changes a covariance with the variances D^2 by D R D, where the entries of R are a small multiple of the
+    Rounding changes a covariance by D R D, where D^2 are the variances, and the entries of R are small multiples of the
     machine epsilon. With the derivative G of KL with respect to the covariance, KL changes by the sum of the products
     of the entries of R and D G D. Products with random vectors estimate the norm of D G D.
     """
@@ -147,7 +147,7 @@ def _precision_times(side: _Side, columns: Tensor) -> Tensor:
 
 
 def _precision_times_each(side: _Side, *columns: Tensor) -> tuple[Tensor, ...]:
-    """Return the precision times each of the matrices `columns`; one product for all reads the precision only once."""
+    """Return the precision times each of the matrices `columns`; a single product reads the precision only once."""
     batch = torch.broadcast_shapes(*(x.shape[:-2] for x in columns))
     together = torch.cat([x.expand(*batch, *x.shape[-2:]) for x in columns], -1)
     return _precision_times(side, together).split([x.shape[-1] for x in columns], -1)
@@ -190,7 +190,7 @@ def _of_means(p: _Side, q: _Side) -> Tensor:
     if isinstance(q, _LowRank):
         rest, z = q.whitened.residual(shift / q.deviations.unsqueeze(-1))
         return (rest**2).sum((-2, -1)) + (z**2).sum((-2, -1))
-    if isinstance(p, _Full) and p.is_precision:  # then `p` has Q's precision (see `_sides`)
+    if isinstance(p, _Full) and p.is_precision:  # in this case, `p` has Q's precision (see `_sides`)
         return ((p.root.mT @ shift) ** 2).sum((-2, -1))
     return (_solved(q.root, shift) ** 2).sum((-2, -1))
 

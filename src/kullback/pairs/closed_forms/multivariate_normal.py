@@ -394,7 +394,7 @@ def _error_of_diagonal(p: Distribution, q: Distribution, value: Tensor) -> Tenso
     """Return a bound on the rounding error of KL between a diagonal and a low-rank covariance."""
     of_p, of_q = as_factor_model(p), as_factor_model(q)
     if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
-        return 1e-12 * value + 1e-15  # like KL between two low-rank covariances
+        return 1e-12 * value + 1e-15  # the same bound as for two low-rank covariances
     return rounding_error(p, q, value)
 
 

@@ -155,7 +155,8 @@ class BlackBoxDensity(Density):
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
         """Return `log_density`, extrapolated as a power of the distance at points too far out to be evaluated."""
         end = self.low if side < 0 else self.high
-        # The last point at which the density is evaluated, and the log-density shortly before this point and at it.
+        # `edge` is the last point at which the density is evaluated. `inner` and `outer` are the log-densities shortly
+        # before this point and at this point.
         edge, inner, outer = self._logs_at(side, _REACHES[0])
         if not bool((outer - inner).isfinite().all()):
             edge, inner, outer = self._logs_at(side, _REACHES[1])
@@ -178,7 +179,7 @@ class BlackBoxDensity(Density):
         first, middle, last, width = self.quartiles
         if end is None:
             log_u = torch.log(width) + reach
-            if other is not None:  # then the quartiles are logarithms of distances from the other end
+            if other is not None:  # the quartiles are logarithms of distances from `other`
                 log_u, middle = torch.maximum(last.abs(), first.abs()) + reach, other
             return _Edge(side, middle, log_u, 1)
         log_u = torch.minimum(side * -first, side * -last) if other is None else -middle.abs()
@@ -212,7 +213,7 @@ class BlackBoxDensity(Density):
         with torch.no_grad():
             ends = _ends_of(self.distribution)
             end, (_, middle, _, scale) = ends[side > 0], self.quartiles
-            if (ends[0] is None) != (ends[1] is None):  # then the quartiles are logarithms of distances
+            if (ends[0] is None) != (ends[1] is None):  # the quartiles are logarithms of distances
                 scale = torch.exp(scale.clamp(max=300) + middle.clamp(-300, 300))
             tail = self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
             return [tensor_of(x).expand(self.distribution.batch_shape) for x in tail]

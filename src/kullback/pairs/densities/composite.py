@@ -29,7 +29,10 @@ from kullback.pairs.numerics.parameters import first_given, log_probs_of
 
 @dataclass(frozen=True)
 class MixtureDensity(Density):
-    """sum_k e^log_weights_k p_k(x); the last dimension of `log_weights`, and of part's parameters, is k."""
+    """The density sum_k e^log_weights_k p_k(x).
+
+    The last dimension of `log_weights`, and of the parameters of `part`, is k.
+    """
 
     log_weights: Tensor
     part: Density
@@ -165,7 +168,7 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
 @dataclass(frozen=True)
 class ZeroInflatedDensity(IntegerDensity):
-    """gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers."""
+    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers."""
 
     log_gate: Tensor
     log_rest: Tensor

@@ -117,7 +117,7 @@ def _parts(transform: Transform) -> list[Transform]:
 
 
 def _side_by_side(transform: Transform) -> list[Transform]:
-    """Return the transforms of the slices of a StackTransform or CatTransform; none for any other transform."""
+    """Return the transforms of the slices of a StackTransform or CatTransform; an empty list for others."""
     return list(transform.transforms) if isinstance(transform, StackTransform | CatTransform) else []
 
 

@@ -1,4 +1,4 @@
-"""The family of Dirichlet distributions, and the closed form of Dirichlet and of Beta, the case of two classes.
+"""The family of Dirichlet distributions, and a closed form for Dirichlet and Beta, which has two classes.
 
 The closed form of a large batch is computed in blocks.
 """
@@ -111,8 +111,8 @@ _KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, Dirichlet, Diric
 def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
     """Return KL over more classes than a row of the kernel has; None if the kernel does not support the parameters.
 
-    The totals of groups of classes have a Dirichlet distribution, and so have the proportions within each group. All of
-    these are independent, so KL is the sum of their KL divergences, which are non-negative.
+    The totals of groups of classes have a Dirichlet distribution, and so have the proportions within each group. All
+    these totals and proportions are independent, so KL is the sum of their KL divergences. No summand is negative.
     """
     form, dtype = _KERNEL.form, p.dtype
     a, b = torch.broadcast_tensors(upcast(p), upcast(q))

@@ -68,7 +68,7 @@ def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor
     This is the sum of e^d - 1 - d at d = t + lgamma(1 + r) and the Bregman divergence of lgamma from 1 to r.
     """
     ratio, more = (x.clamp(max=1e308) for x in (scale_p / scale_q, (scale_p - scale_q) / scale_q))
-    small = ratio < 0.5  # then 1 / r may overflow
+    small = ratio < 0.5  # for a small r, 1 / r may overflow
     beyond = _lgamma_beyond_two(more)
     far = beyond + EULER_GAMMA * more - log_ratio(scale_p, scale_q)
     one = torch.ones_like(ratio)

@@ -54,7 +54,7 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     shift = upcast(p.loc) - upcast(q.loc)
-    distance = torch.where(shift < 0, -shift, shift)  # unlike |shift| it has second derivatives at 0
+    distance = torch.where(shift < 0, -shift, shift)  # unlike |shift|, this has second derivatives at 0
     # The product r y may be finite although y or r overflows.
     y = clamped_quotient(distance, scale_p, 1000)
     far = y > 2

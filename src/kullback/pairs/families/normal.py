@@ -134,8 +134,8 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
 
     E e^(-X / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2).
     """
-    # Each parameter is converted only once. After two conversions it would get two gradients, each rounded to float32,
-    # and their sum might be inf - inf.
+    # Each parameter is converted only once. A parameter that is converted twice would get two gradients, each rounded
+    # to float32, and the sum of both might be inf - inf.
     loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
     t = scale_p / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))

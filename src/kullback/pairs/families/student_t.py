@@ -51,7 +51,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     ratio = scale_p / scale_q
     more = (scale_p - scale_q) / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
-    # If ratio^2 underflows, the formula uses its logarithm; if ratio^2 overflows, KL is +inf.
+    # If ratio^2 underflows, the formula uses the logarithm of ratio^2; if ratio^2 overflows, KL is +inf.
     tiny, huge = ratio < 1e-100, ratio > 1e150
     log_variance = 2 * log_ratio(scale_p, scale_q) + torch.log(half / (half - 1))
     ratio, more = torch.where(tiny | huge, 1, ratio), torch.where(tiny | huge, 0, more)

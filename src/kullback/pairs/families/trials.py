@@ -1,6 +1,6 @@
 """The Bernoulli, Binomial, Geometric and NegativeBinomial families, which count the outcomes of repeated trials.
 
-Their divergences are sums of terms p log(p / q) - p + q of a single trial. No term is negative.
+The divergences of these families are sums of terms p log(p / q) - p + q of a single trial. No term is negative.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Trials(IntegerDensity):
         return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
 
     def uncertain(self) -> _Trials:
-        """Return the density with probabilities of 1/2 where one outcome is impossible, so with finite logarithms."""
+        """Return the density, with 1/2 in place of the probabilities 0 and 1, so that all logarithms are finite."""
         certain = self.certain()
         half = (0.5, 0.5, math.log(0.5), math.log(0.5))
         own = (self.success, self.failure, self.log_success, self.log_failure)
@@ -215,7 +215,7 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
         log_odds_of_q: log(Q(other outcome) / P(last outcome)).
     """
     # The second term is proportional to the odds, which may overflow although the term is finite. So the odds are
-    # divided by e^beyond, and the term is multiplied by it.
+    # divided by e^beyond, and the term is multiplied by e^beyond.
     beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
     odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)

@@ -38,9 +38,9 @@ class DivergenceTerms(NamedTuple):
 
     kind: Divergence
     beyond: int | None = None
-    """The density, 0 for P and 1 for Q, that may have mass outside the support of the other, next to a shared end.
-    Outside this support, the divergence is a multiple of the mass. The derivatives by the masses of this density do not
-    include the multiple."""
+    """The density, 0 for P and 1 for Q, that may have mass outside the support of the other density, next to a shared
+    end. Outside this support, the divergence is a multiple of the mass. The derivatives by the masses of this density
+    do not include the multiple."""
     log_scale: Tensor | None = None
     """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of distant P and Q; else None. If
     `log_scale` is given, the terms are p^a q^(1 - a) / e^log_scale. The terms of the power divergence would add up to a
@@ -73,7 +73,10 @@ class DivergenceTerms(NamedTuple):
         return self.kind if isinstance(self.kind, BuiltIn | OfRatio) else OwnTerms(self.kind)
 
     def _whole(self) -> Divergence:
-        """Return the kind that computes the divergence and its derivatives: `kind` itself unless it is additive."""
+        """Return the kind that computes the divergence and its derivatives.
+
+        If `kind` is additive, this is `_additive()`; otherwise `kind` itself.
+        """
         return self._additive() if self.kind.additive else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:

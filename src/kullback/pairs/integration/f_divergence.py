@@ -43,8 +43,8 @@ _FEW = 60.0
 # 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
 # If a panel contains a corner of the terms, such as |p - q| at p = q, its relative error is assumed to be at least
-# _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 takes 6 % fewer points, but then both quadrature rules may
-# miss a corner.
+# _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but then both
+# quadrature rules may miss a corner.
 _OF_A_CORNER = 0.03
 
 # `Shares` is a function that splits P and Q into pairs of densities. The pairs add up to P and Q, and each pair has its
@@ -253,7 +253,7 @@ def _second_order(
 def sum_divergence(
     p: Density, q: Density, terms: DivergenceTerms, batch_shape: torch.Size, target: Tolerance
 ) -> Integral:
-    """Sum the terms of a divergence over all integers that are not negligible; see `integrate_kl` for the arguments."""
+    """Sum the terms of a divergence over all integers with relevant terms; see `integrate_kl` for the arguments."""
     with torch.no_grad():
         n, after, most, diverges, cut_off = _window(p.detached(), q.detached(), batch_shape, terms, target)
 
@@ -276,7 +276,7 @@ def _window(
     """Return the integers to sum, the last needed integer, the larger upper end of the supports, and two masks.
 
     The first mask selects the batch elements whose sum diverges. The second mask selects the batch elements whose sum
-    the limit on nodes truncates.
+    is truncated by the limit on nodes.
     """
     shape = torch.Size([*batch_shape, 1])
     doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64, device="cpu")

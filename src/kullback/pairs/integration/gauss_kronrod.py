@@ -11,9 +11,10 @@ from torch import Tensor
 from kullback.pairs.integration.panels import Rule
 
 SAFETY = 4.0
-"""The reported error is this factor times the error estimate, because on some panels the rules agree by chance.
+"""The reported error is this factor times the error estimate, because Kronrod's and Gauss's rules may agree by chance.
 
-In benchmarks/panel_constants.py, a factor of 1 takes 2 % fewer points than 4, and a factor of 16 takes 7 % more.
+In benchmarks/panel_constants.py, a factor of 1 needs 2 % fewer evaluation points than 4, and a factor of 16 needs 7 %
+more.
 """
 # The nodes and weights are listed from the middle of [-1, 1] outwards, as in QUADPACK. Gauss's rule uses every other
 # node.

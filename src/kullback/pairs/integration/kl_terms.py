@@ -1,7 +1,7 @@
 """The integrands of the Kullback-Leibler divergence, on the real line and on the integers.
 
 The terms have two forms: p log(p / q), and p log(p / q) - p + q, which is not negative. If the nodes contain all mass
-of Q, both forms have the same sum. Then the second form is used, because it has no cancellation for nearly equal P and
+of Q, both forms have the same sum. Then the second form is used, because its terms do not cancel for nearly equal P and
 Q.
 """
 

@@ -21,7 +21,7 @@ from kullback.pairs.integration.panels import Places
 NEGLIGIBLE = 46.0
 """An integrand below e^-46 = 1e-20 of its largest value is ignored, because this fraction is far below rounding errors.
 
-In benchmarks/panel_constants.py, the value 60 takes 7 % more points.
+In benchmarks/panel_constants.py, the value 60 needs 7 % more evaluation points than 46.
 """
 OUTERMOST = 690.0
 """The largest |v|: for |v| > 710, sinh(v) overflows float64."""
@@ -51,7 +51,7 @@ _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
 # all answers are correct for values from 4 to 64.
 _MANY_PEAKS = 16
 # A peak is narrow if its width is less than this fraction of the width of a panel. In benchmarks/panel_constants.py,
-# the value 0.05 takes 2 % fewer points than 0.25, and the value 1 takes 3 % more.
+# the value 0.05 needs 2 % fewer evaluation points than 0.25, and the value 1 needs 3 % more.
 _NARROW = 0.25
 # Every scan includes these positive points v. The spacing is 1/8 up to 10, and then geometric up to OUTERMOST.
 _POSITIVE = [
@@ -220,7 +220,10 @@ def matters(log_f: Tensor) -> Tensor:
 
 
 def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point of a sorted grid before all needed points, and the first point after them: (..., 1)."""
+    """Return the last point of a sorted grid before all needed points, and the first point after them.
+
+    Both have shape (..., 1).
+    """
     last = v.shape[-1] - 1
     first = is_needed.to(torch.uint8).argmax(-1, keepdim=True)
     final = last - is_needed.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
@@ -245,7 +248,7 @@ def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
 
 
 def outer_edge(lower: Tensor, upper: Tensor, side: int) -> Tensor:
-    """Return the outermost edge of each batch element's panels, shape (..., 1): lowest if `side` is -1."""
+    """Return the lowest edge of each batch element's panels if `side` is -1, else the highest edge; shape (..., 1)."""
     return lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
 
 

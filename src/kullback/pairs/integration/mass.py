@@ -23,7 +23,7 @@ LIBRARIES = ("torch.", "kullback.")
 # mass. _EVALUATIONS is the limit on nodes. tests/pairs/densities/test_black_box.py checks densities with mass 1 and
 # with other masses.
 _DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
-# A mass may differ from 1 by _ALLOWED plus 10 times the estimated error of the mass. The value is about 250 times the
+# A mass may differ from 1 by _ALLOWED plus 10 times the estimated error of the mass. _ALLOWED is about 250 times the
 # machine epsilon of float32.
 _ALLOWED = 3e-5
 # A mass above _LARGEST is reported as infinite, because its computed value depends only on the range of float64.

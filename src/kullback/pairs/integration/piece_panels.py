@@ -29,7 +29,7 @@ from kullback.pairs.integration.pieces import Piece
 from kullback.pairs.support import is_divergence_finite
 
 # _FIRST_PANELS is the number of equal panels before they are cut at breakpoints. In benchmarks/panel_constants.py, 6
-# panels take 13 % more points than 12, and 24 panels take 18 % more.
+# panels need 13 % more evaluation points than 12, and 24 panels need 18 % more.
 _FIRST_PANELS = 12
 # A scan gets this number of additional points between its last point that has terms and the exact end of the terms. In
 # benchmarks/panel_constants.py, all answers are correct for 6 to 100 points.
@@ -50,7 +50,7 @@ class FirstPanels(NamedTuple):
 
 
 def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms) -> FirstPanels:
-    """Return panels over the part of a piece that is not negligible, cut at breakpoints and crossings."""
+    """Return panels over the part of a piece where terms are not negligible, cut at breakpoints and crossings."""
     p, q = piece.fixed
     growth = terms.growth
     v = scan_points(breakpoints)

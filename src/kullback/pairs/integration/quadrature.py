@@ -44,7 +44,7 @@ from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
 # _FIRST_PANELS is the number of equal panels before they are cut at breakpoints. In benchmarks/panel_constants.py, 8
-# panels take 1 % more points than 16, and 32 panels take 4 % more.
+# panels need 1 % more evaluation points than 16, and 32 panels need 4 % more.
 _FIRST_PANELS = 16
 # If log q falls below this value, log q = -inf farther out is an overflow, not the end of Q's support.
 _OVERFLOW = -1e250
@@ -208,7 +208,7 @@ def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Pla
     """Return the first panels where the terms are not negligible, and a mask of elements whose log q overflows."""
     v = scan_points(marks)
     log_p, log_q, _ = pair.clean_log_densities(v)
-    # The approximate size of the integrand: p (1 + |log p / q|).
+    # `log_size` is the logarithm of the approximate size of the integrand, p (1 + |log(p / q)|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
     start, stop = span(v, matters(torch.stack([log_size, log_p])).any(0))
@@ -264,9 +264,9 @@ def _differentiable_sum(
 ) -> Tensor:
     """Return the sum of the terms over the nodes, plus `mean` times (1 - P's mass on the nodes).
 
-    The second summand is about 0. It changes the factor of the derivative of p from log(p / q) to log(p / q) - mean.
-    Without this change, the rounding error of the derivative of P's mass would be multiplied by `mean`, which may be
-    large. The result is 0 for batch elements with an infinite value.
+    The second summand, which is about 0, changes the factor of the derivative of p from log(p / q) to log(p / q) -
+    mean. Without this change, the rounding error of the derivative of P's mass would be multiplied by `mean`, which may
+    be large. The result is 0 for batch elements with an infinite value.
     """
     whole = is_whole.unsqueeze(-1)
     breaks = find_breaks((pair.p, pair.q), pair.line, fixed.log_densities, lower, upper)

@@ -25,9 +25,9 @@ _READ = 1e-7
 class SlowTail(NamedTuple):
     """An end of P's support where p log(p / q) falls as a small power of the distance u, for some batch elements.
 
-    With s = log u, the integrand is C e^(-margin s) for s > _FARTHEST. So its integral from _FARTHEST to infinity is
-    its value at _FARTHEST divided by the margin. `side` is -1 for the lower end and 1 for the upper end. `is_slow` is
-    the mask of the batch elements with such a tail, and `v` and `t` are the coordinates of s = _FARTHEST.
+    With s = log u, the integrand is C e^(-margin s) for s > _FARTHEST. So the integral from _FARTHEST to infinity is
+    the integrand at _FARTHEST divided by the margin. `side` is -1 for the lower end and 1 for the upper end. `is_slow`
+    is the mask of the batch elements with such a tail, and `v` and `t` are the coordinates of s = _FARTHEST.
     """
 
     side: int

@@ -37,7 +37,7 @@ _LogSize = Callable[[Tensor], Tensor]
 def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance) -> Integral:
     """Return the sum of the terms of KL over the integers where P has mass; see `integrate_kl` for the arguments.
 
-    If every term has to be summed, the number of nodes may exceed its limit.
+    If every term has to be summed, the number of nodes may exceed the limit.
     """
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
@@ -120,7 +120,7 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
     width = torch.ceil(p.center_and_width()[1].expand(shape).clamp(1, _HUGE))
     low, high = _reach(log_size, bottom, -width, least), _reach(log_size, top, width, most)
     rate = _rate_of(p)
-    # |log p / q| grows at most as x^2. So the ratio of successive terms may be as large as e^-rate (1 + 1 / x)^2.
+    # |log(p / q)| grows at most as x^2. So the ratio of successive terms may be as large as e^-rate (1 + 1 / x)^2.
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
     if not _is_smooth(q):

@@ -1,10 +1,10 @@
 r"""Monte Carlo estimates of divergences with a standard error, for `method="monte_carlo"` only.
 
-KL: with d = log p - log q at draws from P, the mean of d estimates KL. So does the mean of d + c (q / p - 1) for any c,
-because E_P[q / p] = 1. The control variate's coefficient c is fitted for the least variance. Each half of the draws
-uses the c of the other half, which keeps the estimate unbiased. If q / p has an infinite variance, or a mean other than
-1, c is 0. If P is a mixture, each component is sampled. Draws that are functions of normal numbers are quasi-random. KL
-is at least 0, so a negative mean is noise, and the value becomes 0 with the gradient of the mean.
+KL: with d = log p - log q at draws from P, the mean of d estimates KL. The mean of d + c (q / p - 1) also estimates KL,
+for any c, because E_P[q / p] = 1. The control variate's coefficient c is fitted for the least variance. Each half of
+the draws uses the c of the other half, which keeps the estimate unbiased. If q / p has an infinite variance, or a mean
+other than 1, c is 0. If P is a mixture, each component is sampled. Draws that are functions of normal numbers are
+quasi-random. KL is at least 0, so a negative mean is noise, and the value becomes 0 with the gradient of the mean.
 
 Gradients of KL: if P can be reparameterized, gradients flow through the draws only. P's parameters in log p count as
 constants, because the score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). If P cannot be
@@ -56,7 +56,7 @@ from kullback.results.estimate import Estimate
 # about half the square of this error, so at most 0.05. tests/pairs/monte_carlo/test_other_kinds.py checks pairs with
 # larger and smaller errors.
 _LARGEST_ERROR = 0.3
-# If the tail index is at least this, the variance of the terms is infinite.
+# If the tail index is at least _LARGEST_INDEX, the variance of the terms is infinite.
 _LARGEST_INDEX = 0.5
 
 
@@ -186,7 +186,7 @@ def _check_other_side(call: str, p: Distribution, q: Distribution, draws: int, r
 
 
 def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
-    """Return a mask of the batch elements whose KL is infinite by the supports or tails, which draws rarely show."""
+    """Return a mask of the elements whose KL is infinite because of supports or tails, which draws rarely show."""
     while isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         p, q = p.base_dist, q.base_dist
     infinite = torch.zeros((), dtype=torch.bool, device="cpu")

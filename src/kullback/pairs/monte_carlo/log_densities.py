@@ -34,9 +34,9 @@ from kullback.pairs.monte_carlo.maps import is_of_numbers, maps_outside, pushed
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
-# Rounded draws are refused if their rounding changes the mean by more than this fraction of its standard error. A
-# smaller change is negligible in a confidence interval. tests/pairs/monte_carlo/test_lost_digits.py checks draws below
-# and above this limit.
+# Rounded draws are refused if the rounding changes the mean of log p - log q by more than the fraction _SHARE of the
+# standard error of this mean. A smaller change is negligible in a confidence interval.
+# tests/pairs/monte_carlo/test_lost_digits.py checks draws below and above this limit.
 _SHARE = 1e-3
 # A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the log-determinant
 # claims a change of more than _UNITS times the rounding error, the map is not a bijection.
@@ -269,7 +269,7 @@ def _check_digits(
 ) -> None:
     """Raise if the rounding of draws changes the result.
 
-    Draws may be rounded if several are equal to the smallest or largest draw, or if a map is flat at a draw.
+    Draws may be rounded if several draws are equal to the smallest or largest draw, or if a map is flat at a draw.
     """
     support = _support(p)
     if support is not None and support.is_discrete:

@@ -20,7 +20,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 """The matrix parameters of a MultivariateNormal or Wishart, in the order of `MatrixKind`."""
 
-# The names of the attributes that store the inner distributions of torch's distributions.
+# _PARTS are the names of the attributes that store the inner distributions of torch's distributions.
 _PARTS = (
     "base_dist",
     "_categorical",

@@ -107,7 +107,7 @@ class _Cholesky(torch.autograd.Function):
 
             return *gradients_of(reference, (matrix,), grad, (True,)), None
         by_matrix = torch.empty_like(factor)
-        for start, stop in _blocks(factor.shape[-1]):  # F + F^T
+        for start, stop in _blocks(factor.shape[-1]):  # this loop computes F + F^T
             rows = factor[..., start:, start:stop].mT @ grad[..., start:, :stop]
             corner = rows[..., start:].tril_()
             corner.diagonal(dim1=-2, dim2=-1).div_(2)
