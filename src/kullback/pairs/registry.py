@@ -93,8 +93,9 @@ def closed_form(
     """Register a closed form for a pair of types, and for their subclasses that have no closed form themselves.
 
     The function takes the two distributions, reads their parameters through `upcast`, and returns a float64 tensor that
-    broadcasts to the batch shape, or None if the form does not apply to the parameters. The caller checks supports,
-    event shapes and dtypes. `native` is a C++ kernel of the closed form, or a function that calls such a kernel.
+    broadcasts to the batch shape. The function returns None if the form does not apply to the parameters. The caller
+    checks supports, event shapes and dtypes. `native` is a C++ kernel of the closed form, or a function that calls such
+    a kernel.
     """
 
     def enter(function: FormT) -> FormT:

@@ -25,7 +25,7 @@ from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.family import FAMILIES, ScipyForm
 from kullback.pairs.numerics.parameters import given_logits
 
-# A list of probabilities has at most _MOST_OUTCOMES outcomes, so that it takes at most 8 MB.
+# A list of probabilities has at most _MOST_OUTCOMES outcomes and takes at most 8 MB.
 _MOST_OUTCOMES = 1_000_000
 # If |sum - 1| of these probabilities is at most _MASS, the difference counts as rounding of SciPy's formulas.
 _MASS = 1e-6

@@ -28,8 +28,8 @@ _FARTHEST = 1e14
 class Growth(NamedTuple):
     """How an increasing function changes a tail at infinity: log u' grows as coefficient z^power.
 
-    For x = f(y), u is |y|. If f(infinity) is infinite, u' is |x|; otherwise u' is 1 / |x - f(infinity)|. z is the
-    logarithm of u taken `level` times, like y in `Tail`.
+    For x = f(y), u is |y|. If f(infinity) is infinite, u' is |x|; otherwise u' is 1 / |x - f(infinity)|. The variable z
+    is the logarithm of u taken `level` times, like y in `Tail`.
     """
 
     level: int

@@ -4,9 +4,9 @@ A divergence is the same in every unit. For a narrow density far from 0, x - loc
 has location 0 and scale 1, and P's parameters change only Q. The derivatives are then sums without large terms that
 cancel.
 
-A share of a density is the density times a weight between 0 and 1. Each narrow component of P or Q has a weight, which
-is almost 1 near the center of the component and falls to 0 away from this center. The remaining weight is 1 minus the
-sum of these weights.
+A share of a density is the density times a weight between 0 and 1. Each narrow component of P or Q has a weight. The
+weight is almost 1 near the center of the component and falls to 0 away from this center. The remaining weight is 1
+minus the sum of these weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The Cauchy family, and the HalfCauchy family of absolute values of Cauchy variables."""
+"""The Cauchy family, and the HalfCauchy family of absolute values of Cauchy variables.
+
+In the formulas, m_q is the location of Q, and s_p and s_q are the scales of P and Q.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
 def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
     """Return E_P[-log q] - log(4 pi s_p), where E_P log((x - m_q)^2 + c^2) = log(d^2 + (s_p + c)^2).
 
-    c is s_q sqrt(df), and d is the difference of the locations.
+    Here c is s_q sqrt(df), and d is the difference of the locations.
     """
     half, scale_p = upcast(q.df) / 2, upcast(p.scale)
     reach = upcast(q.scale) * torch.sqrt(2 * half)

@@ -1,4 +1,7 @@
-"""The family of continuous Bernoulli distributions, whose density on [0, 1] is proportional to e^(logit x)."""
+"""The family of continuous Bernoulli distributions, whose density on [0, 1] is proportional to e^(logit x).
+
+In the formulas, E X, Var X and H(X) are the mean, the variance and the entropy of a draw X from P.
+"""
 
 from __future__ import annotations
 

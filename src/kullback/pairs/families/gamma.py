@@ -1,6 +1,7 @@
 """The Gamma, Exponential, InverseGamma and Chi2 families, which share one formula.
 
-Exponential and Chi2 variables are Gamma variables. An InverseGamma variable is 1 / X for a Gamma variable X.
+Exponential and Chi2 variables are Gamma variables. An InverseGamma variable is 1 / X for a Gamma variable X. In the
+formulas, a is a concentration, r is a rate, m and s are the location and scale of Q, and H is the entropy.
 """
 
 from __future__ import annotations

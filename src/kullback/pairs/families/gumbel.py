@@ -1,4 +1,8 @@
-"""The family of Gumbel distributions."""
+"""The family of Gumbel distributions.
+
+In the formulas, m_p and m_q are the locations of P and Q, s_p and s_q are the scales, H is the entropy, and gamma is
+Euler's constant.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The family of Laplace distributions."""
+"""The family of Laplace distributions.
+
+In the formulas, m_p and m_q are the locations of P and Q, and s_p and s_q are the scales.
+"""
 
 from __future__ import annotations
 

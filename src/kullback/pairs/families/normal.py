@@ -1,4 +1,7 @@
-"""The Normal family, and the families of e^X (LogNormal) and |X| (HalfNormal) for a Normal variable X."""
+"""The Normal family, and the families of e^X (LogNormal) and |X| (HalfNormal) for a Normal variable X.
+
+In the formulas, m_p and m_q are the locations of P and Q, s_p and s_q are the scales, and H is the entropy.
+"""
 
 from __future__ import annotations
 

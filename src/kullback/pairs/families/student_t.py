@@ -1,4 +1,7 @@
-"""The family of Student's t distributions."""
+"""The family of Student's t distributions.
+
+In the formulas, d is the difference of the locations of P and Q, and s_q is Q's scale.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The family of Uniform distributions."""
+"""The family of Uniform distributions.
+
+In the formulas, X is a draw from P, and E is the mean under P.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X).
 
-    x is E X / mean_Q, a is Q's concentration, and w is P's width.
+    Here x is E X / mean_Q, a is Q's concentration, and w is P's width.
     """
     low, high = _ends(p, least=0.0)
     a, rate = upcast(q.concentration), upcast(q.rate)

@@ -1,4 +1,7 @@
-"""The family of Weibull distributions."""
+"""The family of Weibull distributions.
+
+In the formulas, k and a are the concentrations of Weibull and Gamma distributions, and gamma is Euler's constant.
+"""
 
 from __future__ import annotations
 

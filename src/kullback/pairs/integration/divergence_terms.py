@@ -1,7 +1,7 @@
 """The integrands q f(p / q) of the divergences other than KL.
 
 The integrand is homogeneous of degree 1 in p and q. So a node of weight w contributes the integrand at the masses w p
-and w q, and the sum over the nodes is the divergence of two finite distributions with these masses. The `total` and the
+and w q. The sum over the nodes is the divergence of two finite distributions with these masses. The `total` and the
 `derivatives` of a kind of divergence apply to these masses.
 """
 
@@ -111,9 +111,9 @@ class DivergenceTerms(NamedTuple):
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the divergence by log p and by log q; 0 where the mass is 0.
 
-        The error of the derivative by log p is small relative to p, even if q is far larger, and the error of the
-        derivative by log q is small relative to q. This accuracy is needed in the tails, where the derivative of a
-        log-density by a parameter is huge. Both results are differentiable.
+        The error of the derivative by log p is small relative to p, even if q is far larger. The error of the
+        derivative by log q is likewise small relative to q. This accuracy is needed in the tails, where the derivative
+        of a log-density by a parameter is huge. Both results are differentiable.
         """
         if 0 != self.order != 1 and self.order < math.inf:
             derivatives = self._power_derivatives(log_p, log_q)

@@ -177,8 +177,8 @@ def _integrated(
 ) -> tuple[Tensor, ...]:
     """Return for each panel the integral of the terms, its error, the error of both masses, and the rounding error.
 
-    If `with_slopes`, two tensors of shape (2, ..., panels) follow: the errors of the integrals of the derivatives by
-    log p and by log q, and the integrals of the absolute derivatives.
+    If `with_slopes`, two tensors of shape (2, ..., panels) follow. The first tensor has the errors of the integrals of
+    the derivatives by log p and by log q. The second tensor has the integrals of the absolute derivatives.
     """
     v, half = panel_nodes(lower, upper)
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))

@@ -126,8 +126,8 @@ def sum_panels(f: Tensor, weights: Tensor, kinds: Tensor) -> tuple[Tensor, Tenso
     """Return the sums of f over panels, and error estimates that ignore infinite values of f.
 
     The coefficients of f in orthogonal polynomials are assumed to fall geometrically. So the power 3/2 of the
-    coefficients of degrees 14 and 15, as in QUADPACK, estimates the coefficient of degree 32, the first degree for
-    which the rule has an error.
+    coefficients of degrees 14 and 15, as in QUADPACK, estimates the coefficient of degree 32. The rule has no error for
+    lower degrees.
     """
     values = (f * weights).sum(-1)
     f = torch.where(f.isinf(), 0, f)

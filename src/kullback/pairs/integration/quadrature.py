@@ -90,8 +90,8 @@ def integrate_kl(
 ) -> Integral:
     """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
-    If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants, and
-    the result includes the integral from each end, as a variable, to the current value of the end. The midpoint rule
+    If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. The
+    result then includes the integral from each end, as a variable, to the current value of the end. The midpoint rule
     gives this integral: the distance between the variable and its current value, times the integrand at the midpoint.
     The value of this integral is 0, and its first and second derivatives are exact. So the derivatives use q next to
     the end, where the nodes may be too sparse to resolve q.

@@ -164,7 +164,7 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
 def _drift(density: Density, x: Tensor) -> Tensor:
     """Return |x - mean| mean / variance, the derivative of the log-density at x by the logarithm of the mean.
 
-    The ratio mean / variance is clamped to 1. Only for a Binomial is the ratio larger, and a Binomial also stores the
+    The ratio mean / variance is clamped to 1. Only for a Binomial is the ratio larger. A Binomial also stores the
     probability of failure to full precision, so the rounding of its mean has less effect.
     """
     mean, deviation = density.center_and_width()

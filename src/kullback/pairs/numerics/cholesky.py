@@ -240,7 +240,7 @@ def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
     """Return the name and the matrix that the user passed, without batch dimensions that `expand` added."""
     name = matrix_of(d) or "covariance_matrix"
     matrix: Tensor = getattr(d, name)
-    own: Tensor | None = vars(d).get("_unbroadcasted_scale_tril")  # GPyTorch's distributions lack this attribute
+    own: Tensor | None = vars(d).get("_unbroadcasted_scale_tril")  # GPyTorch lacks this attribute
     if own is not None and matrix.numel():
         matrix = without_expansion(matrix, own)
     return name, upcast(matrix)
