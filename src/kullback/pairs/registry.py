@@ -60,7 +60,7 @@ class ClosedForm(NamedTuple):
 
 
 class UserRule(NamedTuple):
-    """A rule of `register_kl`, and the types of its registration."""
+    """A function that `register_kl` registered as a rule, and the pair of types of this rule."""
 
     function: RuleFunction
     pair: TypePair

@@ -228,7 +228,7 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
 
 
 def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges there."""
+    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges at it."""
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     if end_p is end_q is None:

@@ -105,8 +105,7 @@ def divergence_of_densities(
     pair = _Pair(p, q, shape, kind, options, splits, has_derivatives)
     infinite = is_divergence_infinite(p, q, growth_of(kind))
     value, error, unintegrated = _chosen(infinite, pair, _endless, _finite)
-    # Where the nodes missed mass, the terms of this mass may be as large as the other terms, so they are added to the
-    # error.
+    # Where the nodes missed mass, the terms of this mass may be as large as the other terms, so the error is increased.
     is_incomplete = (unintegrated > 10 * MASS_ERROR) & value.isfinite()
     error = error + torch.where(is_incomplete, unintegrated * (1 + value.detach().abs()), 0)
     return value, torch.where(error.isnan(), torch.inf, error)

@@ -299,7 +299,7 @@ def _side(d: Distribution, *, keeps_precision: bool) -> _Side | None:
 
 
 def _has_rounded_precision(d: MultivariateNormal) -> bool:
-    """Return whether `d` was made from a precision matrix and torch's factor of it is not in float64."""
+    """Return whether `d` was made from a precision matrix and torch's Cholesky factor is not in float64."""
     root = vars(d).get("_unbroadcasted_scale_tril")
     return matrix_of(d) == "precision_matrix" and root is not None and root.dtype is not torch.float64
 

@@ -98,7 +98,7 @@ def form_of_normals(name_p: str, name_q: str) -> Form:
 
 
 def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL by the kernel, from the matrices that the user passed; None if the kernel does not support them."""
+    """Return KL by the kernel, from the matrices that the user passed; None if the kernel cannot be used."""
     name_p, name_q = matrix_of(p), matrix_of(q)
     of_roots = name_p == name_q == "scale_tril"
     if p.event_shape[0] >= (_LARGE_ROOT if of_roots else LARGE_MATRIX):

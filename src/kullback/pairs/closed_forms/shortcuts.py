@@ -22,7 +22,7 @@ _MOST_CLASSES = 32
 
 
 def fused_divergence(p: object, q: object) -> Tensor | None:
-    """Return KL(P || Q) in the dtype of the parameters; None if there is no shortcut or it does not support P and Q."""
+    """Return KL(P || Q) in the dtype of the parameters; None if no shortcut supports P and Q."""
     if torch.compiler.is_compiling() or not (isinstance(p, Distribution) and isinstance(q, Distribution)):
         return None
     plan = plan_for(type(p), type(q))

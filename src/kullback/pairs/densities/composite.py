@@ -142,7 +142,7 @@ class MixtureDensity(Density):
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
-        """Return the coordinates of the mixture at the points with the coordinates `marks` of the components."""
+        """Return the mixture's coordinates of points from `marks`, the components' coordinates of these points."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low, self.high))
         )

@@ -146,7 +146,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, with 1 for an infinite `high`, and a mask of these elements; None if there are none."""
+        """Return high - low, with 1 for an infinite `high`, and a mask of these elements; None if all are finite."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None

@@ -382,7 +382,7 @@ def move_apart(a: object, b: object) -> bool:
 
 
 def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
-    """Return the number of last steps that are bijective and equal in both lists: a divergence does not depend on them.
+    """Return the number of last steps that are bijective and equal in both lists: divergences do not depend on them.
 
     Steps with equal values count as different if their parameters are different tensors that require gradients.
     """

@@ -30,7 +30,7 @@ _WIDEST = 1e150
 _FARTHEST = 1e4
 # If a density is this many times narrower than the unit, the unit has no derivatives (see `_unit`).
 _FAR_NARROWER = 100.0
-# For a component with this |loc| / scale, the weight of its share is 1/2 at its center.
+# If a component has |loc| / scale = _SHARED, the weight of its share is 1/2 at the center of the component.
 _SHARED = 1e3
 # _OUT are breakpoints where the weight of a share falls, as multiples of the distance at which the weight is 1/2.
 _OUT = torch.exp(torch.linspace(-2, 2, 9, dtype=torch.float64, device="cpu"))
@@ -40,8 +40,8 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
     """Return P and Q in the unit of P if `of_p` is true, otherwise in the unit of the narrower density.
 
     Both densities are returned unchanged if P has no location and scale. Q must also have a location and a scale,
-    unless `of_p` is true and Q's support is the whole line. A batch element does not change if the ratio of its scales
-    is extreme.
+    unless `of_p` is true and Q's support is the whole line. A batch element does not change if a ratio of scales, or of
+    a distance to a scale, is extreme.
     """
     of_first, of_second = _location_and_scale(p), _location_and_scale(q)
     if of_first is None or (of_second is None and not (of_p and lives_everywhere(q))):

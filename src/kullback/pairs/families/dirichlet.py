@@ -66,7 +66,8 @@ def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
 def kl_dirichlet_dirichlet(p: Beta | Dirichlet, q: Beta | Dirichlet) -> Tensor:
     """Return A_q KL(mean_Q || mean_P) + sum_i R(a_pi, a_qi) - R(A_p, A_q), with totals A and R = `stirling_bregman`.
 
-    The formula without this regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
+    The source of the formula before regrouping is KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
+    (Penny, 2001)
     """
     return dirichlet_divergence(concentrations(p), concentrations(q))
 

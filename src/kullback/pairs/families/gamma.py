@@ -141,7 +141,8 @@ def shape_and_rate(d: Any) -> tuple[Tensor, Tensor]:
 def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamma | Exponential) -> Tensor:
     """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus the Bregman divergence of lgamma(a) - a log a + a.
 
-    The formula without this regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
+    The source of the formula before regrouping is KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
+    (Penny, 2001)
     """
     return gamma_divergence(*shape_and_rate(p), *shape_and_rate(q))
 

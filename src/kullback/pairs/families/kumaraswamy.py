@@ -27,7 +27,7 @@ class KumaraswamyDensity(PowersAtEnds):
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
         # Near 1, log x has lost digits, so log x is computed from log(1 - x).
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
-        # Where 1 - x^a underflows, a (1 - x) replaces it.
+        # Where 1 - x^a underflows, a (1 - x) replaces 1 - x^a.
         tiny = a * log_x > -1e-100
         inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
         inner = torch.where(tiny, torch.log(a) + log_rest, inner)

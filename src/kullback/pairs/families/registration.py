@@ -21,7 +21,7 @@ from kullback.pairs.torch_registry import forget_plans
 
 
 def register_family(family: Family) -> Family:
-    """Register the record of a family, and the rules that follow for pairs with all families registered so far.
+    """Register the record of a family, and the resulting rules for pairs with all families registered so far.
 
     Arguments:
         family: the record.

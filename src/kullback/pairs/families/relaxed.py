@@ -87,8 +87,8 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     D(s) is the sum of the Bregman divergences of log(1 + e^x) from s to s + d_k. Here d_k are the differences of the
     logits of Q and P, minus the mean difference. KL is n E log(sum_k w_k e^d_k) for w uniform on the simplex. The
     integral above follows from log x = int (e^-t - e^-xt) dt / t with t = e^s. No term is negative. The integrand is
-    analytic in a strip around the real line, so its sum over equidistant nodes converges geometrically.
-    The Concrete Distribution (Maddison, Mnih and Teh, 2017)
+    analytic in a strip around the real line, so the sum over equidistant nodes converges geometrically. The Concrete
+    Distribution (Maddison, Mnih and Teh, 2017)
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None

@@ -68,7 +68,7 @@ _LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_DERIVATIVE))
 
 
 def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Bregman divergence of log I0 from a to b; for large a and b it is about (b/a - 1 - log(b/a)) / 2."""
+    """Return the Bregman divergence of log I0 from a to b; for large a and b, about (b/a - 1 - log(b/a)) / 2."""
     distance = b - a
     near = distance.abs() < 0.05 * (a + b + 2)
     close = bregman_by_quadrature(_log_i0_curvature, a, torch.where(near, distance, 0))

@@ -73,12 +73,12 @@ def kl_weibull_exponential(p: Weibull, q: Exponential) -> Tensor:
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a term of k and a that is 0 at k = a = 1.
+    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a function of k and a that is 0 at k = a = 1.
 
-    With y = 1 / k this term is a B(1 -> y) + R(1 -> a) + (a - 1) log y. B and R are the Bregman divergences of lgamma
-    and of its Stirling remainder. For large k, the term is computed as a B(1 -> 1 + y) + R(a) + log k - 1 - gamma,
-    without cancellation.
-    Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
+    With y = 1 / k, this function is a B(1 -> y) + R(1 -> a) + (a - 1) log y. B and R are the Bregman divergences of
+    lgamma and of its Stirling remainder. For large k, the function is computed as a B(1 -> 1 + y) + R(a) + log k - 1 -
+    gamma, without cancellation. Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions
+    (Bauckhage, 2014)
     """
     a, k, scale, rate = upcast(q.concentration), upcast(p.concentration), upcast(p.scale), upcast(q.rate)
     one = torch.ones_like(k)

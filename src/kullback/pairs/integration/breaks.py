@@ -37,12 +37,12 @@ LogDensities = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Break(NamedTuple):
-    """A point at which the log-density of P or Q has a corner or a jump; its tensors have shape (..., 1)."""
+    """A point at which the log-density of P or Q has a corner or a jump; all tensors have shape (..., 1)."""
 
     side: int
     """0 for the density of P, 1 for the density of Q."""
     place: Tensor
-    """The position in the variable of integration, with its derivatives by the parameters."""
+    """The position of the break as a value of v, with derivatives by the parameters."""
     jumps: Tensor
     """A mask of the batch elements that have a jump at `place`; other elements have a corner or no break."""
     bend: Tensor
@@ -70,7 +70,7 @@ def find_breaks(
             inside = inside & (fixed.abs() < OUTERMOST)
             if not bool(inside.any()):
                 continue
-            # A break outside the panels gets a constant position, because its derivatives may be infinite.
+            # A break outside the panels gets a constant position, because the position may have infinite derivatives.
             low, high = line.coordinate.low, line.coordinate.high
             low = low if low is None else torch.where(inside, low, 0.0)
             high = high if high is None else torch.where(inside, high, 1.0)

@@ -37,7 +37,7 @@ def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level
 
     The arguments `log_p` and `log_q` are the log-densities at the sorted points `v` of a scan.
 
-    Batch elements with fewer crossings than the others are padded with arbitrary points.
+    Batch elements with fewer crossings than other elements are padded with arbitrary points.
     """
     above = log_p > log_q + level
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
@@ -46,7 +46,7 @@ def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level
 
 
 def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -> Places:
-    """Return the panels, each cut at the first crossing of `level` by log p - log q between its nodes."""
+    """Return the panels, each cut at the first crossing of `level` by log p - log q between nodes."""
     v, _ = panel_nodes(lower, upper)
     v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
     log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))

@@ -26,7 +26,8 @@ from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 # _NO_MASS replaces log 0, because the mass e^-2000 and its square root e^-1000 both round to 0.
 _NO_MASS = -2000.0
 # _ALONE is the logarithm of the mass of an additional node, where only one density has mass. The mass e^-60 is
-# negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative by it is exact.
+# negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative by this mass is
+# exact.
 _ALONE = -60.0
 # Logarithms of derivatives are clamped to this value. The largest float is e^709, so a sum of e^42 such derivatives is
 # finite.

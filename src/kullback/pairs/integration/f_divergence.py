@@ -42,9 +42,9 @@ _FEW = 60.0
 # _LARGEST_OF_SLOPES is refused. In benchmarks/panel_constants.py, all answers are correct if _AIM_OF_SLOPES is from
 # 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
-# If a panel contains a corner of the terms, such as |p - q| at p = q, its relative error is assumed to be at least
-# _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but then both
-# quadrature rules may miss a corner.
+# If a panel contains a corner of the terms, such as |p - q| at p = q, the relative error of the panel is assumed to be
+# at least _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but
+# then both quadrature rules may miss a corner.
 _OF_A_CORNER = 0.03
 
 # `Shares` is a function that splits P and Q into pairs of densities. The pairs add up to P and Q, and each pair has its
@@ -204,7 +204,8 @@ def _log_masses(
 ) -> tuple[Tensor, Tensor]:
     """Return log(mass of P) and log(mass of Q) at all nodes of all pieces.
 
-    A panel edge at a jump of a density, and the nodes of this panel, have the derivatives of the position of the jump.
+    If the edge of a panel is at a jump of a density, the position of the jump determines the edge and the nodes, so
+    they have derivatives by the parameters.
     """
     logs: list[Tensor] = []
     start = 0

@@ -87,7 +87,10 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
 
 
 def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
-    """Return the halves of panels. A panel of priority 0 or of 16 integers is not halved: its right half is empty."""
+    """Return the halves of panels.
+
+    A panel of priority 0 or of 16 integers is not halved, and its right half is empty.
+    """
     is_halved = (kinds > 1) & (priorities > 0)
     half = torch.where(is_halved, kinds - 1, kinds)
     middle = starts + torch.where(is_halved, sizes_of(half), 0)

@@ -15,8 +15,8 @@ from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, find_breaks
 from kullback.pairs.integration.line import Line, breakpoints_on, without_ladders
 
-# Points with a larger |log dx/dv| are dropped, because log p and log dx/dv nearly cancel there, and each has a rounding
-# error of 0.02.
+# Points with a larger |log dx/dv| are dropped, because log p and log dx/dv nearly cancel at these points, and each has
+# a rounding error of 0.02.
 _FARTHEST = 1e14
 # The width of a `Line` may exceed the width of a density by at most this factor. In benchmarks/panel_constants.py and
 # test_narrow_partners.py, all answers are correct for values from 1e2 to 1e6.
@@ -165,7 +165,7 @@ def _density_on(density: Density, line: Line, at: Points, needed: Tensor) -> Ten
 
 
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
-    """Return the points, with the density's center where `lives` is false, because the log-density is finite there."""
+    """Return the points, with the density's center instead where `lives` is false, to make the log-density finite."""
     center = density.coordinate().points(density.center_and_width()[0].detach())
 
     def replaced(x: Tensor | None, own: Tensor | None, otherwise: Tensor | float) -> Tensor | None:

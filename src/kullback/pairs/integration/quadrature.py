@@ -91,10 +91,10 @@ def integrate_kl(
     """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
     If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. The
-    result then includes the integral from each end, as a variable, to the current value of the end. The midpoint rule
-    gives this integral: the distance between the variable and its current value, times the integrand at the midpoint.
-    The value of this integral is 0, and its first and second derivatives are exact. So the derivatives use q next to
-    the end, where the nodes may be too sparse to resolve q.
+    result then includes, for each end, the integral of the terms from the end, as a variable, to its current value. The
+    midpoint rule gives this integral: the distance between the variable and its current value, times the integrand at
+    the midpoint. The value of this integral is 0, and its first and second derivatives are exact. So the derivatives
+    use q next to the end, where the nodes may be too sparse to resolve q.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
@@ -236,7 +236,8 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
 def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tensor, upper: Tensor) -> Places:
     """Add panels near an end of P that depends on a parameter, if a breakpoint is closer to this end than all panels.
 
-    P's mass on the added panels is negligible for the value, but q on them determines the derivative by the end.
+    P's mass on the added panels is negligible for the value, but q on these panels determines the derivative by the
+    end.
     """
     with torch.no_grad():
         places = torch.cat(without_ladders(marks), -1)

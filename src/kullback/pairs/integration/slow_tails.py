@@ -43,7 +43,7 @@ class SlowTail(NamedTuple):
         return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)
 
     def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the integral over the tail beyond _FARTHEST, with its gradient, and its error.
+        """Return the integral over the tail beyond _FARTHEST, with its gradient, and the error of this integral.
 
         Both are 0 for batch elements without a slow tail or with an infinite divergence.
         """

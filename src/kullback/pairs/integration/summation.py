@@ -155,7 +155,7 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
     first, second = log_size(edge + sign * block), log_size(edge + 2 * sign * block)
     empty = first == -torch.inf
     log_ratio = (second - torch.where(empty, 0, first)).clamp(min=log_slowest * block)
-    # Each term of a block is at most the term at its end divided by the ratio of successive blocks.
+    # Each term of a block is at most the term at the end of the block divided by the ratio of successive blocks.
     largest = torch.exp(first - torch.where(block > 1, log_ratio.clamp(min=_LOG_ZERO), 0))
     bound = block * largest / -torch.expm1(log_ratio)
     return torch.where(empty, 0, torch.where(log_ratio < 0, bound, torch.inf))
@@ -172,7 +172,7 @@ def _drift(density: Density, x: Tensor) -> Tensor:
 
 
 def _mass_outside(q: Density, starts: Tensor, kinds: Tensor) -> Tensor:
-    """Bound Q's mass outside the panels; the bound is infinite if Q's probabilities may not fall there."""
+    """Bound Q's mass outside the panels; the bound is infinite if Q's probabilities may not fall outside."""
     first = torch.where(kinds > 0, starts, torch.inf).amin(-1, keepdim=True)
     last = torch.where(kinds > 0, starts + sizes_of(kinds) - 1, 0).amax(-1, keepdim=True)
     least, most = q.ends()

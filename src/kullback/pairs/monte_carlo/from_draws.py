@@ -61,7 +61,7 @@ _LARGEST_INDEX = 0.5
 
 
 def serves(kind: Divergence) -> bool:
-    """Return whether draws can estimate a kind: every mean of terms, and Renyi's function of such a mean."""
+    """Return whether draws can estimate a kind: an additive kind, or Renyi's divergence of a positive finite order."""
     return kind.additive or (isinstance(kind, Renyi) and 0 < kind.alpha < math.inf)
 
 
@@ -321,7 +321,7 @@ def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
 
 
 def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return the average of the means of both halves, and its standard error; +inf and 0 if a term is infinite."""
+    """Return the average of the means of both halves, and its standard error: +inf and 0 if a term is infinite."""
     infinite = torch.stack([x.isinf().any(0) for x, _ in halves]).any(0)
     numbers = [(torch.where(infinite, 0, x), sequences) for x, sequences in halves]
     value = sum((x.mean(0) for x, _ in numbers), torch.zeros_like(infinite, dtype=torch.float64)) / 2

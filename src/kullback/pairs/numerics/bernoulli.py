@@ -23,7 +23,7 @@ _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x, with derivative 0 where `edge` is true, because KL may have an infinite derivative there."""
+    """Return x, with derivative 0 where `edge` is true, because KL may have an infinite derivative at an edge."""
     return torch.where(edge, x.detach(), x)
 
 
@@ -42,7 +42,7 @@ def probabilities_of(distribution: Any) -> Probabilities:
     if given_logits(distribution):
         logits = upcast(distribution.logits)
         success, failure = logsigmoid(logits), logsigmoid(-logits)
-        # torch.sigmoid has derivative 0 where it rounds to 1, but exp(logsigmoid) does not.
+        # Where torch.sigmoid rounds to 1, its derivative is 0, but the derivative of exp(logsigmoid) is not 0.
         return Probabilities(torch.exp(success), torch.exp(failure), success, failure, logits)
     success = upcast(distribution.probs)
     success = stop_gradient_where((success == 0) | (success == 1), success)
@@ -103,8 +103,8 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
 def generalized_kl_of(p: Tensor, q: Tensor) -> Tensor:
     """Return `generalized_kl` of rates or probabilities p and q.
 
-    The term is proportional to the unit of p and q, and its derivatives do not depend on the unit. So numbers near the
-    smallest float are multiplied by _UNIT first.
+    If p and q are multiplied by a factor, so is the term, but the derivatives of the term do not change. So numbers
+    near the smallest float are multiplied by _UNIT first.
     """
     tiny = (p < _LEAST) & (q < _LEAST)
     p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))

@@ -90,7 +90,9 @@ def of_root(root: Tensor) -> Covariance:
 
 
 def of_matrix(matrix: Tensor) -> Covariance:
-    """Return a covariance from its matrix. The Cholesky factor is corrected by its residual, in twice the precision.
+    """Return a covariance from its matrix.
+
+    The residual of the Cholesky factor, computed in twice the precision, corrects the factor.
 
     The relative error of the factor is then rounding times the square root of the condition number of the matrix,
     instead of rounding times the condition number. Only the correction is differentiable, and this gradient is more
@@ -164,7 +166,7 @@ def solve_lower(root: Tensor, x: Tensor) -> Tensor:
 
 
 def identity_like(x: Tensor) -> Tensor:
-    """Return the identity matrix with as many columns as x, and with its dtype and device."""
+    """Return the identity matrix with as many columns as x, in the dtype and on the device of x."""
     return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
@@ -213,7 +215,7 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
 
 
 def mixed_with_one(m: Relative, share: float) -> Mixed:
-    """Return (1 - share) I + share M M^T as `Mixed`; I for batch elements where it is not positive definite."""
+    """Return (1 - share) I + share M M^T as `Mixed`; I where this matrix is not positive definite."""
     step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
     change = share * (step + step.mT + step @ step.mT)
     exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0

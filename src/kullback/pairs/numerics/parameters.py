@@ -78,7 +78,7 @@ def is_whole_graph() -> bool:
         return True
 
 
-# With this attribute, torch.compile evaluates the function once, while it traces (see kullback.losses.reduction).
+# With this attribute, torch.compile evaluates the function only once, during tracing (see kullback.losses.reduction).
 is_whole_graph._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
