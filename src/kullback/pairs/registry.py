@@ -103,7 +103,7 @@ def closed_form(
         if other is not None and yields:
             return function
         if other is not None and not other.yields:
-            raise RegistrationError(f"two closed forms for {names_of(type_p, type_q)}")
+            raise RegistrationError(f"there are two closed forms for {names_of(type_p, type_q)}")
         kernel = native
         if isinstance(kernel, ElementForm | RowForm):
             kernel = NativeForm(function, kernel, type_p, type_q)

@@ -468,7 +468,7 @@ def _leave_graph(pair: Pair, description: str) -> None:
     """Break the graph of torch.compile. Torch shows the message if the graph must not break."""
     torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
         msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
-        "without fullgraph=True, or call it outside"
+        "without fullgraph=True, or make the call outside of the graph"
     )
 
 

@@ -166,7 +166,7 @@ def _check_numbers(call: str, p: Distribution, q: Distribution, log_p: Tensor, l
             call,
             "method",
             wanted="log-densities that are numbers at the draws for method='monte_carlo'",
-            got=f"NaN or infinite ones at {float(wrong.double().mean()):.2g} of the draws for "
+            got=f"NaN or infinite values at {float(wrong.double().mean()):.2g} of the draws for "
             f"{names_of(type(p), type(q))}",
             instead="parameters in float64, or a log_prob that is -inf outside its support",
         )

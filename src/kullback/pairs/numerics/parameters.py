@@ -47,7 +47,7 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
         torch._assert_async(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             (a == b).all(),
             f"kl_divergence: different {name} have no closed form, and a graph cannot choose another rule. Write: "
-            "torch.compile(...) without fullgraph=True, or call it outside",
+            "torch.compile(...) without fullgraph=True, or make the call outside of the graph",
         )
         return True
     if is_batched(a) or is_batched(b):  # values inside a vmap cannot be read
