@@ -21,10 +21,10 @@ from kullback.pairs.torch_registry import PLANS
 _Pair = tuple[Tensor | None, Tensor | None]
 _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 
-# If the terms of a divergence grow at least as log(p / q) to this power, the divergence counts as infinite wherever KL
-# is infinite. Powers are rounded to tenths, so 0.95 separates the power 1, which KL has, from 0.9.
+# If the terms of a divergence grow at least as log(p / q) to the power _NO_LESS_THAN_KL, the divergence counts as
+# infinite wherever KL is infinite. Powers are rounded to tenths, so 0.95 separates the power 1, which KL has, from 0.9.
 _NO_LESS_THAN_KL = 0.95
-# Two tail coefficients count as equal up to this relative difference, because they are rounded products.
+# Two tail coefficients count as equal up to the relative difference _ROUNDING, because they are rounded products.
 _ROUNDING = 1e-12
 
 

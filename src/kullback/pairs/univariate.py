@@ -306,7 +306,7 @@ def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target
         return integrate_kl(
             p, q, pair.shape, target, q_reaches_out=reaches_out, has_derivatives=pair.has_derivatives
         )
-    # No shares are used if the terms have a corner, as in total variation. The derivative with respect to the position
-    # of a corner is not exact in a share.
+    # No shares (see densities/own_scale.py) are used if the terms have a corner, as in total variation. The derivative
+    # with respect to the position of a corner is not exact in a share.
     is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(pair.kind).corners
     return integrate_divergence(p, q, terms, pair.shape, target, None if is_whole else shares_in_own_scale)

@@ -33,7 +33,7 @@ _NEAR = 0.05
 # freedom. If this derivative is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits
 # remain.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
-# If the covariance is multiplied by 4, each of the three matrices is multiplied by this factor.
+# If the covariance is multiplied by 4, each of the three matrices is multiplied by the factor in _FOURFOLD.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
 _LOG_4 = math.log(4)
 

@@ -58,10 +58,10 @@ from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
 # If there are at least _MANY dimensions, a covariance W W^T + D is not computed as a matrix.
 _MANY = 64
-# Variances below 1e-290 or above 1e290 may be squares of deviations that lost digits.
+# Variances below _LEAST or above 1 / _LEAST may have lost digits when deviations were squared.
 _LEAST = 1e-290
-# If KL of the covariances is below _NEAR, KL is computed as an integral over their difference, where four nodes give
-# thirteen digits.
+# If KL of the covariances is below _NEAR, KL is computed from the difference of the covariances, as an integral for
+# which four nodes give thirteen digits.
 _NEAR = 0.00125
 # If the user passed Cholesky factors, torch is faster than the kernel for at least _LARGE_ROOT dimensions.
 _LARGE_ROOT = 512

@@ -17,7 +17,7 @@ from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import NativeForm, is_ordinary_call
 from kullback.pairs.registry import plan_for, shortcut
 
-# Rows of logits with more classes have other kernels.
+# Rows of logits with more than _MOST_CLASSES classes have other kernels.
 _MOST_CLASSES = 32
 
 

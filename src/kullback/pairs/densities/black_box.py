@@ -36,12 +36,11 @@ _REACHES = (200.0, 40.0)
 # _RESOLUTION is the smallest distance from an end at which the density is evaluated, relative to the end's absolute
 # value.
 _RESOLUTION = 1e-8
-# A tail that falls faster than u^-10,000 does not count as a power of u.
+# A tail that falls faster than u^-_STEEPEST does not count as a power of u.
 _STEEPEST = 1e4
-# The search for the point where the density underflows to 0 doubles the distance this many times.
+# The search for the point where the density underflows to 0 doubles the distance _STEPS times.
 _STEPS = 40
-# The power of a tail at infinity is rounded to this number of decimals, because rounding errors change the other
-# decimals.
+# The power of a tail at infinity is rounded to _DIGITS decimals, because rounding errors change the other decimals.
 _DIGITS = 8
 
 
@@ -173,7 +172,7 @@ class BlackBoxDensity(Density):
         return edge, self._log_prob(edge.at(edge.log_u - edge.outwards)), self._log_prob(edge.at(edge.log_u))
 
     def _edge(self, side: int, reach: float) -> _Edge:
-        """Return the point closest to an end at which the density is evaluated."""
+        """Return the evaluation point that is closest to the end on this side."""
         ends = _ends_of(self.distribution)
         end, other = ends if side < 0 else ends[::-1]
         first, middle, last, width = self.quartiles

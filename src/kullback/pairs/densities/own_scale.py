@@ -28,7 +28,7 @@ _WIDEST = 1e150
 # A component is integrated over z instead of x if |loc| / scale exceeds _FARTHEST, because nodes in x would give
 # gradients with an error of 1e-8.
 _FARTHEST = 1e4
-# If a density is this many times narrower than the unit, the unit has no derivatives (see `_unit`).
+# If a density is more than _FAR_NARROWER times narrower than the unit, the unit has no derivatives (see `_unit`).
 _FAR_NARROWER = 100.0
 # If a component has |loc| / scale = _SHARED, the weight of its share is 1/2 at the center of the component.
 _SHARED = 1e3

@@ -181,7 +181,7 @@ def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | N
     return bool((inside <= allowed).all())
 
 
-# `check_domains` accepts an end of a support up to this distance from a domain.
+# `check_domains` accepts an end of a support that is at most _OUTSIDE outside of a domain.
 _OUTSIDE = 1e-6
 
 

@@ -1,6 +1,6 @@
-"""The family of Dirichlet distributions, and a closed form for Dirichlet and Beta, which has two classes.
+"""The family of Dirichlet distributions, and the closed form for Dirichlet and Beta distributions.
 
-The closed form of a large batch is computed in blocks.
+A Beta is a Dirichlet over two classes. The closed form of a large batch is computed in blocks.
 """
 
 from __future__ import annotations

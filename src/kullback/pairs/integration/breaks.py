@@ -28,7 +28,7 @@ _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.floa
 # The absolute values of _FOR_SLOPE add up to 56, and each value has a relative rounding error near eps, so _ROUNDING
 # bounds the sum of the errors.
 _ROUNDING = 60 * torch.finfo(torch.float64).eps
-# A break is a jump if the relative change of the log-density exceeds this value; otherwise the break is a corner. In
+# A break is a jump if the relative change of the log-density exceeds _JUMP; otherwise the break is a corner. In
 # benchmarks/panel_constants.py, all answers are correct for values from 1e-10 to 1e-3.
 _JUMP = 1e-6
 

@@ -18,13 +18,13 @@ from kullback.pairs.integration.panels import Places
 from kullback.pairs.integration.pieces import Both, Piece
 
 SAME = 1e-11
-"""If |log p - log q| is below this value, the sign of log p - log q is rounding error: a change of sign is no crossing.
+"""If |log p - log q| is below SAME, the sign of log p - log q is rounding error: a change of sign is no crossing.
 
 In benchmarks/panel_constants.py, 1e-13 needs 13 % more evaluation points than 1e-11, and all answers are correct for
 values up to 1e-9.
 """
-# A scan cuts a piece at no more than this number of crossings. In benchmarks/panel_constants.py, the value 2 needs 12 %
-# more evaluation points than 8.
+# A scan (see `line.scan_points`) cuts a piece at no more than _CROSSINGS crossings. In benchmarks/panel_constants.py,
+# the value 2 needs 12 % more evaluation points than 8.
 _CROSSINGS = 8
 # `last_where` divides the width of an interval by 2^_BITS, a little more than the precision of float64. Fewer than
 # _FEW_INTERVALS intervals are cut into four parts in each step. In benchmarks/panel_constants.py, one pair takes 8 %

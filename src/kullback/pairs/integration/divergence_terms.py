@@ -1,4 +1,4 @@
-"""The integrands q f(p / q) of the divergences other than KL.
+"""The integrands q f(p / q), called terms, of the divergences other than KL.
 
 The integrand is homogeneous of degree 1 in p and q. So a node of weight w contributes the integrand at the masses w p
 and w q. The sum over the nodes is the divergence of two finite distributions with these masses. The `total` and the
@@ -29,8 +29,8 @@ _NO_MASS = -2000.0
 # negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative by this mass is
 # exact.
 _ALONE = -60.0
-# Logarithms of derivatives are clamped to this value. The largest float is e^709, so a sum of e^42 such derivatives is
-# finite.
+# Logarithms of derivatives are clamped to _LARGEST_LOG_DERIVATIVE. The largest float is e^709, so a sum of e^42 such
+# derivatives is finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
 
@@ -224,7 +224,7 @@ class DivergenceTerms(NamedTuple):
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
 
     def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the approximate derivative of a non-additive divergence by its sum of terms, times 2 for safety."""
+        """Return the approximate derivative of a non-additive divergence by the sum of terms, times 2 for safety."""
         by_total = self.kind.derivatives(pair_of_logs(log_p, log_q))
         by_terms = self._additive().derivatives(pair_of_logs(log_p, log_q))
         sizes = [

@@ -1,4 +1,4 @@
-"""The integrands of the Kullback-Leibler divergence, on the real line and on the integers.
+"""The integrands of the Kullback-Leibler divergence, called terms, on the real line and on the integers.
 
 The terms have two forms: p log(p / q), and p log(p / q) - p + q, which is not negative. If the nodes contain all mass
 of Q, both forms have the same sum. Then p log(p / q) - p + q is used, because the terms of this form do not cancel for

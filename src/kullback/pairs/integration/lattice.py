@@ -20,8 +20,8 @@ from torch import Tensor
 from kullback.pairs.integration.panels import Panels, Places, Rule, integrate
 
 _NODES = 16
-# Before any panel is halved, a window has at most about this number of panels. In benchmarks/panel_constants.py, all
-# answers are correct for values from 8 to 128.
+# Before any panel is halved, a window has at most about _PANELS panels. In benchmarks/panel_constants.py, all answers
+# are correct for values from 8 to 128.
 _PANELS = 32
 # The widest window, 34 panels of 2^220 integers, has 6e67 integers. If the support of a density needs more integers,
 # the caller finds a mass below 1.

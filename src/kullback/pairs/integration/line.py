@@ -29,7 +29,7 @@ NEAREST = -345.0
 """The logarithm of the smallest distance d from an end: 1 / d^2 = e^690 does not overflow float64."""
 UNDERFLOW = -700.0
 """The logarithm below which a mass counts as 0: the smallest normal float is e^-708."""
-# `out_to_ends` adds this number of panels between an end of the line and the nearest panel that contributes to the
+# `out_to_ends` adds _OUTER_PANELS panels between an end of the line and the nearest panel that contributes to the
 # value. In benchmarks/panel_constants.py, all answers are correct for values from 8 to 48.
 _OUTER_PANELS = 24
 # _EPS bounds the relative rounding error of a few operations. tests/pairs/test_sweep.py compares the error bounds with
@@ -50,10 +50,11 @@ _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
 # If the densities have more than _MANY_PEAKS peaks, nearby peaks share breakpoints. In benchmarks/panel_constants.py,
 # all answers are correct for values from 4 to 64.
 _MANY_PEAKS = 16
-# A peak is narrow if its width is less than this fraction of the width of a panel. In benchmarks/panel_constants.py,
-# the value 0.05 needs 2 % fewer evaluation points than 0.25, and the value 1 needs 3 % more.
+# A peak is narrow if its width is less than _NARROW times the width of a panel. In benchmarks/panel_constants.py, the
+# value 0.05 needs 2 % fewer evaluation points than 0.25, and the value 1 needs 3 % more.
 _NARROW = 0.25
-# Every scan includes these positive points v. The spacing is 1/8 up to 10, and then geometric up to OUTERMOST.
+# A scan evaluates the densities on a sorted grid of points v, to find the span of the first panels. Every scan includes
+# these positive points v. The spacing is 1/8 up to 10, and then geometric up to OUTERMOST.
 _POSITIVE = [
     torch.arange(0.125, 10.0, 0.125, dtype=torch.float64, device="cpu"),
     torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64, device="cpu"),

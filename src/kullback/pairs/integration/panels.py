@@ -1,9 +1,9 @@
 """The adaptive refinement of panels, for integrals over the real line and for sums over integers.
 
-A caller gives the first panels, a function that integrates several integrands over panels, and a judge of the errors.
-The integrands of a divergence are its terms and the densities of P and Q. The integrand of a mean is a statistic times
-a density. All elements of a batch have the same number of panels. Each element halves the panels on which the error of
-this element is largest.
+A panel is an interval of the real line or a range of consecutive integers. A caller gives the first panels, a function
+that integrates several integrands over panels, and a judge of the errors. The integrands of a divergence are its terms
+and the densities of P and Q. The integrand of a mean is a statistic times a density. All elements of a batch have the
+same number of panels. Each element halves the panels on which the error of this element is largest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The first panels on a piece of the line, and the batch elements whose terms diverge or underflow on the piece.
 
-In the tails, one density may round to 0 before the terms of the divergence are negligible. The panels end at the last
-point where float64 can represent the terms, and the integral beyond this point is estimated.
+A scan evaluates the densities on a sorted grid of points v, to find the span of the panels. In the tails, one density
+may round to 0 before the terms of the divergence are negligible. The panels end at the last point where float64 can
+represent the terms, and the integral beyond this point is estimated.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from kullback.pairs.support import is_divergence_finite
 # _FIRST_PANELS is the number of equal panels before they are cut at breakpoints. In benchmarks/panel_constants.py, 6
 # panels need 13 % more evaluation points than 12, and 24 panels need 18 % more.
 _FIRST_PANELS = 12
-# A scan gets this number of additional points between its last point that has terms and the exact end of the terms. In
-# benchmarks/panel_constants.py, all answers are correct for 6 to 100 points.
+# A scan gets _POINTS_TO_THE_END additional points between its last point that has terms and the exact end of the terms.
+# In benchmarks/panel_constants.py, all answers are correct for 6 to 100 points.
 _POINTS_TO_THE_END = 25
-# The decay of the terms is measured over this many points of a scan. In benchmarks/panel_constants.py, all answers are
+# The decay of the terms is measured over _FALL points of a scan. In benchmarks/panel_constants.py, all answers are
 # correct for 6 to 24 points.
 _FALL = 12
 

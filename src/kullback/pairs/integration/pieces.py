@@ -15,13 +15,13 @@ from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, find_breaks
 from kullback.pairs.integration.line import Line, breakpoints_on, without_ladders
 
-# Points with a larger |log dx/dv| are dropped, because log p and log dx/dv nearly cancel at these points, and each has
-# a rounding error of 0.02.
+# Points where |log dx/dv| exceeds _FARTHEST are dropped, because log p and log dx/dv nearly cancel at these points, and
+# each has a rounding error of 0.02.
 _FARTHEST = 1e14
-# The width of a `Line` may exceed the width of a density by at most this factor. In benchmarks/panel_constants.py and
-# test_narrow_partners.py, all answers are correct for values from 1e2 to 1e6.
+# The width of a `Line` may exceed the width of a density by at most the factor _NARROW. In
+# benchmarks/panel_constants.py and test_narrow_partners.py, all answers are correct for values from 1e2 to 1e6.
 _NARROW = 1e4
-# Breakpoints count as equal if their distance is below this fraction of the width of the narrowest density. In
+# Breakpoints count as equal if their distance is below _ONE_PLACE times the width of the narrowest density. In
 # benchmarks/panel_constants.py, all answers are correct for values from 1e-4 to 1.
 _ONE_PLACE = 1e-2
 

@@ -46,7 +46,7 @@ from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 # _FIRST_PANELS is the number of equal panels before they are cut at breakpoints. In benchmarks/panel_constants.py, 8
 # panels need 1 % more evaluation points than 16, and 32 panels need 4 % more.
 _FIRST_PANELS = 16
-# If log q falls below this value, log q = -inf farther out is an overflow, not the end of Q's support.
+# If log q falls below _OVERFLOW, log q = -inf farther out is an overflow, not the end of Q's support.
 _OVERFLOW = -1e250
 # _LEAST_DISTANCE is the smallest distance from an end at 0 at which q is evaluated. The square of this distance does
 # not underflow.

@@ -26,7 +26,7 @@ from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.line import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
-# A divergence below this value counts as 0, because P and Q are then equal up to rounding. In
+# A divergence below LEAST_VALUE counts as 0, because P and Q are then equal up to rounding. In
 # benchmarks/panel_constants.py, all answers are correct for values from 1e-14 to 1e-10.
 LEAST_VALUE = 1e-12
 # The growth of a derivative is measured between log(p / q) = _NEARER and log(p / q) = _FARTHER. A growth with an
@@ -125,7 +125,8 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
     of_outer = torch.where(order == 1, 0, (1 - order) * outer)
     is_zero = order == torch.inf
     is_finite = is_zero | (of_inner + of_outer > 1)
-    # The outer density is too steep for nodes with a constant distance from the inner end, except in a sum of powers.
+    # The outer density is too steep for nodes with a constant distance from the inner end, unless the kind is a power
+    # divergence or Renyi's.
     is_steep = (outer < 1) & (order_of(kind) is None) & ~is_zero
     return (outer == 1) | (is_finite & ~is_steep), is_finite & is_steep & (inner > 1)
 
@@ -133,8 +134,8 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
 def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
     """Return s for p / q to 0, and s for p / q to infinity: the derivative by log q is about p^s q^(1 - s).
 
-    This derivative excludes multiples of q; s is infinite if the derivative is 0. If Q's support is smaller than P's, P
-    and Q are exchanged.
+    Multiples of q are excluded from this derivative; s is infinite if the derivative is 0. If Q's support is smaller
+    than P's, P and Q are exchanged.
     """
     order = order_of(kind)
     if order is not None:
