@@ -1,4 +1,4 @@
-"""Input and output files: comparison of paths, checks before reading and writing, and atomic writes."""
+"""Input and output files: comparison of paths, checks before a file is read or written, and atomic writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PathLike = str | os.PathLike[str]
 
 
 def same_file(a: PathLike, b: PathLike) -> bool:
-    """Return whether two paths lead to the same file, with links followed; missing files are compared by path."""
+    """Return whether two paths lead to the same file after following links; missing files are compared by path."""
     try:
         return Path(a).samefile(b)
     except OSError:
@@ -30,7 +30,7 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
     """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or occurs twice.
 
     Raises:
-        FileError: an output is one of these.
+        FileError: an output has one of these four faults.
     """
     taken: list[PathLike] = [file for path in inputs if path is not None for file in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
@@ -56,10 +56,16 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
 
 
 def check_input(path: PathLike, name: str) -> None:
-    """Raise if a path is neither a file nor a folder: pipes and devices may block or never end.
+    """Raise if a path is neither a file nor a folder, because reading a pipe or a device may block or never end.
+
+    A missing path passes this check, because opening it raises a better error.
+
+    Arguments:
+        path: the path to check.
+        name: the name of the argument or option, for the error message.
 
     Raises:
-        FileError: the path is a pipe, a socket or a device. A missing path passes; opening it raises the error.
+        FileError: the path is a pipe, a socket or a device, or the system cannot look it up.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -86,8 +92,8 @@ def check_input(path: PathLike, name: str) -> None:
 def check_writable(path: PathLike) -> None:
     """Raise if `write` could not write to a path. Call this function before a long computation.
 
-    The check leaves no file behind and does not change an existing file. A pipe stays open until `write`, because its
-    reader would take closing the pipe for the end of the data.
+    The check leaves no file behind and does not change an existing file. It opens a pipe and leaves the pipe open until
+    `write`, because the reader of the pipe would take closing for the end of the data.
 
     Arguments:
         path: the file to write later.
@@ -112,7 +118,8 @@ def check_writable(path: PathLike) -> None:
         if mode is not None and stat.S_ISFIFO(mode):
             _waiting[_identity(path)] = _open_pipe(path)
         elif _is_replaced(mode):
-            # The check creates a file, because a directory may be full, read-only, or protected by more than its mode.
+            # The check creates a file and discards it. The mode of a directory does not show everything that prevents
+            # writing, such as a full or read-only disk.
             target = _resolved(path)
             if len(os.fsencode(target.name)) > os.pathconf(target.parent, "PC_NAME_MAX"):
                 raise _os_error(errno.ENAMETOOLONG)
@@ -122,13 +129,13 @@ def check_writable(path: PathLike) -> None:
 def write(path: PathLike, text: str) -> None:
     r"""Write a text file in UTF-8, completely or not at all.
 
-    The text goes into an unnamed file in the same directory. When the file is complete, it gets its name in one step.
-    A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces. Pipes
-    and devices, such as ``/dev/stdout``, are written to directly.
+    The text goes into an unnamed file in the same directory. When this file is complete, it gets its name in one step.
+    If `path` is a symbolic link, the link is kept and the file that it points to is replaced. The new file gets the
+    permissions of the file that it replaces. Pipes and devices, such as ``/dev/stdout``, are written to directly.
 
     Arguments:
         path: the file to write.
-        text: its content.
+        text: the content of the file.
 
     Raises:
         FileError: the file cannot be written; an existing file is unchanged.
@@ -144,7 +151,10 @@ def write(path: PathLike, text: str) -> None:
 
 
 def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files as `write` does, texts in UTF-8, either all of them or none.
+    """Write several files, either all of them or none; each file is written as by `write`.
+
+    Arguments:
+        contents: a mapping from the path of a file to its content: bytes, or a text that is encoded in UTF-8.
 
     Raises:
         FileError: a file cannot be written. All files are then unchanged.
@@ -171,7 +181,7 @@ def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
 
 @contextmanager
 def open_output(path: PathLike) -> Generator[BinaryIO]:
-    """Open a file for writing bytes; the file gets its name at the end of the context, if no error was raised."""
+    """Return a context with a file for writing bytes; without an error, the file gets its name at the end."""
     output = _Output(path)
     try:
         yield output.file
@@ -182,7 +192,7 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 class _Output:
-    """A file during writing. If the system supports it, the file has no name until `commit` names it in one step."""
+    """A file during writing. If the system supports unnamed files, the file has no name until `commit` is called."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = path
@@ -209,7 +219,7 @@ class _Output:
         self.file = os.fdopen(number, "wb")
 
     def finish(self) -> None:
-        """Write buffered content to the disk, with the permissions of the file that this file replaces."""
+        """Write buffered content to the disk, and set the permissions of the file that this file replaces."""
         self.file.flush()
         if not self._direct:
             os.fsync(self.file.fileno())
@@ -235,7 +245,7 @@ class _Output:
         self._temporary = None
 
     def undo(self) -> None:
-        """Restore the state before `commit`."""
+        """Undo `commit`: restore the replaced file, or remove the new file."""
         if self._direct:
             return
         if self._old is not None:
@@ -245,7 +255,7 @@ class _Output:
             self._target.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Close the file and remove uncommitted and temporary files."""
+        """Close the file, and remove its temporary files; a file without `commit` disappears."""
         with suppress(OSError):
             self.file.close()
         for name in (self._temporary, self._old):
@@ -253,18 +263,20 @@ class _Output:
                 name.unlink(missing_ok=True)
 
     def _link(self, unnamed: str, name: Path) -> None:
-        # Python follows the /proc link only if a `dir_fd` is passed. For an absolute path, the value of `dir_fd` is
-        # ignored.
+        """Give the unnamed file, whose path in /proc is `unnamed`, the name `name`."""
+        # Python follows the link in /proc only if `src_dir_fd` is passed. The value is ignored for an absolute path.
         os.link(unnamed, name, src_dir_fd=self.file.fileno(), follow_symlinks=True)
 
     def _beside(self) -> Path:
+        """Return a random name for a temporary file in the directory of the target."""
         return self._target.with_name(f".kullback-{secrets.token_hex(8)}.tmp")
 
 
 def matched(path: PathLike) -> list[Path]:
-    """Return the files that match a path with ``*``, sorted.
+    """Return the sorted paths of the files that match a pattern, a path with ``*``.
 
-    An existing path matches only itself, even if its name contains ``*``. A path without matches is returned unchanged.
+    The path of an existing file matches only itself, even if the path contains ``*``. A pattern that no file matches is
+    returned unchanged.
 
     Example:
         >>> import os, tempfile
@@ -293,7 +305,7 @@ def _lies_in(path: PathLike, folder: PathLike) -> bool:
 
 
 def _mode(path: PathLike) -> int | None:
-    """Return the mode (type and permissions) of the file that a path leads to, or None if there is no such file."""
+    """Return the mode (type and permissions) of the file that a path leads to; None if the file does not exist."""
     try:
         return Path(path).stat().st_mode
     except FileNotFoundError:
@@ -301,31 +313,35 @@ def _mode(path: PathLike) -> int | None:
 
 
 def _resolved(path: PathLike) -> Path:
-    return Path(os.path.realpath(path))  # unlike Path.resolve, raises no error for a loop of links
+    # For a loop of links, `os.path.realpath` raises no error, unlike `Path.resolve`.
+    return Path(os.path.realpath(path))
 
 
 def _is_replaced(mode: int | None) -> bool:
+    """Return whether writing replaces the file with this mode: True for missing and regular files."""
     return mode is None or stat.S_ISREG(mode)
 
 
-# The descriptors of pipes that `check_writable` opened and `write` has not used yet, by device and inode.
+# Descriptors of open pipes, under the device and inode of the pipe. `check_writable` opens them, and `write` removes
+# and uses them.
 _waiting: dict[tuple[int, int], int] = {}
 
 
 def _identity(path: PathLike) -> tuple[int, int]:
+    """Return the numbers of the device and of the inode of a file."""
     status = Path(path).stat()
     return status.st_dev, status.st_ino
 
 
 def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
-    """Return an open pipe, device or socket, which `_Output.discard` closes."""
+    """Return a pipe or device, opened for writing; `_Output.discard` closes it."""
     if mode is None or not stat.S_ISFIFO(mode):
         return Path(path).open("wb")
     return os.fdopen(_open_pipe(path), "wb")
 
 
 def _open_pipe(path: PathLike) -> int:
-    """Return the descriptor of a pipe opened for writing; raise if there is no reader, because opening would block."""
+    """Return the descriptor of a pipe, opened for writing; raise if the pipe has no reader, as opening would block."""
     number = _waiting.pop(_identity(path), None)
     if number is not None:
         return number
@@ -351,7 +367,7 @@ def _os_error(number: int) -> OSError:
 
 @contextmanager
 def write_errors(path: PathLike, more: str = "") -> Generator[None]:
-    """Convert a system error in the context into a FileError that names the file; `more` is appended to the remedy."""
+    """Return a context that turns a system error into a FileError about `path`; `more` is appended to its remedy."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Optional packages, imported at their first use."""
+"""Import of optional packages at their first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kullback.errors import OptionalDependencyError
 
-# The name for pip of each package whose import name differs from it.
+# Names in a `pip install` command, by the name in an import statement, where the two names differ.
 _DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn"}
 
 
