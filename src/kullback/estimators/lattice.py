@@ -113,8 +113,7 @@ def _is_rough(x: Array, step: float) -> bool:
 
 
 def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
-    """Return numbers with few distinct values, such as prices, as categories, with a note; None if bins suit them
-    better.
+    """Return numbers with few distinct values, such as prices, as categories with a note; None if bins are better.
 
     Bins are better for the values of a lattice, unless some values are preferred. A bin of several values would hide
     the preference.
