@@ -39,8 +39,8 @@ BY_EVENT = "{got}; {instead}"
 class KullbackError(Exception):
     """Base class of all errors that kullback raises on purpose.
 
-    An error whose message is a plain string has no parts. Its attributes `call`, `argument`, `wanted`, `got`,
-    `instead` and `explanation` are None.
+    If the message of an error is a plain string, the error has no parts. The attributes `call`, `argument`, `wanted`,
+    `got`, `instead` and `explanation` are then None.
 
     Attributes:
         call: the function or class that you called.
@@ -294,7 +294,7 @@ class Name(str):
 Text = str | tuple[str, ...]
 Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
-# If a call exchanges P and Q, `KullbackError.replace` needs these new names.
+# If a function calls another function with P and Q exchanged, an error gets these new names of sides and arguments.
 SIDES_EXCHANGED = {"p": "q", "q": "p", "P": "Q", "Q": "P"}
 
 
@@ -475,7 +475,7 @@ def no_rule(call: str, argument: str, *, wanted: Text, got: Text, instead: Text)
     return NoRuleError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
-# Longer texts are cut: a name in a message, the text after "got", and a whole message. The unit is one character.
+# A name in a message, the text after "got" and a whole message are cut to these numbers of characters.
 LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 
 

@@ -23,7 +23,7 @@ import torch
 from kullback.common.inputs import number_from, whole_from
 from kullback.errors import KullbackError, Name, Text, invalid_type, invalid_value, safe_repr
 
-# The largest integer that fits into a tensor of int64.
+# `_MOST` is the largest integer that fits into a tensor of int64.
 _MOST = 2**63 - 1
 
 

@@ -17,9 +17,9 @@ LARGEST_TAIL_INDEX = 0.4
 
 `tail_index` defines the tail index. The variance of q / p is infinite from 0.5 on.
 """
-# The control variate must explain this fraction of the variance of d. With a smaller fraction, the heavy tails of q / p
-# can add more variance than the control variate removes. The coverage tests in `tests/estimators/test_importance.py`
-# and `tests/pairs/monte_carlo/test_from_draws.py` fail with a smaller value.
+# The control variate is used only if it explains at least this fraction of the variance of d. With a smaller fraction,
+# the heavy tails of q / p can add more variance than the control variate removes. The coverage tests in
+# `tests/estimators/test_importance.py` and `tests/pairs/monte_carlo/test_from_draws.py` fail with a smaller value.
 _LEAST_EXPLAINED = 0.75
 
 

@@ -151,7 +151,7 @@ def write(path: PathLike, text: str) -> None:
 
 
 def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files, either all of them or none; each file is written as by `write`.
+    """Write several files, either all of them or none, in the same way as `write` writes one file.
 
     Arguments:
         contents: a mapping from the path of a file to its content: bytes, or a text that is encoded in UTF-8.
@@ -255,7 +255,7 @@ class _Output:
             self._target.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Close the file, and remove its temporary files; a file without `commit` disappears."""
+        """Close the file, and remove its temporary files; a file that was not committed is removed, too."""
         with suppress(OSError):
             self.file.close()
         for name in (self._temporary, self._old):
@@ -322,8 +322,8 @@ def _is_replaced(mode: int | None) -> bool:
     return mode is None or stat.S_ISREG(mode)
 
 
-# Descriptors of open pipes, under the device and inode of the pipe. `check_writable` opens them, and `write` removes
-# and uses them.
+# `_waiting` has the descriptors of the pipes that `check_writable` opened and `write` has not used yet. A key is the
+# device and the inode of a pipe.
 _waiting: dict[tuple[int, int], int] = {}
 
 

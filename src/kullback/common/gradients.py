@@ -30,7 +30,7 @@ def gradients_of(
         wanted: whether the gradient with respect to each argument is computed.
 
     Returns:
-        one gradient for each argument; None if it is not wanted or the argument is None.
+        one gradient for each argument; None for an absent argument, and for a gradient that is not wanted.
     """
     is_differentiated = torch.is_grad_enabled()
     with torch.enable_grad():

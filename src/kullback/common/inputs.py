@@ -330,7 +330,7 @@ def first_of(mask: Tensor) -> str:
 
 
 def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
-    """Return a text about the first of `values` for which `wrong` is true: its value, its index, and their number."""
+    """Return a text about the `values` for which `wrong` is true: the first one, its index, and their number."""
     index = tuple(int(i) for i in wrong.nonzero()[0])
     count = f"the first of {int(wrong.sum())} in {wrong.numel()}"
     return f"{values[index].item():g} at index {index}{place}, {count}"

@@ -62,7 +62,8 @@ def labels_from(call: str, labels: object) -> Labels:
             got="a masked array",
             instead="labels=labels.filled('missing') for a class with this name",
         )
-    # Arrow's scalars, and tensors of one number, would be unequal even for equal labels. So they become Python objects.
+    # Arrow's scalars, and tensors of one number, would be unequal even for equal labels. So both are converted to
+    # Python objects.
     of_python = getattr(labels, "to_pylist", None)
     if of_python is not None or isinstance(labels, Tensor):
         labels = cast("Any", labels).tolist() if of_python is None else of_python()
@@ -187,7 +188,7 @@ def _type_of(label: Any) -> str:
 
 
 def _spelling(label: Any) -> str:
-    """Return the label as text; a number, the same number in another precision, and its text give the same result."""
+    """Return the label as text. A number, the number in another precision, and the number as text give one result."""
     if isinstance(label, bytes):
         return label.decode(errors="replace")
     if isinstance(label, str | Number | np.number) and not isinstance(label, bool | np.bool_):
@@ -311,7 +312,7 @@ def _of_polars_frame(call: str, frame: Any) -> Labeled:
         for dtype in frame.dtypes
     ]
     if frame.width == 2 and kinds[1] != "O":
-        # `value_counts` of Polars returns a frame of two columns. `Counts` assumes that its frame comes from there.
+        # `Counts` assumes that a frame of two columns comes from the method `value_counts` of Polars.
         is_counted = call == "Counts"
         if is_counted or _has_labels_first(call, kinds, frame.columns[1], is_table=False):
             return Labeled(frame.to_series(1).to_numpy(), labels_from(call, frame.to_series(0).to_list()))

@@ -8,7 +8,8 @@ from typing import Any
 
 from kullback.errors import OptionalDependencyError
 
-# Names in a `pip install` command, by the name in an import statement, where the two names differ.
+# If the name of a package in a `pip install` command differs from its name in an import statement, this mapping has
+# both names.
 _DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn"}
 
 

@@ -32,7 +32,7 @@ def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int 
 def log_root(f: Callable[[Tensor], Tensor], like: Tensor, low: float = -690.0, high: float = 690.0) -> Tensor:
     """Return the positive root of an increasing function, by bisection of log x, in the shape of `like`.
 
-    If the function is positive everywhere, return 0. If it is negative everywhere, return infinity.
+    If the function is positive everywhere, return 0. If the function is negative everywhere, return infinity.
 
     Arguments:
         f: an increasing function of each element of a tensor.

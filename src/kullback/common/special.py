@@ -36,10 +36,10 @@ _FAR = 10.0
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _STIRLING_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_STIRLING))
 _STIRLING_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_STIRLING_DERIVATIVE))
-# These are the nodes and weights of Gaussian quadrature with four nodes on [0, 1] for the weight function 1 - t.
+# `_NODES` and `_WEIGHTS` are for Gaussian quadrature with four nodes on [0, 1] and the weight function 1 - t.
 _NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448)
 _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
-# These are the nodes and weights of Gaussian quadrature with four nodes on [0, 1] for the weight function 1.
+# `_EVEN_NODES` and `_EVEN_WEIGHTS` are for Gaussian quadrature with four nodes on [0, 1] and the weight function 1.
 _EVEN_NODES = (0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288)
 _EVEN_WEIGHTS = (0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929)
 # If |b - a| / (a + b) is below this bound, quadrature with four nodes gives thirteen correct digits.
@@ -49,8 +49,8 @@ _RULE_NEAR = 0.05
 _TETRAGAMMA = (1, 1, 1 / 2, 0, -1 / 6, 0, 1 / 6, 0, -3 / 10, 0, 5 / 6)
 # For x below this bound, x log x is negligible compared to log x, and 1 / x^2 may overflow.
 _TINY = 1e-75
-# These are the coefficients of Ein(y) / y for Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ... For y up to 2, the omitted
-# terms are below float64's last digit.
+# `_EIN` has the coefficients of Ein(y) / y, where Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ... For y up to 2, the
+# omitted terms are below float64's last digit.
 _EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
 # A continued fraction of this depth gives E1(y) to float64's last digit for y >= 2.
 _E1_DEPTH = 50
@@ -126,8 +126,9 @@ def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
 def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
     """Return log(a / b) for positive a and b, with full precision even if a and b are nearly equal.
 
-    `difference` is a - b, for a caller that knows a - b more precisely. If a / b is out of the range of
-    floats, the result is computed as log a - log b. The derivatives are always the derivatives of log a - log b.
+    `difference` is a - b, for a caller that computes a - b more precisely than by subtraction. If a / b is out of the
+    range of floats, the result is computed as log a - log b. The derivatives are always the derivatives of log a - log
+    b.
     """
     logs = torch.log(a) - torch.log(b)
     with torch.no_grad():
@@ -160,7 +161,7 @@ def log_product(a: Tensor, b: Tensor, divisor: Tensor | None = None) -> Tensor:
 def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
     """Return x - 1 - log x at x = a / b, a term of the Itakura-Saito divergence.
 
-    `difference` is a - b, for a caller that knows a - b more precisely.
+    `difference` is a - b, for a caller that computes a - b more precisely than by subtraction.
 
     With z = x - 1 and u = z / (z + 2), log x = 2 atanh(u) and z - 2u = z u. So the value is z u - (2 atanh(u) - 2u).
     The derivatives are the derivatives of e^d - 1 - d at d = log x.
@@ -210,7 +211,7 @@ def stirling_remainder(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the numbers for the recurrence that shifts x below `_FAR` by `_FAR`, into the range of Stirling's series.
+    """Return the numbers for the recurrence that adds `_FAR` to small x, to reach the range of Stirling's series.
 
     The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine correct digits, and the
     derivative of torch's trigamma is slow.
@@ -300,7 +301,7 @@ def _since_one(
 def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:
     """Return the Bregman divergence of lgamma(x) - x log x + x from a to b, which is non-negative.
 
-    `distance` is b - a, for a caller that knows b - a more precisely.
+    `distance` is b - a, for a caller that computes b - a more precisely than by subtraction.
     """
     distance = b - a if distance is None else distance
     # For tiny x, lgamma(x) - x log x + x is nearly -log x, and its second derivative may overflow.

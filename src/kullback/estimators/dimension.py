@@ -30,9 +30,9 @@ _RADII = 64
 def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> float | None:
     """Return the intrinsic dimension of points if it is below `fewest_dimensions`, otherwise None.
 
-    Whitening scales by the distance between clusters, so that each of several distant clusters may look flat. So if the
-    dimension is too small after whitening, it is measured again in `_locally_scaled` coordinates. For points on a
-    curved surface, the dimension is too small in both coordinate systems.
+    If the points form distant clusters, whitening scales by the distance between clusters, and each cluster may look
+    flat. So if the dimension is too small after whitening, it is measured again in `_locally_scaled` coordinates. For
+    points on a curved surface, the dimension is too small in both coordinate systems.
 
     Arguments:
         points: the points, shape (n, d).

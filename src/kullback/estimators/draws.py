@@ -17,7 +17,7 @@ from kullback.samples import Samples
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-# By dimension, this is the largest number of draws of each side for which a neighbor search takes a few seconds;
+# A neighbor search takes a few seconds with these numbers of draws of each side, by the number of dimensions.
 # `benchmarks/bench_neighbors.py` measures the time. `_AFFORDABLE_BY_PRODUCTS` is for more than ten dimensions.
 _AFFORDABLE = {6: 30_000, 7: 15_000, 8: 10_000, 9: 8000, 10: 6000}
 _AFFORDABLE_BY_PRODUCTS = 20_000
@@ -122,7 +122,7 @@ class Draws:
 
     @cached_property
     def order(self) -> Integers:
-        """The indices that sort the draws by their values; draws of equal values by their weights and clusters."""
+        """The indices that sort the draws by their values and, if values are equal, by weight and cluster."""
         ties = [key for key in (self.cluster, self.weights) if key is not None]
         return np.lexsort((*ties, *self.x.T[::-1]))
 
@@ -232,7 +232,7 @@ def shares_of(samples: Samples | Draws, like: Tensor) -> Tensor:
 
 
 def tensor_in_place(x: Any) -> Tensor:
-    """Return a tensor unchanged, and an array as a tensor on the CPU, even if torch's default device is another one."""
+    """Return a tensor unchanged, and an array as a tensor on the CPU, even if torch has another default device."""
     return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
@@ -252,9 +252,9 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
 
     .. math:: f \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
 
-    where t are the terms, C is the number of clusters, and f is the `cluster_correction`, which is
-    :math:`C / (C - 1)` for clusters of equal size. Without clusters, each term is a cluster. The variance is infinite
-    for fewer than two clusters. Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
+    where t are the terms, C is the number of clusters, and f is the `cluster_correction`, which is :math:`C / (C - 1)`
+    for clusters of equal size. Without clusters, each term is a cluster. The variance is infinite for fewer than two
+    clusters. Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
     """
     sizes = torch.ones_like(terms)
     if cluster is not None:
@@ -269,8 +269,8 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
 def cluster_correction(sizes: Any) -> float:
     r"""Return the factor that makes the sum of squared deviations of clusters from the overall mean unbiased.
 
-    If cluster c has the proportion :math:`s_c` of the draws, the factor is
-    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
+    If cluster c has the proportion :math:`s_c` of the draws, the factor is :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2
+    s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
     """
     shares = sizes / sizes.sum()
     squares = shares**2

@@ -34,7 +34,7 @@ SIDE_P = _Side("P")
 """The name P, for the f-string of a note."""
 SIDE_Q = _Side("Q")
 """The name Q, for the f-string of a note."""
-# These are the names of the densities p and q, and of the arguments p and q, for the f-string of a note.
+# `SMALL_P` and `SMALL_Q` are the names of the densities, and of the arguments, p and q, for the f-string of a note.
 SMALL_P, SMALL_Q = _Side("p"), _Side("q")
 
 # With a standard error below this limit, a negative estimate shows that the divergence is nearly 0. The limit selects
@@ -43,7 +43,7 @@ _SMALL = 0.05
 
 
 class Shift(NamedTuple):
-    """An increase of the upper limit, in nats, for regions without draws; `note` explains it, or is empty."""
+    """An increase of the upper limit, in nats, for regions without draws; `note` explains the increase, or is empty."""
 
     nats: float
     note: str = ""
@@ -57,8 +57,8 @@ class Evidence(ShortRepr):
     error, or the limits of an interval.
 
     Attributes:
-        value: the estimate in nats, which may be negative by chance. It is a number or, for a batch, a tensor with one
-            estimate for each row.
+        value: the estimate in nats, which may be negative by chance. The value is a number or, for a batch, a tensor
+            with one estimate for each row.
         influence: two arrays: the influence of each draw of P, and of each draw of Q, on the value. The sums of the
             influences over clusters of draws give the standard error.
         resampled: the values from resampled draws, or from a posterior distribution.
@@ -66,8 +66,8 @@ class Evidence(ShortRepr):
         error: a standard error that is independent of the error from `influence`; None if it is unknown.
         error_above: a second standard error, which is added in quadrature to the error for the upper limit only.
         bias_low: the largest possible bias upwards; it is subtracted from the lower limit.
-        bias_high: the largest possible bias downwards, as a positive number; it is added to the upper limit. It is
-            infinite if the draws give no upper limit.
+        bias_high: the largest possible bias downwards, as a positive number; it is added to the upper limit. The number
+            is infinite if the draws give no upper limit.
         notes: sentences about the estimate. An f-string names the sides as ``{SIDE_P}`` and ``{SIDE_Q}``, so that an
             estimate of KL(Q || P) can exchange the names.
         beyond: a function that takes half the width of the interval and returns the `Shift` of the upper limit for
@@ -146,8 +146,8 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
     If the evidence has no `ends`, the interval is normal, or from Student's t for clusters. If the estimate
     :math:`\hat D` is by chance smaller than the divergence t, the standard error is too small, because the variance is
     at least :math:`c^2 + r\, t`, with `error` c and `rate` r. So the upper limit is at least the largest t with
-    :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
-    :math:`\hat D` counts as 0. All limits are at least 0.
+    :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative :math:`\hat D`
+    counts as 0. All limits are at least 0.
 
     Arguments:
         evidence: the raw result of an estimator. The evidence of a batch must have `ends`.
@@ -246,8 +246,8 @@ def noted(evidence: Evidence, before: Sequence[str] = (), after: Sequence[str] =
 def exchanged(measure: Callable[[], Evidence]) -> Evidence:
     """Return the evidence of `measure()`, with the names P and Q exchanged in its notes, in `n` and in errors.
 
-    `measure` estimates KL(Q || P) as if Q were P. It must return the result of `interval_from`, because then only
-    `notes` and `n` depend on the order of the sides.
+    `measure` estimates KL(Q || P) as if Q were P. The result of `measure` must be from `interval_from`, because then
+    only `notes` and `n` depend on the order of the sides.
     """
     with sides_exchanged():
         evidence = measure()
@@ -290,7 +290,7 @@ def added(there: Evidence, back: Evidence) -> Evidence:
 
 
 def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
-    """Return the evidence with a standard error and an interval that are wider by `factor`.
+    """Return the evidence with the standard error and the interval multiplied by `factor`.
 
     The distance of each limit from the value is multiplied by `factor`; the limits are from 0 to `largest`.
     """

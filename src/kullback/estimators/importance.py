@@ -71,21 +71,21 @@ def log_ratio(
         \widehat{KL} = \sum_i w_i \Big[d_i + c \Big(\frac{q(x_i)}{p(x_i)} - 1\Big)\Big], \quad
         d_i = \log p(x_i) - \log q(x_i)
 
-    The weights :math:`w_i` have sum 1. They are the weights of the `Samples`, which are equal by default. If the draws
-    come from a proposal R, pass `log_r`; the weights are then multiplied by :math:`p / r`. The coefficient c that
-    minimizes the variance is fitted in each half of the draws and used in the other half. c is 0 in three cases: there
-    are fewer than 50 draws; :math:`q / p` may have an infinite variance or a mean other than 1; or the control variate
-    :math:`q / p - 1` explains less than three quarters of the variance of d. The limits of the interval allow for the
-    tails of the terms beyond the outermost draws, which are extrapolated.
+    The weights :math:`w_i` have sum 1. Without `log_r`, they are the weights of the `Samples`, which are equal by
+    default. If the draws come from a proposal R, pass `log_r`; the weights are then multiplied by :math:`p / r`. The
+    coefficient c that minimizes the variance is fitted in each half of the draws and used in the other half. c is 0 in
+    three cases: there are fewer than 50 draws; :math:`q / p` may have an infinite variance or a mean other than 1; or
+    the control variate :math:`q / p - 1` explains less than three quarters of the variance of d. The limits of the
+    interval allow for the unobserved tails of the terms, by extrapolation beyond the outermost draws.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
 
     Arguments:
         x: n draws of P, or of R, with their weights and clusters, if any.
-        log_p: the normalized log-density or log-probability of P, in nats. It is a tensor of n numbers, or a function
-            such as ``distribution.log_prob`` that is called with ``x.tensor``, shape (n, d).
-        log_q: the log-density of Q, in the same form as `log_p`. It is ``-inf`` where Q has no mass; KL is then
+        log_p: the normalized log-density or log-probability of P, in nats: a tensor of n numbers, or a function such
+            as ``distribution.log_prob`` that is called with ``x.tensor``, shape (n, d).
+        log_q: the log-density of Q, in the same form as `log_p`. If a draw has the log-density ``-inf``, KL is
             infinite.
         log_r: the log-density of the proposal R, in the same form as `log_p`; by default R is P.
         confidence: the probability that the interval contains the divergence.
@@ -94,8 +94,8 @@ def log_ratio(
     Returns:
         the estimate in nats, float64; a negative estimate becomes 0. The upper limit is infinite if the tail of the
         terms is so heavy that their mean may be infinite. The upper limit is also infinite if the draws miss a part of
-        P. This is assumed if the limit would be below 0, or if the mean of q / p is significantly above 1. For weighted
-        draws, a note gives their effective number.
+        P: if the limit would be below 0, or if the mean of q / p is significantly above 1. For weighted draws, a note
+        gives their effective number.
 
     Raises:
         ArgumentValueError: there are fewer than four draws, the number of log-densities is wrong, a log-density is NaN,

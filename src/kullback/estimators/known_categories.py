@@ -85,8 +85,8 @@ def of_categories(
         counts: the effective number of draws in each category with draws; the sum is `n`.
         log_q: the log-probabilities of these categories under Q.
         elsewhere: Q's log-probabilities of the categories without draws.
-        variance_of: a function of a deviation from the mean for each category. It returns the variance of the mean over
-            the draws.
+        variance_of: a function from the deviation of each category's term from the mean to the variance of the mean
+            over the draws.
         n: the effective number of draws.
         groups: the number of independent groups of draws.
         confidence: the probability that the interval contains the divergence.
@@ -99,9 +99,9 @@ def of_categories(
     others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
     variance = variance_of(terms - mean)
     independent = float(shares @ (terms - mean) ** 2) / n
-    # For independent draws, the effective number of draws is n - 1. For dependent draws, it is smaller, and the ratio
-    # of two variances of the mean determines it. If all terms are equal, both variances are 0, and an upper bound is
-    # used.
+    # For independent draws, the effective number of draws is n - 1. For dependent draws, the number is smaller, and
+    # follows from the ratio of two variances of the mean. If all terms are equal, both variances are 0, and an upper
+    # bound is used.
     most = min(n, groups)
     terms_differ = independent * n > (_ROUNDING_OF_TERMS * (1 + abs(mean))) ** 2
     number = n * independent / max(variance, independent) if terms_differ else max(most - 1, most / 2)
@@ -121,9 +121,8 @@ def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
     r"""Return an estimate of :math:`-\log p` for each category, and minus the bias of the mean of this estimate.
 
     The mean of :math:`\psi(n) - \psi(a_i)` over the n draws, with the count :math:`a_i` of category i, estimates the
-    entropy with the bias
-    :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. This sum is estimated from the numbers of categories with
-    one and with two draws.
+    entropy with the bias :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. The double sum is estimated from the
+    numbers of categories with one and with two draws.
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
@@ -159,9 +158,9 @@ def ends_from_counts(
     which contains the proportions :math:`\hat p` (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of
     :math:`\theta` is rejected if the sample mean of d differs from the mean of d under :math:`p_\theta` by more than
     `quantile` standard errors, computed under :math:`p_\theta`. The test has a continuity correction of half a draw at
-    the limit at which :math:`p_\theta` makes rare categories rarer. Categories without draws get half a draw: for
-    the lower limit, all of them together; for the upper limit, the category with the smallest q. The distances of the
-    two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is at least the limit from
+    the limit at which :math:`p_\theta` makes rare categories rarer. Categories without draws get half a draw: for the
+    lower limit, all of them together; for the upper limit, the category with the smallest q. The distances of the two
+    limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is at least the limit from
     `_near_q`.
 
     Arguments:

@@ -93,20 +93,20 @@ def from_density(
 
     For numbers, :math:`\widehat{\log p}(x_i)` comes from the distance of :math:`x_i` to its k-th nearest neighbor, in
     standardized coordinates. The bias :math:`\hat b` is measured on the same number of draws from two reference
-    distributions, Q and a Gaussian. From k to 4 k neighbors, the estimate for P and the estimate for a reference
-    change. The reference with the more similar change is used, and the remaining difference of the changes enters the
+    distributions, Q and a Gaussian. When k increases to 4 k, the estimates for P and for a reference change. The
+    reference whose change is closest to the change for P is used, and the difference of these changes enters the
     standard error.
 
     For categories, :math:`\widehat{\log p}(x_i)` comes from the count of the category, and :math:`\hat b` is the
-    contribution of categories without draws. The limits are then like Wilson's limits for proportions, and allow for
-    the categories without draws. If Q is a distribution on unbounded integers, the categories without draws are the
-    neighbors of observed integers; for other integers, the tail of log q is extrapolated.
+    contribution of categories without draws. For categories, the limits are like Wilson's limits for proportions, and
+    allow for the categories without draws. If Q is a distribution on unbounded integers, the categories without draws
+    are the neighbors of observed integers; for other integers, the tail of log q is extrapolated.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
 
     Arguments:
-        p: n draws of P, with their weights and clusters, if any. They must be integers if Q is a distribution of
+        p: n draws of P, with their weights and clusters, if any. If Q is a distribution of integers, the draws must be
             integers.
         q: a torch distribution with ``batch_shape`` () and ``event_shape`` () or (d,).
         confidence: the probability that the interval contains the divergence.
@@ -259,7 +259,7 @@ def _from_neighbors(p: Draws, q: Distribution, log_q: Array) -> Evidence:
 
 
 def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draws, Array, list[str]]:
-    """Return as many draws as a neighbor search handles in seconds, their `log_q`, and a note on omitted draws."""
+    """Return at most as many draws as a neighbor search handles in seconds, their `log_q`, and a list of notes."""
     number = (affordable_draws(draws.x.shape[1]) or 2 * len(draws)) // 2
     if len(draws) <= number:
         return draws, log_q, []
@@ -274,9 +274,10 @@ def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draw
 def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
     r"""Return the draws x in coordinates without constraints, and the number to add to Q's log-density at each draw.
 
-    Only for draws on the simplex, the coordinates differ from x. They are :math:`\log(x_i / x_d)`, which have no
-    boundary; if a component is 0, they are the first d - 1 components. The number to add is the logarithm of the
-    Jacobian determinant, because Q's density on the simplex is with respect to the first d - 1 components.
+    If Q is not on the simplex, the coordinates are x. On the simplex, the coordinates are :math:`\log(x_i / x_d)`,
+    which have no boundary. If a component is 0, the coordinates are the first d - 1 components. The number to add is
+    the logarithm of the Jacobian determinant, because Q's density on the simplex is with respect to the first d - 1
+    components.
     """
     if not isinstance(_support(q), type(constraints.simplex)):
         return x, 0.0
@@ -374,8 +375,8 @@ def _neighbor_numbers(n: float) -> tuple[int, int]:
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
     """Raise an error if draws with d components fill fewer than d dimensions.
 
-    `change` is the change of the mean log-density from the first to the second of the `numbers` of neighbors; it shows
-    the dimension. n is the effective number of draws.
+    The dimension is computed from `change`, the change of the mean log-density from the first to the second of the
+    `numbers` of neighbors. n is the effective number of draws.
     """
     d = x.shape[1]
     digamma = load("scipy.special", "from_density").digamma
@@ -444,8 +445,8 @@ def _bias(
     The bias is proportional to k^(2 / d), or depends more weakly on k. So the remaining bias follows from a difference
     of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
     references is partly random, so the difference between their biases may enter the standard error. If the estimate
-    for P decreases more than the estimates for both references, P has more edges or sharper peaks than the references.
-    The upper limit then allows for a larger bias.
+    for P decreases more than the estimates for both references, P has more edges or sharper peaks than the references,
+    and the upper limit allows for a larger bias.
 
     Arguments:
         q: the distribution Q.
@@ -538,7 +539,7 @@ def _gaussian_bias(rng: np.random.Generator, like: _Reference, d: int, numbers: 
 def _own_bias(
     q: Distribution, like: _Reference, numbers: tuple[int, int], rng: np.random.Generator
 ) -> Array | None:
-    """Return the estimates of KL(Q || Q) = 0 from draws of Q, shape (2,); None if Q has no draws or finite result."""
+    """Return estimates of KL(Q || Q) = 0 from draws of Q, shape (2,); None if Q has no sampler or one is infinite."""
     try:
         y = _draws_of(q, like.n)
         x, log_volume = _coordinates(q, y)

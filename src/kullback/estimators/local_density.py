@@ -51,9 +51,9 @@ def local_log_density(
     weight of a chosen draw is multiplied by the size of its cluster. The result is the mean over several such choices.
 
     If the weights depend on the position of the draws, the density at a draw is multiplied by the mean weight of its
-    neighbors. Without such a dependence, this factor would add a bias, because the logarithm of a mean of few weights
-    is too low on average. So the factor is used only if it increases the likelihood of the draws under the density
-    estimated from their neighbors.
+    neighbors. If the weights do not depend on position, this factor would add a bias, because the logarithm of a mean
+    of few weights is too low on average. So the factor is used only if it increases the likelihood of the draws under
+    the density estimated from their neighbors.
 
     Arguments:
         x: the draws, shape (n, d).
@@ -89,12 +89,12 @@ def local_log_density(
 def _densities_among(
     z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array
 ) -> tuple[Array, Array, float]:
-    """Return three results for points z, whose neighbors are searched among the points `chosen`, one of each unit.
+    """Return estimates for the points z; neighbors are searched among the points `chosen`, one point of each unit.
 
     Returns:
         the log-densities, shape (n, 2); the logarithm of the mean weight of each point's neighbors, shape (n,); and the
-        logarithm of the mean, over the chosen points, of these mean weights. The last is 0 if the mean weights are a
-        density ratio.
+        logarithm of the mean, over the chosen points, of these mean weights. The last result is 0 if the mean weights
+        are a density ratio.
     """
     special = load("scipy.special", "from_density")
     n, d = z.shape
@@ -106,8 +106,8 @@ def _densities_among(
         rows = np.arange(start, min(start + _BLOCK, n))
         distances, index = tree.query(z[rows], numbers[1] + 1)
         near = chosen[index]
-        # One neighbor too many was searched. The neighbor from the query's own unit is left out or, if there is no such
-        # neighbor, the most distant one.
+        # The search returns one extra neighbor. The neighbor from the query's own unit is left out or, if there is no
+        # such neighbor, the most distant neighbor.
         others = units[near] != units[rows][:, None]
         others[others.all(1), -1] = False
         distances = distances[others].reshape(len(rows), -1)

@@ -33,7 +33,7 @@ class Labeled:
     units: Integers
 
     def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
-        """Return the draws that `chosen` selects, which is an array of indices or a mask."""
+        """Return the draws with the indices `chosen` or, if `chosen` is a mask, the draws in the mask."""
         return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
 
     @property
@@ -104,7 +104,7 @@ def mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
 def ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
     """Return the intercept and the coefficients of a logistic regression, by Newton steps.
 
-    They minimize the loss plus `penalty` / 2 times the sum of squares of the coefficients.
+    The coefficients minimize the loss plus `penalty` / 2 times the sum of squares of the coefficients.
     """
     x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
     labels, weights = draws.from_p.astype(float), draws.weights
@@ -145,7 +145,7 @@ def spreads(x: Array) -> Array:
     """Return features of the scaled draws x that do not change if a component changes its sign.
 
     The features are log(1 + x_i^2), products of two of these, the radius, and powers of the logarithm of the radius.
-    They show whether large components occur together.
+    These features show whether large components occur together.
     """
     log_squares = np.log1p(x * x)
     first, second = np.triu_indices(x.shape[1])

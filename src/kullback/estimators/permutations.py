@@ -99,8 +99,8 @@ class BinCounts(PermutationStatistics):
 
     Attributes:
         totals: the number of P's and Q's draws in each bin.
-        of_counts: the statistics by name. Each is a function of P's counts, shape (rows, bins), that returns shape
-            (rows,).
+        of_counts: the statistics by name. A statistic is a function of P's counts, shape (rows, bins), that returns
+            shape (rows,).
         codes: the bin of each pooled draw; None if only P's counts are known.
         counts: for independent draws, P's counts, which replace `codes`.
     """

@@ -20,7 +20,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 # `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on random ties.
 
-# A smaller proportion of shared draws is ignored, because it has little effect on the estimate.
+# Shared draws are ignored if their proportion is smaller, because they then have little effect on the estimate.
 _FEWEST_SHARED = 0.01
 # Ties of independent draws look like shared draws (a false alarm) with a probability of at most e^-`_SURE`.
 _SURE = -math.log(1e-3)
@@ -55,8 +55,8 @@ class Shared(NamedTuple):
     def divided(self, rng: np.random.Generator) -> list[tuple[Draws, Draws]]:
         """Return two pairs of samples, in which each shared draw is on one side only, with twice the weight.
 
-        A random half of the shared draws is in P's sample in the first pair and in Q's sample in the second pair. For
-        the other half, the pairs are exchanged.
+        A random half of the shared draws is in P's sample in the first pair and in Q's sample in the second pair. The
+        other half is in Q's sample in the first pair and in P's sample in the second pair.
         """
         x, y = self.p.x[:, 0], self.q.x[:, 0]
         values = np.sort(x[self.in_p])

@@ -131,8 +131,8 @@ def _has_atom(column: Array) -> bool:
 def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
     """Return the center of an ellipsoid, and the matrix that maps the centered ellipsoid to a unit sphere.
 
-    `equation` has the coefficients of the equation in d dimensions. If it is not the equation of an ellipsoid, return
-    None.
+    `equation` has the coefficients of the equation in d dimensions. If the equation does not describe an ellipsoid,
+    return None.
     """
     rows, columns = np.triu_indices(d)
     upper: Array = np.zeros((d, d))

@@ -68,7 +68,7 @@ def fit_tail_by_moments(beyond: Array) -> ParetoTail:
 
 
 def heaviness(values: Array) -> float:
-    """Return the k of P(|f - median| > t) ~ t^(-1/k) for values f; f has a finite variance for k < 1/2."""
+    """Return the tail index k of values f, where P(|f - median| > t) ~ t^(-1/k); the variance is finite for k < 1/2."""
     size = np.sort(np.abs(values - np.median(values)))
     count = min(max(int(TAIL * len(size)), FEWEST_IN_TAIL), len(size) - 1)
     return fit_tail_by_moments(size[-count:] - size[-count - 1]).shape
@@ -77,8 +77,8 @@ def heaviness(values: Array) -> float:
 def tail_allowance(terms: Array, shares: Array, number: float) -> float:
     """Return the amount by which the true mean of terms may exceed the sample mean because of an unobserved tail.
 
-    A generalized Pareto distribution is fitted to the largest terms. Its mean is computed with a shape one standard
-    error above the fitted shape. If this shape is 1 or more, the result is infinite.
+    A generalized Pareto distribution is fitted to the largest terms. The mean of this distribution is computed with a
+    shape one standard error above the fitted shape. If this shape is 1 or more, the result is infinite.
 
     Arguments:
         terms: the terms, shape (n,).

@@ -31,15 +31,15 @@ _SEVERAL = 3
 _FALSE_ALARMS = 0.05
 # P's mass in a gap between neighboring draws of Q is compared with P's mass in this number of gaps around the gap.
 _NEIGHBORING_GAPS = 20
-# P's draws outside Q's range add nothing to KL if, for P = Q, at least as many would be outside with this probability
-# or a larger one.
+# P's draws outside Q's range add nothing to KL if their number is not unlikely for P = Q: if at least as many draws
+# would be outside with a probability of `_BY_CHANCE` or more.
 _BY_CHANCE = 0.3
 # If log(p / q) is smooth, P's probability beyond t is assumed to decrease at least as fast as Q's probability beyond t
 # to the power `_SLOWEST`.
 _SLOWEST = 0.2
 # A fitted tail counts as ending abruptly if its shape is below this value.
 _ABRUPT_END = -0.35
-# If the largest excess is more than this number of times the second largest, it is left out of the fit of a tail.
+# The largest excess is left out of the fit of a tail if it is more than this number of times the second largest.
 _FAR = 100.0
 
 
@@ -205,7 +205,7 @@ def unseen_in_scores(
 
 
 def upper_end(unseen: Unseen, half_width: float) -> Shift:
-    """Return the increase, perhaps infinite, of the upper limit of an interval of half the width `half_width`."""
+    """Return the increase, perhaps infinite, of the upper limit of an interval with the half-width `half_width`."""
     if unseen.abrupt:
         return Shift(
             math.inf,

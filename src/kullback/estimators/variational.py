@@ -77,8 +77,8 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
 
     Gradient: flows to the critic's parameters and to the draws. The gradient of nwj from a minibatch is unbiased. The
         gradient of donsker_varadhan is biased, because its softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}`
-        divide by a mean over the minibatch. So training with small batches converges to a worse critic. Use large
-        batches, or nwj. If the bound is finite, its gradient is finite.
+        divide by a mean over the minibatch. So training with small batches does not converge to the best critic. Use
+        large batches, or nwj. If the bound is finite, its gradient is finite.
 
     Example:
         >>> import torch
@@ -121,8 +121,8 @@ def variational_estimate(
     Here :math:`s^2` is the variance of the estimate for donsker_varadhan. For nwj, the second term is
     :math:`\mathrm{Var}_Q(e^T) / m`. The interval is one-sided, because the draws do not determine the difference
     between KL and the critic's bound. The lower limit comes from Donsker and Varadhan's bound for the clipped critic
-    :math:`\min(T, \log E_Q[e^T] + \tfrac12 \log m)`. This bound is valid too, and no few draws can dominate the mean of
-    the exponential of the clipped critic.
+    :math:`\min(T, \log E_Q[e^T] + \tfrac12 \log m)`. This bound is valid too, and a few draws cannot dominate the mean
+    of the exponential of the clipped critic.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.

@@ -423,7 +423,8 @@ def _by_em(problem: FitProblem) -> MethodAnswer | None:
         return None
     before = problem.objective.try_measure(problem.q)
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
-    # EM lowers the negative log-likelihood. For a target P with a density, it is KL(P || Q) plus the entropy of P.
+    # EM lowers the negative log-likelihood. If the target P has a density, this is KL(P || Q) plus the entropy of P.
+    # The entropy is the last value of EM minus the first value of the quasi-Newton steps.
     constant = end.history[0] - start.history[-1]
     history = torch.cat(
         [before.value.detach()[None], torch.stack(start.history[:-1])[1:] + constant, end.history]

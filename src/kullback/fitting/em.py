@@ -34,7 +34,8 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import density_of
 from kullback.samples import Samples
 
-# This largest number of EM steps limits only the time: EM converges linearly, and quasi-Newton steps follow.
+# EM takes at most this number of steps. The number affects only the time, because EM converges linearly, and
+# quasi-Newton steps follow.
 _MOST_STEPS = 500
 # EM stops if a step lowers the value by less than `_GAIN` times (1 + |value|), and quasi-Newton steps follow.
 # `benchmarks/bench_fit.py` measures the time of EM and quasi-Newton steps together.

@@ -98,7 +98,7 @@ def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[st
 def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
     """Return the parameters of q's family of numbers for which the sufficient statistics have the target's means.
 
-    Probabilities are returned as probs or logits, in agreement with q. The result is None without a formula.
+    Probabilities are returned as probs or as logits, like the parameters of q. The result is None without a formula.
     """
     start = {
         name: upcast(tensor_of(getattr(q, name))).expand(q.batch_shape)
@@ -217,7 +217,7 @@ def _mean_logs(to: Distribution | Samples) -> Tensor | None:
 def _mean_and_covariance(
     to: Distribution | Samples, about: Tensor | None = None
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the mean, and the covariance matrix or, with a point `about`, the matrix of second moments about it."""
+    """Return the mean, and the covariance matrix or, if `about` is a point, the second moments about this point."""
     if isinstance(to, Samples):
         x, weights = upcast(to.tensor), normalized_weights(to)
         mean = torch.tensordot(weights, x, 1)

@@ -82,7 +82,7 @@ def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: Fit
 def as_answer(
     distribution: Any, q: Any, before: Estimate, after: Estimate, minimum: Minimum, shape: torch.Size
 ) -> MethodAnswer:
-    """Return a minimum as a `MethodAnswer`, which is converged if `minimum` is and the error of the value is small."""
+    """Return a minimum as a `MethodAnswer`, which counts as converged only if the error of the value is small, too."""
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
     )

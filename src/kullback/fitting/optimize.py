@@ -1,4 +1,4 @@
-"""Minimization of a smooth function for every element of a batch; each element has its own steps and its own end.
+"""Minimization of a smooth function for every element of a batch; the steps of an element are independent of others.
 
 The first steps are quasi-Newton steps with a line search for the weak Wolfe conditions. Newton steps follow, with a
 Hessian H from differences of gradients. With the gradient g, the Newton decrement :math:`g^T H^{-1} g / 2` estimates
@@ -38,8 +38,8 @@ _SADDLE = 1e-5
 # a flat direction.
 _FLAT = 1e-9
 
-# A `Function` takes u, shape (elements, parameters). It returns the values, shape (elements,), and their gradients,
-# shape (elements, parameters).
+# A `Function` takes u, shape (elements, parameters), and returns the values, shape (elements,), and the gradients of
+# the values, shape (elements, parameters).
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -133,7 +133,7 @@ def _descended(
     history: list[Tensor],
     update: Callable[[int, int | None], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take quasi-Newton steps from u, append the values to `history`, and return the end of the steps.
+    """Take quasi-Newton steps from u, append the values to `history`, and return the final points.
 
     Returns:
         the final points, values and gradients; estimates of the differences between the values and the minima; and the
@@ -238,7 +238,7 @@ def _updated(
 def _polished(
     function: Function, u: Tensor, f: Tensor, g: Tensor, above: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take Newton steps from u while they lower the value or the norm of the gradient, and return their end.
+    """Take Newton steps from u while they lower the value or the norm of the gradient, and return the final points.
 
     Returns:
         the final points, values and gradients; estimates of the differences between the values and the minima; and the
@@ -253,8 +253,8 @@ def _polished(
         flat = values.abs() < _FLAT * largest
         scale = torch.where(flat, largest, values.abs())
         newton = -(vectors @ torch.where(flat, 0, along / scale).unsqueeze(-1)).squeeze(-1)
-        # Along a flat direction, the value may still decrease. `above` includes a millionth of its decrease along a
-        # step of length 1.
+        # Along a flat direction, the value may still decrease. `above` includes a millionth of the decrease that the
+        # gradient predicts for a step of length 1.
         above = (torch.where(flat, 2 * along.abs() * 1e-6, along**2 / scale)).sum(-1) / 2
         downhill = vectors[..., 0] * torch.where(along[..., :1] > 0, -1.0, 1.0)
         newton = torch.where(is_saddle[:, None], newton + 0.1 * downhill, newton)

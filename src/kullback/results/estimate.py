@@ -22,13 +22,13 @@ class Estimate(ShortRepr, Shown):
             estimates from draws, and for rules without a bound, such as third-party rules.
         method: the name of the method, as in the ``method=`` of the call: ``"closed_form"``, ``"quadrature"`` ...
         interval: for an estimate from draws, the lower and upper limits of its confidence interval. A one-sided
-            interval has an infinite limit. `interval` is None for exact methods. It is also None if the draws do not
-            give a valid interval, and `notes` then explain the reason.
+            interval has an infinite limit. `interval` is None for exact methods. `interval` is also None if the draws
+            give no valid interval, and `notes` then explain the reason.
         n: for an estimate from draws, the numbers of draws of P and of Q. The number for a known distribution is 0. A
             number is a tensor if the rows of a batch have different numbers of draws.
         notes: sentences that say how far `value` can be trusted, such as warnings about the draws.
-        standard_error: for an estimate from draws, the standard error of `value`. It is None for exact methods, and if
-            the method computes no standard error.
+        standard_error: for an estimate from draws, the standard error of `value`. The standard error is None for exact
+            methods, and for methods that compute none.
         kind: the name of the divergence, such as ``"kl"``.
         base: the base of the logarithm in `value`; None for nats.
         confidence: the coverage probability of the interval; None if unknown.

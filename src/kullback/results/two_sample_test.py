@@ -15,16 +15,17 @@ class TwoSampleTest(ShortRepr, Shown):
     """The result of `two_sample_test`.
 
     Attributes:
-        p_value: the p-value: the fraction of permutations whose statistic is at least the observed statistic. It is
-            NaN if draws are so dependent that fewer than 10 independent blocks exist; `notes` then report the blocks.
+        p_value: the p-value: the fraction of permutations whose statistic is at least the observed statistic.
+            `p_value` is NaN if draws are so dependent that there are fewer than 10 independent blocks; `notes` then
+            report the blocks.
         statistic: the value of the statistic that `method` names.
-        effect: the size of the difference: an estimate of KL(P || Q). It is None if no estimator suits these draws;
-            `notes` then give the reason.
+        effect: the size of the difference: an estimate of KL(P || Q). `effect` is None if no estimator is available for
+            these draws; `notes` then give the reason.
         permutations: the number of random permutations.
-        method: the name of the statistic that differs most from its values under permutation. It is
-            ``"likelihood_ratio"`` for categories. For numbers, it is ``"energy"``, ``"energy_of_ranks"``,
-            ``"spread_of_ranks"`` or ``"chi_squared"``. For vectors, it is ``"energy"``, ``"kernel"``, ``"shift"``,
-            ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
+        method: the name of the statistic that differs most from its values under permutation. For categories, the name
+            is ``"likelihood_ratio"``. For numbers, the name is ``"energy"``, ``"energy_of_ranks"``,
+            ``"spread_of_ranks"`` or ``"chi_squared"``. For vectors, the name is ``"energy"``, ``"kernel"``,
+            ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
         notes: sentences about the draws and the effect.
 
     Example:

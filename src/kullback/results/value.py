@@ -19,8 +19,8 @@ class Value(Generic[Number]):
             determine it.
         standard_error: the standard error of `value` under the assumption that units are independent. A unit is a
             cluster. Without cluster ids, a unit is a block of rows if neighboring rows are dependent, and otherwise a
-            single row. The standard error is +inf if the value of a row is infinite. It is NaN (None for tables) if
-            there are too few rows.
+            single row. The standard error is +inf if the value of a row is infinite. The standard error is NaN (None
+            for tables) if there are too few rows.
         interval: the confidence interval. If the data do not determine a limit of the interval, this limit is the bound
             of the quantity, such as +inf for KL and cross-entropy. The interval is None if the data determine neither
             limit, or if no interval was requested.

@@ -70,10 +70,10 @@ _MOST_BEYOND = 0.25
 # fifty times as fast as several threads.
 _DRAWS_FOR_THREADS = 20_000
 # `_SPLITS` has the smallest and the largest number of random splits into folds. `_HALVINGS` has these numbers for the
-# random splits into halves, which the extrapolation uses. Regressions get as many splits as `_BUDGET` allows: the
-# number of splits times draws times the squared number of features. The standard deviation of the value over seeds was
-# compared with the width of the interval. It was 3 to 8 % on four data sets of 3 to 50 dimensions, and 19 % on a data
-# set with heavy tails. With one split into folds, it was 9 to 14 % on all five data sets.
+# random splits into halves, which the extrapolation uses. For regressions, `_BUDGET` limits the product of the number
+# of splits, the number of draws and the squared number of features. The ratio of the standard deviation of the value
+# over seeds to the width of the interval was measured. The ratio was 3 to 8 % on four data sets of 3 to 50 dimensions,
+# and 19 % on a data set with heavy tails. With one split into folds, the ratio was 9 to 14 % on all five data sets.
 _SPLITS = 1, 32
 _HALVINGS = 3, 96
 _BUDGET = 1e8
@@ -105,15 +105,16 @@ def density_ratio(
 
     The candidate classifiers are: linear and quadratic logistic regression; quadratic regression of asinh-scaled
     coordinates; spline regression without and with products of coordinates; from 4 dimensions on, quadratic regression
-    of the logarithms of squares; Gaussian densities; and gradient-boosted trees. The value is a weighted mean over the
-    candidates with the smallest losses in cross-validation. The weights decrease exponentially with the loss, and a
-    note names the candidates and their weights.
+    of the logarithms of squares; gradient-boosted trees; and the ratio of fitted Gaussian densities. The value is a
+    weighted mean over the candidates with the smallest losses in cross-validation. The weights decrease exponentially
+    with the loss, and a note names the candidates and their weights.
 
     Each draw is evaluated by an :math:`\hat f` that was fitted without the draw's fold and calibrated to the labels.
-    The value is extrapolated to infinitely many draws, from fits to half of the draws and fits to all folds but one. It
-    is a mean over random splits. For regressions, there are up to 32 splits into folds and up to 96 into halves; the
-    numbers decrease with the numbers of draws and features. For other candidates, there are 1 and 3 splits. The
-    value of the candidate with Gaussian densities is the unbiased estimate of KL between Gaussians, without splits.
+    The value is extrapolated to infinitely many draws, from fits to half of the draws and fits to all folds but one.
+    The value is also a mean over random splits. For regressions, there are up to 32 splits into folds and up to 96 into
+    halves; the numbers decrease with the numbers of draws and features. For other candidates, there is 1 split into
+    folds, and there are 3 into halves. For Gaussian densities, the value needs no splits: it is the unbiased estimate
+    of KL between Gaussians.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -196,9 +197,9 @@ def _few_threads(number: int) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class _RatioValue:
-    """An estimate of KL, the influence of each draw on the estimate, and a standard error in addition to that.
+    """An estimate of KL, the influence of each draw on the estimate, and an additional standard error, `beyond`.
 
-    `beyond` is the additional standard error, which is independent of the error from the influences.
+    The additional error is independent of the error from the influences.
     """
 
     value: float
@@ -305,7 +306,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
     """
     used = _subset(work.draws, rng)
     some, splits = work.draws.take(used), [folds[used] for folds in work.deep]
-    # For a side with clusters, the number of clusters replaces the number of draws in the precision of a mean loss.
+    # For a side with clusters, the standard error of a mean loss uses the number of clusters, not of draws.
     sides = some.from_p, ~some.from_p
     independent = min(len(np.unique(some.units[side])) / int(side.sum()) for side in sides)
     trials = [
@@ -427,10 +428,11 @@ def _independent(side: Draws) -> float:
 
 
 def _rate(side: Draws, scores: Array) -> float:
-    """Return r for a side that adds the variance r KL to the estimate of a small KL: 2 / n for n independent draws.
+    """Return the number r if the draws of a side add the variance r KL to the estimate of a small KL.
 
-    Near P = Q, log(p / q) has the variance 2 KL under P and under Q. For clusters, n is the smaller of two effective
-    sample sizes: the one for the means of the components, and the one for the mean of the classifier's scores.
+    Near P = Q, log(p / q) has the variance 2 KL under P and under Q. So r is 2 / n for n independent draws. For
+    clusters, n is the effective sample size for the means of the components or, if it is smaller, the effective sample
+    size for the mean of the classifier's scores.
     """
     scorings = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
     return 2 / min(number_from_scores(scoring, side) for scoring in scorings)
@@ -444,7 +446,7 @@ def _evidence(
     confidence: float,
     notes: Sequence[str],
 ) -> Evidence:
-    """Return the evidence of the estimate; the upper limit is infinite if many of P's scores are above all of Q's."""
+    """Return the evidence of the estimate; if many scores of P are above all scores of Q, it has no upper limit."""
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
     of_p, of_q = scores[: len(p)], scores[len(p) :]
@@ -471,8 +473,8 @@ def _from_scores(
 ) -> Evidence:
     """Return the evidence with a lower limit from the divergence of the classifier's scores.
 
-    This divergence is at most KL. The upper limit is infinite. If the value contradicts the divergence of the scores,
-    this divergence replaces the value.
+    The divergence of the scores is at most KL. The upper limit is infinite. If the value contradicts the divergence of
+    the scores, the value is replaced by this divergence.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)
@@ -532,7 +534,7 @@ def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
 
 
 def _subset(draws: Labeled, rng: np.random.Generator) -> Mask:
-    """Return a mask of random draws for the selection of candidates, with all or none of a cluster's draws."""
+    """Return a mask of random draws for the selection of candidates; it contains all draws or no draw of a cluster."""
     chosen = np.zeros(len(draws.x), dtype=bool)
     for side in (draws.from_p, ~draws.from_p):
         units = np.unique(draws.units[side])

@@ -56,8 +56,8 @@ class NamedClassifier:
     Attributes:
         name: the name of the classifier in notes.
         fits: one fitting function for each penalty, from the strongest to the weakest penalty.
-        features: a function from the coordinates of the draws to features. It is called once for all draws, because it
-            does not use the sides of the draws.
+        features: a function from the coordinates of the draws to features. The function is called once for all draws,
+            because it does not use the sides of the draws.
         quick: whether a fit takes only milliseconds.
     """
 
@@ -190,8 +190,8 @@ def _trees(seed: int) -> FitClassifier:
             min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            # Early stopping needs draws of both sides in a random tenth of the draws. With fewer than `_LEAF` draws of
-            # a side, early stopping is not necessary, because each tree is a single leaf.
+            # Early stopping evaluates the fit on a random tenth of the draws, which must contain draws of both sides.
+            # With fewer than `_LEAF` draws of a side, there is no early stopping.
             early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )

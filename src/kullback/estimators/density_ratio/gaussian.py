@@ -7,9 +7,9 @@ draws of P and m draws of Q with d components. The estimate is
     \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d
     + \log|S_q| - \log|S_p|\big]
 
-minus two biases. One is the bias of :math:`\delta^\top S_q^{-1} \delta` from the sampling errors of the means. The
-other is the bias of the log-determinants. Both biases are known exactly, because the mean inverse and the mean
-log-determinant of a Wishart matrix are known.
+minus two biases. The bias of :math:`\delta^\top S_q^{-1} \delta` comes from the sampling errors of the means. The
+bias of the log-determinants comes from the sampling errors of the covariances. Both biases are known exactly, because
+the mean inverse and the mean log-determinant of a Wishart matrix are known.
 
 An Introduction to Multivariate Statistical Analysis, section 7 (Anderson, 2003)
 """

@@ -166,16 +166,16 @@ def nearest_neighbors(
         the estimate in nats, on the device of `p`, at least 0. The interval allows for the sampling errors of the draws
         (or clusters) of both sides and for bias.
 
-        From three dimensions on, the upper limit allows for a bias that decreases slowly with decreasing k: as slowly
-        as is compatible with the estimates with 4 k, k and k / 4 neighbors. From four dimensions on, with `whiten`, a
-        regression on the spreads of the components gives a second estimate of KL, because neighbors may miss a
-        difference between joint distributions with equal margins. The upper limit is raised to the upper limit of this
-        second estimate. If the second estimate contradicts the neighbors, it replaces the value, and the upper limit is
-        infinite. The upper limit is also infinite if most of P is in a region where Q has few draws.
+        From three dimensions on, the upper limit allows for a bias that decreases with k as slowly as the estimates
+        with 4 k, k and k / 4 neighbors permit. From four dimensions on, with `whiten`, a regression on the spreads of
+        the components gives a second estimate of KL, because neighbors may miss a difference between joint
+        distributions with equal margins. The upper limit is raised to the upper limit of this second estimate. If the
+        second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
+        limit is also infinite if most of P is in a region where Q has few draws.
 
-        The interval is None in more than 10 dimensions, for draws near a set of fewer dimensions, and for fewer than 20
-        draws. If a small part of P is outside the range of Q's draws, the draws do not show the density of Q there. The
-        estimate may then be too low by more than the interval allows for.
+        The interval is None in more than 10 dimensions, for draws near a curve or surface of fewer than d dimensions,
+        and for fewer than 20 draws. If a small part of P is outside the range of Q's draws, the draws do not show the
+        density of Q there. The estimate may then be too low by more than the interval allows for.
 
     Raises:
         ArgumentTypeError: the draws are categories.
@@ -364,7 +364,7 @@ def _terms(
     Arguments:
         sides: the draws of P and of Q.
         ks: the numbers of neighbors.
-        nearest: the results of the searches for each number of neighbors. A result after those for `ks` is for `wide`.
+        nearest: the results of the searches for each number of neighbors; an additional last result is for `wide`.
         smoothing: the corrections by the pilot density.
         radii: the distances of P's draws, and of Q's draws, from the center of Q.
         stretch: the difference of the log-volumes of the linear maps of the two sides.
@@ -453,8 +453,8 @@ def _check_atoms(terms: _NeighborTerms) -> None:
 def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
     """Return the estimate, extrapolated in sqrt(k) to k = 0.
 
-    The extrapolation is made in part if the change from k to k / 4 is only a little above two standard errors, and not
-    at all if the change is smaller.
+    If the change from k to k / 4 neighbors is below two standard errors, there is no extrapolation. If the change is
+    only a little above this limit, the extrapolation is partial.
     """
     means = np.average(terms.log_ratio, axis=1, weights=weights)
     smoothing = float(np.average(terms.smoothing[-1], weights=weights))
@@ -473,7 +473,7 @@ def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
 
 
 def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, float]:
-    """Return the mean log-ratio with few neighbors minus that with many, and the standard error of the difference."""
+    """Return the difference of the mean log-ratios, with few minus with many neighbors, and its standard error."""
     change = few - many
     share = np.full(len(change), 1 / len(change)) if weights is None else weights / weights.sum()
     difference = float(share @ change)

@@ -115,9 +115,9 @@ class FlatError(Exception):
 def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
     """Return nearly Gaussian, uncorrelated coordinates z, and the log-determinant of the map's Jacobian at each draw.
 
-    A Student's t distribution is fitted to each component. Its distribution function, followed by the normal quantile
-    function, makes the component nearly Gaussian. A linear map then removes the correlations. Both maps leave KL
-    unchanged.
+    A Student's t distribution is fitted to each component. The distribution function of the fit, followed by the normal
+    quantile function, makes the component nearly Gaussian. A linear map then removes the correlations. Both maps leave
+    KL unchanged.
     """
     columns, log_derivatives = zip(
         *(_gaussianized_coordinate(column, weights) for column in x.T), strict=True

@@ -97,8 +97,8 @@ def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tup
     """Return the index of the first of each query's k nearest sorted draws, and the distance to the k-th nearest draw.
 
     A window of k draws moves right from `place - k` while the draw that leaves is more distant from the query than the
-    draw that enters. This is true while the sum of these two draws is below twice the query. The sum increases as the
-    window moves, so bisection finds the last position.
+    draw that enters. The window moves while the sum of these two draws is below twice the query. The sum increases as
+    the window moves, so bisection finds the last position.
     """
     steps = [2**i for i in range(k.bit_length())][::-1]
     below, above = np.full(k, -np.inf), np.full(2 * steps[0] + k, np.inf)
