@@ -38,8 +38,8 @@ class Fit(Shown):
         gradient_norm: the norm of the gradient with respect to the unconstrained parameters at the fitted distribution;
             0 for closed forms.
         kind: the divergence.
-        quantity: the name of the minimized function: ``"KL(to || q)"``, ``"KL(q || to)"``, ``"negative log-likelihood
-            per draw"``, ``"negative ELBO"`` ...
+        quantity: the name of the minimized function, such as ``"KL(to || q)"``, ``"KL(q || to)"``,
+            ``"negative log-likelihood per draw"`` or ``"negative ELBO"``.
         standard_error: the standard error of `value` if `value` is a mean over draws; otherwise None.
         notes: sentences that say how `value` and `above` were computed, if they are not exact.
         seconds: the duration of the fit in seconds.
