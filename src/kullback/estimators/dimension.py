@@ -76,10 +76,9 @@ def _measured(points: Array, ks: tuple[int, int]) -> float:
 
 
 def _locally_scaled(points: Array, k: int) -> Array:
-    """Return the points after a linear map, such that differences between neighbors have mean square 1 in each
-    direction.
+    """Return the points after a linear map that normalizes the differences between neighbors.
 
-    `k` is the number of neighbors of each point.
+    After the map, these differences have mean square 1 in each direction. `k` is the number of neighbors of each point.
     """
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     queries = _some(points)
