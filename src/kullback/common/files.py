@@ -58,7 +58,7 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
 def check_input(path: PathLike, name: str) -> None:
     """Raise if a path is neither a file nor a folder, because reading a pipe or a device may block or never end.
 
-    A missing path passes this check, because opening it raises a better error.
+    A missing path passes this check, because the later attempt to open the path raises an error that names the file.
 
     Arguments:
         path: the path to check.
@@ -92,8 +92,8 @@ def check_input(path: PathLike, name: str) -> None:
 def check_writable(path: PathLike) -> None:
     """Raise if `write` could not write to a path. Call this function before a long computation.
 
-    The check leaves no file behind and does not change an existing file. It opens a pipe and leaves the pipe open until
-    `write`, because the reader of the pipe would take closing for the end of the data.
+    The check leaves no file behind and does not change an existing file. A pipe stays open until `write`, because its
+    reader would take closing the pipe for the end of the data.
 
     Arguments:
         path: the file to write later.
@@ -118,8 +118,7 @@ def check_writable(path: PathLike) -> None:
         if mode is not None and stat.S_ISFIFO(mode):
             _waiting[_identity(path)] = _open_pipe(path)
         elif _is_replaced(mode):
-            # The check creates a file and discards it. The mode of a directory does not show everything that prevents
-            # writing, such as a full or read-only disk.
+            # The check creates a file, because a directory may be full, read-only, or protected by more than its mode.
             target = _resolved(path)
             if len(os.fsencode(target.name)) > os.pathconf(target.parent, "PC_NAME_MAX"):
                 raise _os_error(errno.ENAMETOOLONG)
@@ -129,13 +128,13 @@ def check_writable(path: PathLike) -> None:
 def write(path: PathLike, text: str) -> None:
     r"""Write a text file in UTF-8, completely or not at all.
 
-    The text goes into an unnamed file in the same directory. When this file is complete, it gets its name in one step.
-    If `path` is a symbolic link, the link is kept and the file that it points to is replaced. The new file gets the
-    permissions of the file that it replaces. Pipes and devices, such as ``/dev/stdout``, are written to directly.
+    The text goes into an unnamed file in the same directory. When the file is complete, it gets its name in one step.
+    A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces. Pipes
+    and devices, such as ``/dev/stdout``, are written to directly.
 
     Arguments:
         path: the file to write.
-        text: the content of the file.
+        text: its content.
 
     Raises:
         FileError: the file cannot be written; an existing file is unchanged.
@@ -151,10 +150,7 @@ def write(path: PathLike, text: str) -> None:
 
 
 def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files, either all of them or none, in the same way as `write` writes one file.
-
-    Arguments:
-        contents: a mapping from the path of a file to its content: bytes, or a text that is encoded in UTF-8.
+    """Write several files as `write` does, texts in UTF-8, either all of them or none.
 
     Raises:
         FileError: a file cannot be written. All files are then unchanged.
@@ -181,7 +177,7 @@ def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
 
 @contextmanager
 def open_output(path: PathLike) -> Generator[BinaryIO]:
-    """Return a context with a file for writing bytes; without an error, the file gets its name at the end."""
+    """Open a file for writing bytes; the file gets its name at the end of the context, if no error was raised."""
     output = _Output(path)
     try:
         yield output.file
@@ -192,7 +188,7 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 class _Output:
-    """A file during writing. If the system supports unnamed files, the file has no name until `commit` is called."""
+    """A file during writing. If the system supports it, the file has no name until `commit` names it in one step."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = path
@@ -219,7 +215,7 @@ class _Output:
         self.file = os.fdopen(number, "wb")
 
     def finish(self) -> None:
-        """Write buffered content to the disk, and set the permissions of the file that this file replaces."""
+        """Write buffered content to the disk, with the permissions of the file that this file replaces."""
         self.file.flush()
         if not self._direct:
             os.fsync(self.file.fileno())
@@ -245,7 +241,7 @@ class _Output:
         self._temporary = None
 
     def undo(self) -> None:
-        """Undo `commit`: restore the replaced file, or remove the new file."""
+        """Restore the state before `commit`."""
         if self._direct:
             return
         if self._old is not None:
@@ -255,7 +251,7 @@ class _Output:
             self._target.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Close the file, and remove its temporary files; a file that was not committed is removed, too."""
+        """Close the file and remove uncommitted and temporary files."""
         with suppress(OSError):
             self.file.close()
         for name in (self._temporary, self._old):
@@ -263,12 +259,11 @@ class _Output:
                 name.unlink(missing_ok=True)
 
     def _link(self, unnamed: str, name: Path) -> None:
-        """Give the unnamed file, whose path in /proc is `unnamed`, the name `name`."""
-        # Python follows the link in /proc only if `src_dir_fd` is passed. The value is ignored for an absolute path.
+        # Python follows the /proc link only if a `dir_fd` is passed. For an absolute path, the value of `dir_fd` is
+        # ignored.
         os.link(unnamed, name, src_dir_fd=self.file.fileno(), follow_symlinks=True)
 
     def _beside(self) -> Path:
-        """Return a random name for a temporary file in the directory of the target."""
         return self._target.with_name(f".kullback-{secrets.token_hex(8)}.tmp")
 
 
@@ -313,35 +308,31 @@ def _mode(path: PathLike) -> int | None:
 
 
 def _resolved(path: PathLike) -> Path:
-    # For a loop of links, `os.path.realpath` raises no error, unlike `Path.resolve`.
-    return Path(os.path.realpath(path))
+    return Path(os.path.realpath(path))  # unlike Path.resolve, raises no error for a loop of links
 
 
 def _is_replaced(mode: int | None) -> bool:
-    """Return whether writing replaces the file with this mode: True for missing and regular files."""
     return mode is None or stat.S_ISREG(mode)
 
 
-# `_waiting` has the descriptors of the pipes that `check_writable` opened and `write` has not used yet. A key is the
-# device and the inode of a pipe.
+# The descriptors of pipes that `check_writable` opened and `write` has not used yet, by device and inode.
 _waiting: dict[tuple[int, int], int] = {}
 
 
 def _identity(path: PathLike) -> tuple[int, int]:
-    """Return the numbers of the device and of the inode of a file."""
     status = Path(path).stat()
     return status.st_dev, status.st_ino
 
 
 def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
-    """Return a pipe or device, opened for writing; `_Output.discard` closes it."""
+    """Return an open pipe, device or socket, which `_Output.discard` closes."""
     if mode is None or not stat.S_ISFIFO(mode):
         return Path(path).open("wb")
     return os.fdopen(_open_pipe(path), "wb")
 
 
 def _open_pipe(path: PathLike) -> int:
-    """Return the descriptor of a pipe, opened for writing; raise if the pipe has no reader, as opening would block."""
+    """Return the descriptor of a pipe opened for writing; raise if there is no reader, because opening would block."""
     number = _waiting.pop(_identity(path), None)
     if number is not None:
         return number
