@@ -221,7 +221,7 @@ class RegistrationError(KullbackError, ValueError):
 
 
 class ConvergenceError(KullbackError, ArithmeticError):
-    """A sum or an integral did not reach the requested tolerance; the attribute `estimate` is the unfinished result.
+    """A sum or an integral did not reach the requested tolerance; the attribute `estimate` has the result so far.
 
     Example:
         >>> issubclass(ConvergenceError, ArithmeticError)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 LARGEST_TAIL_INDEX = 0.4
-"""The control variate is not used if the tail index of q / p is larger, because the variance is then nearly infinite.
+"""If the tail index of q / p is above this number, the control variate is not used, as its variance is nearly infinite.
 
 `tail_index` defines the tail index. The variance of q / p is infinite from 0.5 on.
 """
 # The control variate is used only if it explains at least this fraction of the variance of d. With a smaller fraction,
 # the heavy tails of q / p can add more variance than the control variate removes. The coverage tests in
-# `tests/estimators/test_importance.py` and `tests/pairs/monte_carlo/test_from_draws.py` fail with a smaller value.
+# `tests/estimators/test_importance.py` and `tests/pairs/monte_carlo/test_from_draws.py` fail if this constant
+# is smaller.
 _LEAST_EXPLAINED = 0.75
 
 

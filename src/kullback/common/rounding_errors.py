@@ -24,7 +24,7 @@ _OF_SPREAD, _MOST_OF_NUMBER, _PRECISION = 1e-9, 1e-3, 1e-15
 # the fraction `_AROUND` of the values on either side. Two neighboring continuous draws are this close with a
 # probability of about `_OF_DISTANCE`.
 _OF_DISTANCE, _AROUND = 0.01, 0.05
-# If a smaller fraction of the numbers are close to another number, these numbers are assumed to be close by chance.
+# If less than this fraction of the numbers are close to another number, they are assumed to be close by chance.
 _LEAST_CLOSE = 0.1
 
 

@@ -116,8 +116,8 @@ def clamped_quotient(a: Tensor, b: Tensor, limit: float) -> Tensor:
 def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
     """Return a tensor with the values of `value` and the derivatives, of any order, of `formula`.
 
-    `formula` computes the same quantity as `value`, with larger rounding errors. If `formula` is not finite, the
-    derivative is 0.
+    Both compute the same quantity, but `value` has smaller rounding errors than `formula`. If `formula` is not finite,
+    the derivative is 0.
     """
     formula = torch.where(formula.isfinite(), formula, 0)
     return value.detach() + (formula - formula.detach())

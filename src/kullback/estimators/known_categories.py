@@ -20,16 +20,16 @@ _STEPS = 50
 # The center of the upper limit is the divergence of the proportions or, if this is smaller, the bias-corrected estimate
 # plus `_RARE` / n.
 _RARE = 0.5
-# With more degrees of freedom, a normal distribution approximates the chi-squared distribution.
+# Above this number of degrees of freedom, a normal distribution approximates the chi-squared distribution.
 _MANY = 300
 # A sum of float32 probabilities has a rounding error up to `_ROUNDING`. The terms in float64 have relative rounding
 # errors up to `_ROUNDING_OF_TERMS`.
 _ROUNDING = 1e-6
 _ROUNDING_OF_TERMS = 1e-12
-# With fewer degrees of freedom, the interval is valid without the limit from `_near_q`.
+# Below this number of degrees of freedom, the interval is valid without the limit from `_near_q`.
 _SEVERAL = 2
-# If all categories without draws together have a smaller probability under Q, this probability counts as 0, because it
-# may be a rounding error.
+# If all categories without draws together have a probability below this number under Q, this probability counts as 0,
+# because it may be a rounding error.
 _LEAST_PROBABILITY = 1e-12
 
 

@@ -442,7 +442,7 @@ def _bias(
 ) -> _Bias:
     """Return the bias measured on draws of the references, and the bias that may remain for P.
 
-    The bias is proportional to k^(2 / d), or depends more weakly on k. So the remaining bias follows from a difference
+    The bias is proportional to k^(2 / d), or to a smaller power of k. So the remaining bias follows from a difference
     of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
     references is partly random, so the difference between their biases may enter the standard error. If the estimate
     for P decreases more than the estimates for both references, P has more edges or sharper peaks than the references,

@@ -17,9 +17,9 @@ from kullback.estimators.draws import Array, Draws
 _MOST_STEPS = 12
 # A value is on the lattice if its distance from the lattice is at most `_OFF` steps plus the rounding error of floats.
 _OFF = 1e-3
-# If the rounding error of the floats is a larger fraction of the step, no lattice can be detected.
+# If the rounding error of the floats is more than this fraction of the step, no lattice can be detected.
 _UNCLEAR = 0.05
-# If a smaller proportion of the draws repeats the value of another draw, these ties may have occurred by chance.
+# If less than this proportion of the draws repeats the value of another draw, the ties may have occurred by chance.
 _FEW_TIES = 0.01
 # Draws fill a lattice if their number of distinct values is at least `_OCCUPIED` times the number that is expected if
 # all points of the lattice are equally likely.

@@ -20,11 +20,11 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 # `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on random ties.
 
-# Shared draws are ignored if their proportion is smaller, because they then have little effect on the estimate.
+# Up to this proportion, shared draws are ignored, because they have little effect on the estimate.
 _FEWEST_SHARED = 0.01
 # Ties of independent draws look like shared draws (a false alarm) with a probability of at most e^-`_SURE`.
 _SURE = -math.log(1e-3)
-# If other values repeat in a larger proportion of the draws, some of the shared values may be random ties.
+# If other values repeat in more than this proportion of the draws, some of the shared values may be random ties.
 _FEW_TIES = 0.01
 
 

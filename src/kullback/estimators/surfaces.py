@@ -15,14 +15,14 @@ from kullback.estimators.draws import Array
 
 # A sum counts as 0, up to rounding, if its absolute value is at most `_ROUNDING` times the sum of its absolute terms.
 _ROUNDING = 1e-6
-# In more dimensions, quadrics have too many coefficients, so only spheres with center 0 are detected.
+# Above this number of dimensions, quadrics have too many coefficients, so only spheres with center 0 are detected.
 _MOST_DIMENSIONS = 12
 # A quadric is fitted only if there are at least this number of distinct draws for each of its coefficients.
 _DRAWS_FOR_COEFFICIENT = 2
-# A component with a larger proportion of equal values has an atom. The points may then satisfy a quadratic equation
-# although they are not on a smooth surface.
+# A component in which more than this proportion of the values are equal has an atom. The points may then satisfy a
+# quadratic equation although they are not on a smooth surface.
 _MOST_EQUAL = 0.05
-# Draws at a smaller relative distance from a surface may be on the surface except for rounding, for example to float16.
+# Draws up to this relative distance from a surface may be on the surface except for rounding, for example to float16.
 _CLOSE = 0.01
 # An ellipsoid is detected only if the ratio of any two of its semi-axes is at most this number.
 _LONGEST_AXIS = 1e3

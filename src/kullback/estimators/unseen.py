@@ -21,7 +21,8 @@ from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail
 # The upper limit increases by `_DOUBT` times the extrapolated contribution of Q's tails to KL. If this increase is more
 # than half the width of the interval, the upper limit is infinite instead.
 _DOUBT = 2.0
-# If Q's fitted tail has a larger shape, the tail follows a power law, and P's tail may follow the same power law.
+# If the shape of Q's fitted tail is above this value, the tail follows a power law, and P's tail may follow the same
+# law.
 _POWER = 0.15
 # The extrapolated log-ratio of a draw is at most this number of nats.
 _MOST_NATS = 20.0

@@ -325,7 +325,8 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     """Return the answer of the first method that is available for the problem.
 
-    `is_nearest` is the second result of `start_of`, or None if `start_of` was not called or ignored fixed parameters.
+    `is_nearest` is the second result of `start_of`. It is None if `start_of` was not called, or if its formula ignored
+    fixed parameters.
     """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)

@@ -26,8 +26,8 @@ from kullback.fitting.optimize import Minimum
 from kullback.fitting.stochastic import descend
 from kullback.pairs.clone import upcast_copy
 
-# With more parameters, the fit uses L-BFGS instead of a dense inverse Hessian, whose memory and time grow with the
-# square of the number of parameters.
+# Above this number of parameters, the fit uses L-BFGS instead of a dense inverse Hessian, whose memory and time grow
+# with the square of the number of parameters.
 _MOST_DENSE = 500
 
 

@@ -22,7 +22,8 @@ _DECREASE, _CURVATURE = 1e-4, 0.9
 # A line search evaluates at most this number of points. After 40 halvings, an interval is as small as float64's
 # rounding.
 _TRIALS = 40
-# With more parameters, the Hessian is not computed, because each parameter needs two gradients for the differences.
+# Above this number of parameters, the Hessian is not computed, because each parameter needs two gradients for the
+# differences.
 _MOST_DIFFERENCES = 40
 # A column of the Hessian is the difference of the gradients at two points, this step on either side of u. The best step
 # is the cube root of the relative error of a gradient, and this error is about 1e-12.
@@ -199,8 +200,8 @@ def _line_search(
         new_g = new_g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         enough = new_f <= f + _DECREASE * t * derivative
         new_derivative = (new_g * direction).sum(-1)
-        # If the new value differs from the old value only by rounding, a smaller directional derivative makes the step
-        # acceptable.
+        # If the new value differs from the old value only by rounding, the step is accepted if it reduces the
+        # directional derivative.
         close = (new_f - f).abs() <= 1e-14 * (1 + f.abs())
         enough = enough | (close & (new_derivative.abs() < derivative.abs()))
         better = searching & enough & ((new_f <= best_f) | close)

@@ -63,8 +63,8 @@ _LEAST_SHARE = 0.05
 # If the tail index of the log-ratios is at least this number, their variance under P is infinite, and their mean has no
 # standard error.
 _HEAVY = 0.5
-# If a larger proportion of P's draws has scores above all scores of Q's draws, the interval comes from the divergence
-# of the scores.
+# If more than this proportion of P's draws has scores above all scores of Q's draws, the interval comes from the
+# divergence of the scores.
 _MOST_BEYOND = 0.25
 # If P and Q together have at most this number of draws, fits use one thread. On a busy machine, one thread is up to
 # fifty times as fast as several threads.

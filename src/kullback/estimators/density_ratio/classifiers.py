@@ -24,11 +24,11 @@ GAUSSIAN = "Gaussian densities"
 
 # A regression has fewer features than this number, and fewer features than P or Q has draws.
 _MOST_FEATURES = 1500
-# In more dimensions, there is no regression of asinh-scaled coordinates, because splines with products are also
-# suitable for heavy tails.
+# Above this number of dimensions, there is no regression of asinh-scaled coordinates, because splines with products are
+# also suitable for heavy tails.
 _MOST_ASINH = 10
-# In fewer dimensions, there is no regression of spreads, because splines and trees show whether large components occur
-# together.
+# Below this number of dimensions, there is no regression of spreads, because splines and trees show whether large
+# components occur together.
 _FEWEST_FOR_SPREADS = 4
 # A spline has this number of knots in each coordinate.
 _KNOTS = 7

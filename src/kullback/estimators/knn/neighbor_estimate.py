@@ -42,11 +42,11 @@ from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, up
 
 # A Gaussian pilot density needs at least this number of draws, and at least ten draws for each component.
 _PILOT_DRAWS = 100
-# With more draws of each side, the default number of neighbors is smaller, because the search is slow and the variance
-# is small.
+# If each side has more draws than this number, the default number of neighbors is reduced, because the search is slow
+# and the variance of the estimate is small.
 _MANY = 50_000
-# In more dimensions, there is no interval, because estimates in `benchmarks/bench_samples.py` are wrong by a large
-# factor. There is also no interval for fewer than `_FEWEST_FOR_INTERVAL` independent draws of a side.
+# Above `_MOST_DIMENSIONS` dimensions, there is no interval, because estimates in `benchmarks/bench_samples.py` are
+# wrong by a large factor. There is also no interval for fewer than `_FEWEST_FOR_INTERVAL` independent draws of a side.
 _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
 # From this number of dimensions on, a third estimate with 4 k neighbors gives a bound for the remaining bias.
@@ -61,7 +61,7 @@ _NEAR_THE_LIMIT = 2.0
 
 @dataclass(frozen=True)
 class _NeighborTerms:
-    """The log-ratios from the neighbors of P's draws, and further results of the searches.
+    """The log-ratios from the neighbors of P's draws, and other results of the searches.
 
     Attributes:
         ks: the numbers of neighbors, in ascending order.
