@@ -358,7 +358,7 @@ def _os_error(number: int) -> OSError:
 
 @contextmanager
 def write_errors(path: PathLike, more: str = "") -> Generator[None]:
-    """Return a context that turns a system error into a FileError about `path`; `more` is appended to its remedy."""
+    """Convert a system error in the context into a FileError that names the file; `more` is appended to the remedy."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ _SHARE = 0.25
 # A dimension up to this many standard errors below the dimension of a normal distribution may be chance.
 _CHANCE = 2.0
 # `fills_less` compares the dimensions of P's and Q's draws for these two numbers of neighbors, for at most
-# `_MOST_DIMENSIONS` components. A difference above `_ONE_LESS` counts as a whole dimension.
+# `_MOST_DIMENSIONS` components. Dimensions that differ by more than `_ONE_LESS` count as unequal.
 _KS, _MOST_DIMENSIONS, _ONE_LESS = (4, 16), 10, 0.7
 # The points of a normal distribution are represented by this number of quantiles of their radius.
 _RADII = 64

@@ -318,7 +318,7 @@ def of_two(one: Evidence, other: Evidence) -> Evidence:
 
 
 def opened(evidence: Evidence, largest: float) -> Evidence:
-    """Return the evidence with the interval from 0 to `largest`, or without an interval if it has none."""
+    """Return the evidence with the interval from 0 to `largest`; evidence without an interval is unchanged."""
     return replace(evidence, ends=None if evidence.ends is None else (0.0, largest))
 
 

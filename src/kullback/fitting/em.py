@@ -112,7 +112,7 @@ def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
 def _maximized(
     q: MixtureSameFamily, data: Samples, weights: Tensor, family: Family
 ) -> dict[str, Tensor] | None:
-    """Return the free parameters of the components, each with the largest weighted likelihood of the draws.
+    """Return the free parameters that maximize, for each component, the weighted likelihood of the draws.
 
     `weights` are the weights of the draws for each component, shape (n, components). The result is None if no closed
     form exists.

@@ -1,4 +1,4 @@
-"""Minimization of a smooth function for every element of a batch; the steps of an element are independent of others.
+"""Minimization of a smooth function for every element of a batch, with independent steps for each element.
 
 The first steps are quasi-Newton steps with a line search for the weak Wolfe conditions. Newton steps follow, with a
 Hessian H from differences of gradients. With the gradient g, the Newton decrement :math:`g^T H^{-1} g / 2` estimates

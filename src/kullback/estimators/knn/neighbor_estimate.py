@@ -300,7 +300,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
 def _searched(
     p: Draws, q: Draws, ks: tuple[int, ...], fewer: tuple[int, ...], *, whiten: bool, device: torch.device
 ) -> Callable[[tuple[int, ...]], _NeighborTerms]:
-    """Return the function from numbers of neighbors, `ks` or `fewer`, to the terms of the estimate.
+    """Return a function that takes numbers of neighbors, `ks` or `fewer`, and returns the terms of the estimate.
 
     For d > 1, one search finds the neighbors for `ks` and `fewer`.
     """

@@ -160,7 +160,7 @@ def search_space(
 ) -> list[KNearest]:
     """Return, for each k, the neighbors of queries among draws, shape (n, d).
 
-    The arguments are the same as for `search_line`, but neither draws nor queries are sorted.
+    The arguments are the same as for `search_line`, but the draws and the queries may be in any order.
     """
     n, deepest = len(queries), max(ks)
     radius, occurrence = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
