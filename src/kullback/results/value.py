@@ -26,8 +26,8 @@ class Value(Generic[Number]):
             limit, or if no interval was requested.
         reason: the reason why a limit is not determined; None if both are determined. ``"few units"``: there are fewer
             than 10 units. ``"few nonzero units"``: too few units have a value other than 0. ``"heavy tail"``: the
-            largest units contribute too large a part of the mean. ``"not bounded"``: the known part of a model's predictions
-            does not bound the mean of a difference.
+            largest units contribute too large a part of the mean. ``"not bounded"``: the known part of a model's
+            predictions does not bound the mean of a difference.
 
     Example:
         >>> Value(0.1, 0.02, (0.07, 0.15)).interval
