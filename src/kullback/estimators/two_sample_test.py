@@ -91,10 +91,10 @@ def two_sample_test(
         h_b = \sum_j \frac{w_j}{1 - \Phi(z_{jb})}, \quad b = 0, \dots, B
 
     A labeling states which draws belong to P. Labeling 0 is the observed labeling, and labelings 1 to B are random
-    shuffles. :math:`T_{jb}` is the value of statistic j for labeling b. :math:`z_{jb}` is its normal score, computed
-    from the mean, the standard deviation and the skewness of statistic j over all labelings. The weights :math:`w_j`
-    are given below. The level of the test is exact for any sample size, also with ties, because all labelings are
-    equally likely if P = Q.
+    shuffles. :math:`T_{jb}` is the value of statistic j for labeling b. :math:`z_{jb}` is the normal score of
+    :math:`T_{jb}`, computed from the mean, the standard deviation and the skewness of statistic j over all labelings.
+    The weights :math:`w_j` are given below. The level of the test is exact for any sample size, also with ties, because
+    all labelings are equally likely if P = Q.
 
     For categories the only statistic is the likelihood ratio of the counts. For numbers there are four statistics, with
     weights 3, 3, 1.5 and 1:

@@ -85,9 +85,10 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
     numerator and the denominator are increased by the term of one additional category. v is the variance of c. A
     negative result becomes 0.
 
-    `kl_estimate` takes this estimator by default. Its root mean square error was compared with the error of
-    `zhang_grabchak` on Zipf distributions with 1000 categories. If P and Q differ and many categories have no draws,
-    the error can be half the error of `zhang_grabchak`. Otherwise, the two errors are about equal.
+    `kl_estimate` takes this estimator by default. The root mean square errors of `coverage_adjusted` and
+    `zhang_grabchak` were compared on Zipf distributions with 1000 categories. If P and Q differ and many categories
+    have no draws, the error of `coverage_adjusted` can be half the other error. Otherwise, the two errors are about
+    equal.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.

@@ -70,14 +70,14 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
 
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
-    V and S are defined in `CategoryCounts.variance`. The variance of T is linear in t. This is right in both extreme
-    cases: for P = Q, T has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound
-    near :math:`2 (\frac1n + \frac1m)`, its value for P near Q.
+    V and S are defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for
+    P = Q, T has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near
+    :math:`2 (\frac1n + \frac1m)`, the value of c for P near Q.
 
     The limits also allow for five problems:
 
-    * Bias: if the bias correction of T is negative, it is added to the lower limit. If it is positive, 1.5 times the
-      correction is added to the upper limit.
+    * Bias: a negative bias correction of T is added to the lower limit. A positive correction is multiplied by 1.5 and
+      added to the upper limit.
     * Zero counts: the lower limit is also computed with half a draw of P added to the categories that only Q drew, and
       with half a draw of Q added to the categories that only P drew. The smallest of these limits is used.
     * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
