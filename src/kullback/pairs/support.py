@@ -26,6 +26,7 @@ _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 _NO_LESS_THAN_KL = 0.95
 # Two tail coefficients count as equal up to this relative difference, because they are rounded products.
 _ROUNDING = 1e-12
+_NUMBERS = "arrays of numbers"  # the name of a space that is no surface
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:
@@ -62,7 +63,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
-    spaces = [SURFACES.get(type(support), "arrays of numbers") for support in supports]
+    spaces = SURFACES.get(type(supports[0]), _NUMBERS), SURFACES.get(type(supports[1]), _NUMBERS)
     if spaces[0] != spaces[1]:
         raise invalid_value(
             call,
@@ -177,11 +178,12 @@ def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
     elements of the batch.
     """
     lower, upper = p.lower_tail(), p.upper_tail()
-    may_be = [isinstance(tail.level, Tensor) or tail.level == 1.0 for tail in (lower, upper)]
-    return (
-        _margin(p.low, q.low, lower, q.lower_tail()) if may_be[0] else None,
-        _margin(p.high, q.high, upper, q.upper_tail()) if may_be[1] else None,
-    )
+    of_lower = of_upper = None
+    if isinstance(lower.level, Tensor) or lower.level == 1.0:
+        of_lower = _margin(p.low, q.low, lower, q.lower_tail())
+    if isinstance(upper.level, Tensor) or upper.level == 1.0:
+        of_upper = _margin(p.high, q.high, upper, q.upper_tail())
+    return of_lower, of_upper
 
 
 def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:

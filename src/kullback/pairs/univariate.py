@@ -229,7 +229,9 @@ def _in_rounds(pair: _Pair) -> Integral:
                 result = replaced(torch.tensor([index], device="cpu"))
     value = result.value.detach()
     is_infinite = value.isinf()
-    if not is_tracked(result.value) or (len(rounds) == 1 and not bool(is_infinite.any())):
+    if not (pair.has_derivatives and is_tracked(result.value)):
+        return result
+    if len(rounds) == 1 and not bool(is_infinite.any()):
         return result
     # For the derivatives, each round is repeated with only the finite elements that no later round replaced. The
     # derivatives of the others may be NaN, which a factor of 0 does not remove.

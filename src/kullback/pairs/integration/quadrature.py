@@ -116,10 +116,12 @@ def integrate_kl(
         # If the ends of P and Q differ, Q's mass on P's support is not 1, and depends on P's ends.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
+        judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels
 
         def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
             *columns, mass_errors = parts[0].columns
-            totals, _ = _totals(KLColumns(*columns), same_ends)
+            totals, is_whole = _totals(KLColumns(*columns), same_ends)
+            judged[:] = [(totals, is_whole)]
             has_mass = mass_errors.sum(-1) <= MASS_ERROR
             enough = totals.are_enough(target, SAFETY) & has_mass | ~totals.value.isfinite()
             return enough, [torch.where(has_mass.unsqueeze(-1), totals.errors, mass_errors)]
@@ -127,9 +129,8 @@ def integrate_kl(
         marks = line.marks([(fixed_p, of_p), (fixed_q, of_q)])
         edges, overflows = _edges(pair, marks, tails)
         (panels,) = integrate(LINE, [(edges, partial(_integrated, pair))], judge, target.max_evaluations)
-        columns = KLColumns(*panels.columns[:-1])
-        totals, is_whole = _totals(columns, same_ends)
-        unintegrated = 1 - columns.mass_p.sum(-1)
+        totals, is_whole = judged[-1]
+        unintegrated = 1 - KLColumns(*panels.columns[:-1]).mass_p.sum(-1)
         mean = totals.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         value = totals.value + mean * unintegrated
         is_finite = value.isfinite()
