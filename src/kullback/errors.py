@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 
-# These templates make the text of a message from its parts. `BY_CALL` is for invalid arguments of a call, `BY_PLACE`
-# for a place such as a file, and `BY_EVENT` for an event in a place, such as a failed write.
+# These templates make the text of a message from its parts. `BY_CALL` is for invalid arguments of a call. `BY_PLACE` is
+# for a place such as a file. `BY_EVENT` is for an event in a place, such as a failed write.
 BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
 BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 BY_EVENT = "{got}; {instead}"

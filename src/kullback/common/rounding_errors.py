@@ -16,9 +16,9 @@ from kullback.common.arrays import Floats
 # Two numbers are close if their difference is at most the assumed rounding error: `_OF_NUMBER` times the number. If all
 # numbers are float32 values, the error is `_OF_SINGLE` times the number, four units in the last place of float32.
 _OF_NUMBER, _OF_SINGLE = 1e-11, 4 * 2.0**-24
-# The assumed rounding error is at least `_OF_SPREAD` times the interquartile range, but this lower bound is not more
-# than `_MOST_OF_NUMBER` times the number, because numbers near 0 may have many scales. In any case, the error is at
-# least `_PRECISION` times the interquartile range, about the precision of float64.
+# The assumed rounding error is at least `_OF_SPREAD` times the interquartile range. This lower bound is reduced to
+# `_MOST_OF_NUMBER` times the number if it is larger, because numbers near 0 may have many scales. In any case, the
+# error is at least `_PRECISION` times the interquartile range, about the precision of float64.
 _OF_SPREAD, _MOST_OF_NUMBER, _PRECISION = 1e-9, 1e-3, 1e-15
 # Close numbers must also be closer than `_OF_DISTANCE` times the mean gap between neighboring values. The mean is over
 # the fraction `_AROUND` of the values on either side. Two neighboring continuous draws are this close with a

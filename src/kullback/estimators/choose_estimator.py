@@ -142,8 +142,8 @@ def _notes_on_values(p: object, q: object) -> list[str]:
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
     """Return the evidence after tests for dependence within the draws and for draws that P and Q share.
 
-    Serially dependent draws become clusters. If P and Q share draws, each shared draw is kept on one side only or, if
-    this is not possible, the interval is the widest possible one.
+    Serially dependent draws become clusters. If P and Q share draws, each shared draw is kept on one side only. If this
+    is not possible, the interval is the widest possible one.
     """
     first, second = grouped(p, q)
     notes = (*first.notes, *second.notes)

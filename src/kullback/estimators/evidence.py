@@ -143,11 +143,11 @@ def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
 def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evidence:
     r"""Return the evidence with the limits of its interval in `ends`, and with notes on these limits.
 
-    If the evidence has no `ends`, the interval is normal, or from Student's t for clusters. If the estimate
-    :math:`\hat D` is by chance smaller than the divergence t, the standard error is too small, because the variance is
-    at least :math:`c^2 + r\, t`, with `error` c and `rate` r. So the upper limit is at least the largest t with
-    :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative :math:`\hat D`
-    counts as 0. All limits are at least 0.
+    If the evidence has no `ends`, the interval is normal, or from Student's t for clusters. The variance of the
+    estimate :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, with `error` c and `rate` r. If
+    :math:`\hat D` is by chance smaller than t, the standard error is too small. So the upper limit is at least the
+    largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
+    :math:`\hat D` counts as 0. All limits are at least 0.
 
     Arguments:
         evidence: the raw result of an estimator. The evidence of a batch must have `ends`.

@@ -290,8 +290,8 @@ def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
 def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
     """Return a note on an infinite KL if P is in a plane or on a surface and Q is not; otherwise an empty string.
 
-    If P and Q are in the same plane or on the same surface, an error is raised, because the density of Q may refer to
-    any coordinates on the surface.
+    If P and Q are in the same plane or on the same surface, an error is raised: the density of Q may refer to any
+    coordinates on the surface.
     """
     points = _coordinates(q, p.x)[0]
     with seeded(int(rng.integers(2**31))):
@@ -328,7 +328,7 @@ def _by_neighbors(
 ) -> tuple[Evidence, bool]:
     """Return the evidence of KL from `numbers`, k and 4 k neighbors, and whether k may be too large.
 
-    k is too large if the density varies much within the balls of k neighbors, which gives a large remaining bias.
+    If the density varies much within the balls of k neighbors, k is too large, and the remaining bias is large.
     """
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units

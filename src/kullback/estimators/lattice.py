@@ -21,8 +21,8 @@ _OFF = 1e-3
 _UNCLEAR = 0.05
 # If less than this proportion of the draws repeats the value of another draw, the ties may have occurred by chance.
 _FEW_TIES = 0.01
-# Draws fill a lattice if their number of distinct values is at least `_OCCUPIED` times the number that is expected if
-# all points of the lattice are equally likely.
+# For equally likely points of a lattice, a number of distinct values is expected. Draws fill the lattice if they have
+# at least `_OCCUPIED` times this number of distinct values.
 _OCCUPIED = 0.5
 # With at most this number of distinct values, each value has enough draws for a bin, and no lattice is searched.
 FEWEST_VALUES = 16

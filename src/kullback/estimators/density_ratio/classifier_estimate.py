@@ -441,8 +441,8 @@ def _rate(side: Draws, scores: Array) -> float:
     """Return the number r if the draws of a side add the variance r KL to the estimate of a small KL.
 
     Near P = Q, log(p / q) has the variance 2 KL under P and under Q. So r is 2 / n for n independent draws. For
-    clusters, n is the effective sample size for the means of the components or, if it is smaller, the effective sample
-    size for the mean of the classifier's scores.
+    clusters, there are two effective sample sizes: for the means of the components, and for the mean of the
+    classifier's scores. The smaller of these is n.
     """
     scorings = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
     return 2 / min(number_from_scores(scoring, side) for scoring in scorings)

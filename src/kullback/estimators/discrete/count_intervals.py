@@ -42,8 +42,8 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
 
     Let f_k be the proportion of P's draws in categories with k draws of Q. There is no finite upper limit in three
     cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2; the lack of draws of Q in the
-    categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0, f_0 is two or more draws, and a ratio of p / q =
-    e^8 in the categories of f_0 would add more than half the width of the interval to KL. If the categories are bins of
+    categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0 and f_0 is two or more draws; in addition, p / q =
+    e^8 in the categories of f_0 would increase KL by more than half the interval's width. If the categories are bins of
     a line, only the first case applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
@@ -162,9 +162,10 @@ def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tu
 def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate when P's probability of rare categories moves to Wilson's limits.
 
-    For each k, all categories with at most k draws of P are merged, if they have at most 3 draws of P together (15 for
-    powers of p / q). The probability of the merged category under P gets Wilson's limits, with a continuity correction
-    of half a draw. For divergences other than KL, rare categories of Q are treated in the same way.
+    For each k, the categories with at most k draws of P are merged. This is done only if the merged category has at
+    most 3 draws of P (15 for powers of p / q). The probability of the merged category under P gets Wilson's limits,
+    with a continuity correction of half a draw. For divergences other than KL, rare categories of Q are treated in the
+    same way.
 
     Returns:
         the smallest change, at most 0, and the largest change, at least 0, each of shape (...). The smallest change is

@@ -167,9 +167,9 @@ def nearest_neighbors(
         (or clusters) of both sides and for bias.
 
         From three dimensions on, the upper limit allows for a bias that decreases with k as slowly as the estimates
-        with 4 k, k and k / 4 neighbors permit. From four dimensions on, with `whiten`, a regression on the spreads of
-        the components gives a second estimate of KL, because neighbors may miss a difference between joint
-        distributions with equal margins. The upper limit is raised to the upper limit of this second estimate. If the
+        with 4 k, k and k / 4 neighbors permit. From four dimensions on, neighbors may miss a difference between
+        joint distributions with equal margins. So with `whiten`, a regression on the spreads of the components gives a
+        second estimate of KL. The upper limit is raised to the upper limit of this second estimate. If the
         second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
         limit is also infinite if most of P is in a region where Q has few draws.
 
