@@ -465,7 +465,7 @@ def between_distributions(
 
 
 def _sum(a: Estimate, b: Estimate) -> Estimate:
-    """Return the sum of two estimates. Its method is the less exact of the two methods."""
+    """Return the sum of two estimates. The method of the sum is the less exact of the two methods."""
     error = None if a.error is None or b.error is None else a.error + b.error
     standard_error = None
     if a.standard_error is not None and b.standard_error is not None:

@@ -165,7 +165,7 @@ class _LossModule(torch.nn.Module):
             setattr(self, name, value)
 
     def extra_repr(self) -> str:
-        """Return the settings of the loss as the repr shows them."""
+        """Return the settings of the loss as text for its repr."""
         owner = next(kind for kind in type(self).__mro__ if _LossModule in kind.__bases__)
         return shown_options(self, owner, always=("kind", "temperature", "reduction"))
 

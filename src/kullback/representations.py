@@ -32,8 +32,8 @@ from kullback.common.labels import Labeled, Labels, check_one_type, labeled, lab
 from kullback.common.words import RepresentationName
 from kullback.errors import ArgumentValueError, Name, Text, invalid_type, invalid_value, safe_repr
 
-# For each dtype, the tolerance for the difference of a row's sum from 1. It is the rounding error of a softmax over a
-# large vocabulary.
+# For each dtype, the tolerance for the difference of a row's sum from 1. The tolerance is the rounding error of a
+# softmax over a large vocabulary.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _WIDE = (torch.float32, torch.float64)
 
@@ -115,9 +115,7 @@ class Representation(ABC):
         return self.weights().shape[:-1]
 
     def weights(self) -> Tensor:
-        """Return the values with the class dimension moved to the end. They are log-weights if `in_logs`, else
-        weights.
-        """
+        """Return the values with the class dimension moved to the end: log-weights if `in_logs`, else weights."""
         return self.tensor if self.dim == -1 else self.tensor.movedim(self.dim, -1)
 
     @property
@@ -391,7 +389,7 @@ class Logits(Representation):
     """
 
     def _check(self, x: Tensor) -> None:
-        # In a small tensor, every score is finite if the sum of the scores is finite. This test is fast.
+        # If the sum of the scores is finite, every score is finite. For a small tensor, this test is fast.
         if x.numel() <= 4096 and x.dtype in _WIDE:
             numbers = x.detach() if x.requires_grad else x
             if math.isfinite(numbers.sum().item()):

@@ -84,10 +84,11 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 
 class End(NamedTuple):
-    """The limit or growth of term / max(p, q) as |d| grows, where d = log(p / q) has one sign.
+    """The behavior of a divergence's terms as d = log(p / q) goes to infinity or to -infinity. There, term / max(p, q)
+    has a limit or grows.
 
-    For |d| > `reach`, a quotient without a limit is extrapolated: it is the quotient at |d| = `reach` times e^(rate
-    (|d| - reach)) (1 + (|d| - reach) / scale)^power.
+    The terms are evaluated for |d| <= `reach`. For larger |d|, a growing quotient is its value at |d| = `reach`, times
+    e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
     """
 
     limit: float
@@ -265,8 +266,8 @@ class WeightedSum(BuiltIn):
 
     @abstractmethod
     def parts(self) -> Sequence[tuple[float, Divergence, bool]]:
-        """Return the summands. Each has a positive weight, a divergence, and whether this divergence has P and Q
-        exchanged.
+        """Return the summands. Each summand is a tuple of a positive weight, a divergence, and a flag. If the flag is
+        True, the summand is the divergence of (Q, P), else of (P, Q).
         """
 
     def terms(self, pair: FinitePair) -> Tensor:

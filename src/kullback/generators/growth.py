@@ -44,8 +44,8 @@ _EMPTY = ((-math.inf, 0.0), (-800.0, 0.0), (0.0, -800.0), (0.0, -math.inf), (-ma
 # A user's total is evaluated for these probabilities of P (first row) and Q (second row). Both are 0 in the first
 # class, and only P is 0 in the second class.
 _PARTIAL = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.2, 0.3, 0.5))
-# The numbers `_Reading.multiples` count as 0 if they are below _ROUNDING. If a user's term at p = q is above _ZERO, an
-# error is raised, because the terms of a divergence are 0 at p = q.
+# A number in `_Reading.multiples` is a rounding error and counts as 0 if its absolute value is at most _ROUNDING. If a
+# user's term at p = q is above _ZERO, an error is raised, because the terms of a divergence are 0 at p = q.
 _ROUNDING, _ZERO = 1e-12, 1e-9
 
 
@@ -58,9 +58,7 @@ class _Reading(NamedTuple):
     terms, plus a p with respect to log p, plus b q with respect to log q.
     """
     is_normalized: bool
-    """Whether all `multiples` are 0, no term is NaN where p = 0 or q = 0, and the derivatives are finite where p = 0 or
-    q = 0.
-    """
+    """Whether all `multiples` are 0, no term is NaN at p = 0 or q = 0, and the derivatives are finite there."""
 
 
 def order_of(kind: Divergence) -> float | None:

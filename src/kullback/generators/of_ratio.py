@@ -116,8 +116,8 @@ def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest:
 
 @dataclass(frozen=True, repr=False)
 class OwnTerms(OfRatio):
-    """A user's own additive divergence. Its `terms` are called only with masses of at least e^-700; limits replace the
-    other terms.
+    """A user's own additive divergence. Its `terms` are called only for masses of at least e^-700. For smaller masses,
+    limits or extrapolations replace the terms.
     """
 
     kind: Divergence

@@ -40,8 +40,8 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
 
 
 class _KLDivTerms(torch.autograd.Function):
-    """The terms, or their sum divided by a divisor. The gradient of the sum is already computed in the forward pass,
-    except in float16.
+    """The autograd function of the terms of `kl_div`, or of their sum divided by a divisor. In all dtypes except
+    float16, the forward pass also computes the gradient of the sum.
 
     The context stores that gradient until the first backward pass. A second backward pass computes the gradient again.
     If torch differentiates or batches the backward pass, differentiable operations compute the gradient.
@@ -114,8 +114,8 @@ def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Ten
 
 def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
     # Where q = 0, the term is +inf for any mass p. A mass that underflowed to 0 is therefore replaced by the smallest
-    # normal number. The mass has no derivative there, because the infinite derivative of the term would become NaN when
-    # a weight of 0, or the backward pass of a softmax, multiplies it by 0.
+    # normal number. The mass gets no derivative there. The infinite derivative of the term would become NaN when a
+    # weight of 0, or the backward pass of a softmax, multiplies it by 0.
     return torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
 
 

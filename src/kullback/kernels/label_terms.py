@@ -104,8 +104,8 @@ def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Ten
     index = classes.unsqueeze(-1)
     spoilt, (rows,) = without_spoilt_rows((logits,), (True,))
     probs = torch.softmax(upcast(rows), -1)
-    # Each row of the gradient sums to 0. The entry of the true class is minus the sum of the other entries, because the
-    # formula softmax - 1 would cancel if the softmax is near 1.
+    # Each row of the gradient sums to 0. Near softmax = 1, the formula softmax - 1 for the true class would cancel. The
+    # entry of the true class is therefore minus the sum of the other entries.
     others = probs.scatter(-1, index, torch.zeros_like(probs[..., :1]))
     by = others.scatter(-1, index, -others.sum(-1, keepdim=True))
     return weighted_rows(by, grad, spoilt)

@@ -238,7 +238,7 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
     Only rounding makes this sum nonzero.
 
     Rounding can change the sign of q - p in the classes with the most mass. The sum corrects such a sign. A sum that is
-    negligible compared to the sum of |q - p| is not added, so that classes with p = q keep a derivative of 0.
+    negligible compared to the sum of |q - p| is not added. Classes with p = q then keep a derivative of 0.
     """
     if not isinstance(kind, TotalVariation):
         return pair

@@ -157,7 +157,9 @@ open_transforms._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignor
 
 
 def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensors: Tensor | None) -> Tensor:
-    """Return `value` plus the integral of `changes` over a step that is 0 but has the derivatives of `tensors`.
+    """Return `value` as a tensor with the derivatives with respect to `tensors` that `changes` defines. The result is
+    `value` plus the integral of `changes` along a step. The step is 0, but its derivative is the derivative of
+    `tensors`.
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
     infinite, the result has only a first derivative. The second derivative may be NaN there, and 0 * NaN would make the

@@ -39,8 +39,8 @@ class HeadTensors(NamedTuple):
 STUDENT_NAMES = HeadTensors("student", "student_weight", "student_bias")
 TEACHER_NAMES = HeadTensors("teacher", "teacher_weight", "teacher_bias")
 CLASS_DIMS = HeadTensors(None, 0, 0)
-"""For each tensor of a head, the dimension of the classes. It is None for the hidden states, which have no such
-dimension.
+"""For each tensor of a head, the dimension of the classes. For the hidden states, which have no such dimension, the
+entry is None.
 """
 
 
@@ -57,8 +57,8 @@ def checked_tensors(
 ) -> tuple[torch.dtype, list[HeadTensors]]:
     """Return the dtype of the loss and the tensors of each head; raise unless the tensors of both heads fit together.
 
-    In the returned tensors, hidden states are a matrix, and autograd can save all tensors. If autocast is on, tensors
-    other than float64 have the autocast dtype. `stored` is a teacher without a head, or None.
+    The returned hidden states are a matrix. Autograd can save all returned tensors for the backward pass. If autocast
+    is on, tensors other than float64 have the autocast dtype. `stored` is a teacher without a head, or None.
     """
     heads = (
         [(STUDENT_NAMES, student)]

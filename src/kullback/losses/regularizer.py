@@ -297,7 +297,7 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def extra_repr(self) -> str:
-        """Return the settings of the regularizer as the repr shows them."""
+        """Return the settings of the regularizer as text for its repr."""
         settings = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
         return shown_options(self, KLRegularizer, settings, always=("coefficient",))
 
@@ -355,8 +355,8 @@ class KLRegularizer(torch.nn.Module):
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
         """Return the term of the loss before the coefficient multiplies it.
 
-        `mean` has the mean KL of each group of latent dimensions, `everywhere` has the same means over all processes,
-        and `count` is the sum of the examples' weights.
+        `mean` has the mean KL of each group of latent dimensions, and `everywhere` has the same means over all
+        processes. `count` is the sum of the examples' weights.
         """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)

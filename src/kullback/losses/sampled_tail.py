@@ -28,8 +28,8 @@ from kullback.partial_rows import ReferenceBlock, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"
-# The squared relative distance of student and teacher from which on the student counts as far from the teacher. At this
-# distance, the ratios q/p are about 1/2 or 3/2.
+# If the squared relative distance of student and teacher is at least this number, the student counts as far from the
+# teacher. At this distance, the ratios q/p are about 1/2 or 3/2.
 _FAR = 0.25
 # The largest value of q/p - 1 of a draw in the squared distance; larger values are clipped. The number is far above
 # sqrt(_FAR). The estimate is unbiased for any values of _FAR and _LARGEST_CHANGE. `tests/losses/test_sampled_tail.py`
@@ -297,8 +297,9 @@ class SampledRows(PartialRows):
         return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return a number s for each draw, shape (rows, m): 0 if Q equals the teacher, and up to 1 if Q is far from the
-        teacher. s is the factor s_l in the docstring of `sampled_tail_divergence`, divided by the maximum of s_l.
+        """Return a number s for each draw, shape (rows, m). It is 0 if Q equals the teacher, and up to 1 if Q is far
+        from the teacher. s is the factor s_l in the docstring of `sampled_tail_divergence`, divided by the maximum of
+        s_l.
 
         The number of a draw does not depend on this draw. The number depends on the top classes, the tail's mass, and
         the variation of q/p over the other draws. The number also depends on the part of the tail's mass under Q that

@@ -24,8 +24,8 @@ def local_tensors(
     """Return two results: a list with this rank's part of each tensor, and the group of ranks. If there are DTensors,
     the group comes from their device mesh.
 
-    `dims` has, for each tensor, the dimension that contains the classes. It is None for a tensor that every rank has
-    completely. Objects other than tensors are returned unchanged.
+    `dims` has, for each tensor, the dimension that contains the classes, or None if every rank has the complete tensor.
+    Objects other than tensors are returned unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}

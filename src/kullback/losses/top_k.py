@@ -74,9 +74,7 @@ class TopK(PartialTeacher):
     validate: InitVar[bool] = True
     _largest: int = field(init=False, repr=False, default=-1)
     _unknown: Tensor | None = field(init=False, repr=False, default=None)
-    """A mask of the positions that contain NaN. It is None if no position contains NaN, or if the values were not
-    checked.
-    """
+    """A mask of the positions that contain NaN, or None if no position contains NaN or the values were not checked."""
 
     def __post_init__(self, validate: bool) -> None:
         _check_form(self)
@@ -251,8 +249,8 @@ class TopKRows(PartialRows):
         else:
             # If a row keeps all classes, 1 minus the kept mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            # The teacher's mass outside the kept classes counts as 0 if two conditions are met: the student has no mass
-            # there, and the teacher's mass is at most the rounding error.
+            # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
+            # error, the teacher's mass counts as 0.
             kept = log_probs.exp().sum(-1, keepdim=True)
             is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
             some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)

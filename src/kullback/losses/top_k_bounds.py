@@ -194,8 +194,8 @@ def _bounds(
         same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
     )
     if classes is not None:
-        # All classes are in one of the lists. Therefore the mass outside P's list is on classes that only Q's list has,
-        # and the mass outside Q's list is on classes that only P's list has.
+        # All classes are in one of the lists. Therefore the mass outside P's list is on classes that only Q's list has.
+        # Likewise, the mass outside Q's list is on classes that only P's list has.
         exact = (
             same + _largest_split(kind, only_q, p, swap=False) + _largest_split(kind, only_p, q, swap=True)
         )

@@ -226,7 +226,8 @@ def _merge(states: Tensor) -> Tensor:
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)
-    # A state without sequences has no mean. Its deviation must be 0 even if the means of other states are infinite.
+    # A state without sequences has no mean. The deviation of such a state must be 0 even if the means of other states
+    # are infinite.
     deviations = torch.where(counts[:, None] > 0, deviations, 0)
     between = torch.einsum("k,ki,kj->ij", counts, deviations, deviations)
     return torch.cat([counts.sum()[None], total, (products.sum(0) + between).flatten()])

@@ -287,9 +287,7 @@ def _without_infinite(logs: Tensor) -> Tensor:
 
 
 def _finite_peak(logs: Tensor) -> Tensor:
-    """Return `logs` with 0 in place of -inf. A result can be subtracted from -inf, whereas -inf - (-inf) would
-    be NaN.
-    """
+    """Return `logs` with 0 in place of -inf, because the caller subtracts them and -inf - (-inf) would be NaN."""
     return torch.where(logs == -torch.inf, 0, logs)
 
 

@@ -244,7 +244,7 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
     for block in row_blocks(logits):
         part = logits[block]
         if buffer is None:
-            # The last column is extra. It receives the indices after the last class.
+            # The extra last column receives the indices after the last class.
             buffer = results.new_empty(part.shape[0], classes + 1)
         x = buffer[: part.shape[0]]
         x[:, :-1].copy_(part)

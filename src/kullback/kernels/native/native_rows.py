@@ -94,8 +94,8 @@ def weighted_total(
 
 
 def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors: the sums of the terms over the classes of `p` and `q`, shape (rows, 1), and the `PartSums`
-    of P and of Q over these classes, each of shape (rows, 3).
+    """Return three tensors. The first tensor, shape (rows, 1), has the sums of the terms over the classes of `p` and
+    `q`. The other tensors, shape (rows, 3), are the `PartSums` (csrc/logits/task.h) of P and of Q over these classes.
 
     Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h), which describe the row over the
     classes of all ranks. The kernel ignores the `PartSums` among these numbers.

@@ -35,8 +35,8 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
 def compute(
     log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, required: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return three results: the terms or, if `divisor` is given, their sum divided by `divisor`; and the gradients of
-    this quotient with respect to `log_q` and to `target`.
+    """Return three results. The first result has the terms or, if `divisor` is given, their sum divided by `divisor`.
+    The other results are the gradients of this quotient with respect to `log_q` and to `target`.
 
     A gradient is None if it is not required, or if there is no divisor.
     """

@@ -254,7 +254,7 @@ def _imbalance(
     class with the most mass of Q.
 
     Only rounding in the normalization makes the sum nonzero. A sum that is negligible compared to the sum of |q - p| is
-    returned as 0, so that classes with p = q keep a derivative of 0.
+    returned as 0. Classes with p = q then keep a derivative of 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     differences, sizes = zeros, zeros
@@ -305,8 +305,8 @@ def row_kernel(
     """Write the divergence of one row to `values`. Write its gradients, multiplied by `factor` and the row's weight, to
     `out_p` and `out_q`.
 
-    `scale` multiplies the logits. `EARLY` means that only one gradient is wanted, and that this gradient needs no sum
-    over the row, so that the sweep for the value also writes it.
+    `scale` multiplies the logits. `EARLY` means that only one gradient is wanted and that this gradient needs no sum
+    over the row. The sweep for the value then also writes this gradient.
     """
     row = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     p += row * p_row

@@ -35,8 +35,9 @@ _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
 _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
-# For a divergence in this dict, the pair says whether the gradient with respect to P, and with respect to Q, needs no
-# sum over the row. If only such a gradient is wanted, the sweep that computes the value also writes the gradient.
+# Some gradients need no sum over the row. For each divergence with such a gradient, the pair says whether the gradient
+# with respect to P, and the gradient with respect to Q, is one. If only such a gradient is wanted, the sweep that
+# computes the value also writes the gradient.
 _EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
@@ -112,8 +113,7 @@ def _run(
     """Launch the kernel, which writes the gradients to the tensors in `gradients`. Return the values of the rows in
     float64.
 
-    Labels need another pass over the logits. They also need a copy of Q's logits if the gradient overwrites these
-    logits.
+    Labels need another pass over the logits and, if the gradient overwrites Q's logits, a copy of these logits.
     """
     (rows, classes), labels = p.shape, divergence.labels
     if labels is not None:
