@@ -355,7 +355,7 @@ def _options(
     check = _checked_options if torch.compiler.is_compiling() else _remembered_options
     try:
         options = check(call, method, rtol, atol, max_evaluations, draws)
-    except TypeError:  # a number is not hashable, or the check failed; it then raises its error again
+    except TypeError:  # a number is not hashable, or the check failed: repeat it without the cache
         options = _checked_options(call, method, rtol, atol, max_evaluations, draws)
     if generator is None:
         return options

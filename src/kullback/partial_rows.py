@@ -155,7 +155,8 @@ def summarize_rows(
     cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     tail = peak + total.log()
-    # The levels are below the total, so that every drawn class has a weight above 0.
+    # The levels select classes by cumulative weights. They are below the total weight, so that every drawn class has a
+    # weight above 0.
     levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
     drawn = torch.where(total > 0, drawn, 0)

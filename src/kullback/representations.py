@@ -75,7 +75,7 @@ class Representation(ABC):
             return
         named = None if isinstance(x, Tensor) else labeled(self._call, x)
         values = x if named is None else named.values
-        self._source = None if isinstance(values, Tensor) else values  # which `in_dtype` converts again
+        self._source = None if isinstance(values, Tensor) else values  # `in_dtype` converts this source again
         self.tensor = self._numbers(self._read(values))
         dims = dim
         if isinstance(dim, tuple):

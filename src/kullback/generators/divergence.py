@@ -94,8 +94,8 @@ class End(NamedTuple):
     limit: float
     """The limit of the quotient. The limit is infinite if the quotient grows without bound."""
     rate: float = 0.0
-    """The exponent of the exponential growth. The rate is infinite if the quotient grows faster than every power of p /
-    q or q / p.
+    """The number `rate` in the formula above. If the rate is positive, the quotient grows as this power of p / q or q /
+    p. The rate is infinite if the quotient grows faster than every power.
     """
     power: float = 0.0
     reach: float = math.inf

@@ -31,8 +31,8 @@ _CONVERGED = 1e-12
 _NO_EXCESS = 1e-4
 # The step of the difference quotient that measures the slope at the reach, as a fraction of the reach.
 _BACK = 1e-3
-# The search for corners divides |log(p / q)| <= _WIDEST into _INTERVALS intervals, and halves each interval _HALVINGS
-# times. The final intervals are about as wide as the rounding errors of float64.
+# The search for corners divides the range |log(p / q)| <= _WIDEST into _INTERVALS intervals, and halves each interval
+# _HALVINGS times. The final intervals are about as wide as the rounding errors of float64.
 _WIDEST, _INTERVALS, _HALVINGS = 30.0, 3000, 42
 # A user's derivatives are compared with difference quotients at the values _CHECKED of log(p / q). The step of the
 # difference quotients is _STEP, and the relative tolerance is _DERIVATIVE.
@@ -54,8 +54,9 @@ class _Reading(NamedTuple):
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """Three numbers: the slope f'(1), and numbers a and b. The method `derivatives` returns the derivatives of the
-    terms, plus a p with respect to log p, plus b q with respect to log q.
+    """Three numbers: the slope f'(1), and numbers a and b that describe the method `derivatives`. Its first result is
+    the derivative of the terms with respect to log p, plus a p. Its second result is the derivative of the terms with
+    respect to log q, plus b q.
     """
     is_normalized: bool
     """Whether all `multiples` are 0, no term is NaN at p = 0 or q = 0, and the derivatives are finite there."""
@@ -108,7 +109,8 @@ def is_normalized(kind: Divergence) -> bool:
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the terms of a user's divergence with the tangent of f at 1 subtracted from f, and the terms' derivatives.
+    """Return the terms of a user's divergence after the tangent of f at 1 is subtracted from f, and the derivatives of
+    these terms.
 
     The masses have max(p, q) = 1 and log(p / q) = d. The three results have the shape of d: the terms, and their
     derivatives with respect to log p and to log q.
@@ -211,7 +213,8 @@ def _check_total(kind: Divergence) -> None:
 def _check_derivatives(kind: Divergence) -> None:
     """Raise if the derivatives of a user's divergence disagree with difference quotients of its terms.
 
-    The two may differ by a constant times p or times q, because normalization of P and Q removes such differences.
+    A derivative may differ from its difference quotient by a constant times p or times q, because the normalization of
+    P and Q removes such a difference.
     """
     d = torch.tensor(_CHECKED, dtype=torch.float64, device="cpu")
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)

@@ -146,7 +146,7 @@ class OwnTerms(OfRatio):
 
 
 def with_limits(kind: Divergence) -> Divergence:
-    """Return a divergence that satisfies f'(1) = 0 and has no NaN where a mass is 0.
+    """Return a divergence that satisfies f'(1) = 0 and whose terms are not NaN where a mass is 0.
 
     The result is `kind` if `kind` meets these conditions, and `OwnTerms(kind)` if not.
     """
@@ -297,7 +297,8 @@ class FDivergence(OfRatio):
     def _close(self, d: Tensor) -> tuple[Tensor, Tensor]:
         """Return the results of `_direct` for r near 1, computed by quadrature over s from 0 to 1.
 
-        g(r) is (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds, and g'(r) is (r - 1) int f''(1 + s (r - 1)) ds.
+        With g as in `_direct`, g(r) is (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds, and g'(r) is (r - 1) int f''(1 + s
+        (r - 1)) ds.
         """
         step = torch.expm1(d)
         value, slope = torch.zeros_like(d), torch.zeros_like(d)

@@ -1,6 +1,6 @@
 """The terms p (log p - log q) of torch's `kl_div` and their sum, with derivatives, computed by plain torch or C++.
 
-The functions compute each element on its own, and do not normalize rows.
+The functions compute each element separately, and do not normalize rows.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class RowDivergence(RowOperation):
         if not in_logs or self.temperature == 1:
             return weights
         # For logits far from 0, the differences from the largest logit have more correct digits than the logits after
-        # division by the temperature. Therefore the differences are divided.
+        # division by the temperature. Therefore the temperature divides the differences.
         return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:

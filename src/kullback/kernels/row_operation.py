@@ -187,8 +187,8 @@ def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
     if fixed is None or x is None or not x.is_floating_point():
         return None
     # Where x is -inf, x - fixed is NaN. In reverse mode, the custom function `_ZeroOf` has the value 0 and the
-    # derivative 1 there. Forward mode cannot use `_ZeroOf`, because torch.compile supports no custom function with
-    # forward derivatives, and gets the constant 0.
+    # derivative 1 there. In forward mode, the constant 0 replaces `_ZeroOf`, because torch.compile supports no custom
+    # function with forward derivatives.
     is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
     # torch.compile ignores the derivative of a custom function whose argument is an input of the graph. The function
     # therefore gets a copy of the input.

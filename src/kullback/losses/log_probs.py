@@ -322,8 +322,8 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two log-probabilities of each action in another order: first under the distribution from which the
-    actions were sampled.
+    """Return `log_p` and `log_q` as a pair whose first entry is under the distribution that the actions were sampled
+    from.
     """
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 

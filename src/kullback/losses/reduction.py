@@ -62,7 +62,7 @@ def _meaning_of_flags(size_average: bool | None, reduce: bool | None) -> Reducti
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)  # _warn, torch_reduction, kl_div and its caller are the levels
+    warnings.warn(message, stacklevel=4)  # _warn is level 1, torch_reduction 2, kl_div 3, its caller 4
 
 
 # torch.compile cannot trace a warning. Because of this attribute, torch.compile runs the function once, during tracing.

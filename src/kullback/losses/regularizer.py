@@ -422,8 +422,8 @@ class KLRegularizer(torch.nn.Module):
 
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
-    """Return posterior and prior in float32 or better. Their base distributions replace `Independent` distributions
-    where possible, so that each latent dimension has its own KL.
+    """Return posterior and prior in float32 or better. Where possible, the base distribution replaces an `Independent`
+    distribution, so that each latent dimension has its own KL.
     """
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)

@@ -275,8 +275,8 @@ class SampledRows(PartialRows):
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
-        """Return the mean over the draws of s * (excess - M (q/p - 1)), shape (rows,). The number s of each draw is the
-        result of `_share`.
+        """Return the mean over the draws of s * (excess - M (q/p - 1)), shape (rows,). p and q are the probabilities of
+        a draw, and the number s of a draw is the result of `_share`.
 
         M is the mass of the tail under the teacher, and excess is the mass of the tail under Q, minus M. The
         expectation of excess - M (q/p - 1) over a draw is 0.
@@ -301,9 +301,9 @@ class SampledRows(PartialRows):
         from the teacher. s is the factor s_l in the docstring of `sampled_tail_divergence`, divided by the maximum of
         s_l.
 
-        The number of a draw does not depend on this draw. The number depends on the top classes, the tail's mass, and
-        the variation of q/p over the other draws. The number also depends on the part of the tail's mass under Q that
-        the other draws do not explain.
+        The number s of a draw does not depend on this draw. s depends on the top classes, on the tail's mass, and on
+        the variation of q/p over the other draws. s also depends on the part of the tail's mass under Q that the other
+        draws do not explain.
 
         Arguments:
             top: the squared distance over the top classes.

@@ -304,7 +304,7 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
     kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    # Each padding entry gets another negative index, so that no two entries of padding count as a repeated class.
+    # Each padding entry gets a different negative index, so that no two padding entries count as a repeated class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     ordered = torch.where(is_padding, -places, indices).sort(-1).values
     is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")

@@ -19,7 +19,7 @@ from kullback.representations import SUM_TOLERANCE
 
 _CALL = "top_k_divergence_bounds"
 Range = tuple[Tensor, Tensor]  # the lower and the upper limits of numbers that have rounding errors
-_PADDING_P, _PADDING_Q = -1, 1 << 62  # no class has these indices, and P's and Q's differ
+_PADDING_P, _PADDING_Q = -1, 1 << 62  # no class has these indices; the padding of P and of Q never match
 
 
 class DivergenceBounds(NamedTuple):
@@ -171,7 +171,7 @@ def _bounds(
     q_in_both = torch.zeros_like(q.indices).scatter_add(-1, place, in_both.long()) > 0
     matched = q._replace(low=q.low.gather(-1, place), high=q.high.gather(-1, place))
     common_p, common_q = p.among(in_both), matched.among(in_both)
-    only_p, only_q = p.among(~in_both), q.among(~q_in_both)  # A and B
+    only_p, only_q = p.among(~in_both), q.among(~q_in_both)  # the classes A and B of the public docstring
     p_a, q_b = _masses(only_p), _masses(only_q)
 
     same = _smallest_terms(kind, common_p, common_q).sum(-1)

@@ -20,9 +20,9 @@ from kullback.metrics.metric import ExactMetric
 # the sum of q/p - 1, and the number of tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
 _COLUMNS = 5
-# `compute` warns if the mean of q/p over at least `_FEWEST_SEQUENCES` sequences differs significantly from 1.
-# Significant is a difference of more than `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`, a bound of
-# the rounding errors.
+# `compute` warns if the mean of q/p over at least `_FEWEST_SEQUENCES` sequences differs significantly from 1. A
+# difference is significant if it exceeds `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`, a bound of the
+# rounding errors.
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 

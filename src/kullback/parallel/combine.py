@@ -48,8 +48,8 @@ class Merged(NamedTuple):
 
 
 class CombineRule:
-    """The rule for a divergence that is a sum over classes. The ranks sum the results of `local`; if `gathers`, they
-    gather them.
+    """The rule for a divergence that is a sum over classes. If `gathers` is False, the ranks sum the results of
+    `local`, else they gather these results.
     """
 
     gathers = False
@@ -287,7 +287,9 @@ def _without_infinite(logs: Tensor) -> Tensor:
 
 
 def _finite_peak(logs: Tensor) -> Tensor:
-    """Return `logs` with 0 in place of -inf, because the caller subtracts them and -inf - (-inf) would be NaN."""
+    """Return `logs` with 0 in place of -inf, because the caller subtracts the result, and -inf - (-inf) would
+    be NaN.
+    """
     return torch.where(logs == -torch.inf, 0, logs)
 
 

@@ -64,7 +64,7 @@ class ShardedRows(RowOperation):
     kind: Divergence
     temperature: float
     classes: int  # the number of classes of all ranks together
-    needed: tuple[bool, bool]  # whether any rank needs the gradient with respect to P; the same for Q
+    needed: tuple[bool, bool]  # whether any rank needs a gradient for P's logits, and for Q's logits
     start: int  # the first class of this rank
     dtype: torch.dtype = torch.float64  # the dtype of the values
     labels: HardLabels | None = None  # the true classes, whose cross-entropy is mixed with the divergences
@@ -107,9 +107,7 @@ class ShardedRows(RowOperation):
     def sweep(
         self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
     ) -> SweepResults:
-        """Return the values of the rows, and the sums that the needed gradients require. The ranks communicate
-        twice.
-        """
+        """Return the values of the rows, and the sums that the gradients need. The ranks communicate twice."""
         sums = [log_sums(x, self.temperature) for x in (p, q)]
         if labels is not None:
             places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)

@@ -1,8 +1,8 @@
 """Closed forms of divergences between distributions, in C++. A kernel computes values and derivatives in one pass,
 usually without copying parameters.
 
-The kernels decline parameters that are so extreme that intermediate results would overflow or underflow in float64.
-Then plain torch computes the divergence.
+The kernels decline parameters that are so extreme that intermediate results would overflow or underflow in float64. For
+such parameters, plain torch computes the divergence.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
 
-# Each operator computes closed forms of other parameters. "closed_form" takes scalar parameters, and
-# "closed_form_of_rows" takes rows of parameters. "closed_form_of_normals" takes means and matrices.
-# "closed_form_of_factors" takes means and covariances, and one covariance or both have low rank.
-# "closed_form_of_factors" computes values but no derivatives.
+# The operators take different parameters. "closed_form" takes scalar parameters, and "closed_form_of_rows" takes rows
+# of parameters. "closed_form_of_normals" takes means and matrices. "closed_form_of_factors" takes means and
+# covariances, where one or both covariances have low rank; it computes values, but no derivatives.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]

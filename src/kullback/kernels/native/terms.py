@@ -75,8 +75,8 @@ def gradients(
 
 
 def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return two results: the logarithms of `target`, or None if `target` contains logarithms; and the same tensor if
-    results may overwrite it, else None.
+    """Return two results. The first result has the logarithms of `target`, or is None if `target` contains logarithms.
+    The second result is the same tensor if results may overwrite it, else None.
 
     The logarithms are computed by torch, so that the terms are exactly 0 for `log_q = target.log()`.
     """

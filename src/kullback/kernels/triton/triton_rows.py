@@ -35,9 +35,9 @@ _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
 _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
-# Some gradients need no sum over the row. For each divergence with such a gradient, the pair says whether the gradient
-# with respect to P, and the gradient with respect to Q, is one. If only such a gradient is wanted, the sweep that
-# computes the value also writes the gradient.
+# In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
+# The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
+# the gradient.
 _EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
