@@ -24,7 +24,7 @@ _OPERANDS = (Representation, Samples, Distribution)
 
 
 def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
-    """Return P and Q, in which torch distributions replace SciPy distributions.
+    """Return P and Q, with SciPy distributions replaced by torch distributions.
 
     If P or Q is a representation and the other a Categorical, a representation replaces the Categorical.
     """

@@ -265,9 +265,9 @@ class SkewKL(BuiltIn):
         alpha, rest, d = self.alpha, self.rest, finite(pair.log_ratio)
         if rest == 0:
             return torch.zeros_like(d)
-        # The result is log(p / mixture), for which there are three equal formulas with d = log(p / q). The formula
-        # `below` is for d < -30, where the other formulas overflow. The formula `near` is accurate where the mixture is
-        # close to p. The formula `far` is accurate where the mixture is less than p / 2.
+        # The result is log(p / mixture). Three formulas with d = log(p / q) are equal to it. The formula `below` is for
+        # d < -30, where the other formulas overflow. The formula `near` is accurate where the mixture is close to p.
+        # The formula `far` is accurate where the mixture is less than p / 2.
         is_below = d < -30
         below, above = torch.where(is_below, d, 0), torch.where(is_below, 0, d)
         change = rest * torch.expm1(-above)

@@ -193,7 +193,7 @@ def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None
 
 
 def _check_total(kind: Divergence) -> None:
-    """Raise if a user's `total` is NaN, or has infinite derivatives, for rows in which a probability is 0."""
+    """Raise if a user's `total` is NaN, or has infinite derivatives, for rows with a probability of 0."""
     rows = torch.tensor([_PARTIAL, _PARTIAL[::-1]], dtype=torch.float64, device="cpu")
     p, q = rows.unbind(-2)
     d = torch.where((p == 0) & (q == 0), 0, p.log() - q.log())

@@ -111,7 +111,7 @@ def _usage(kind: type[Divergence]) -> str:
 
 
 def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
-    """Return the arguments with which `kind` is called for a name such as ``"js:0.1:scaled"``.
+    """Return the arguments of the call of `kind` that a name such as ``"js:0.1:scaled"`` means.
 
     `parts` are the parts of the name after its first colon, here ``["0.1", "scaled"]``. The result is None if `parts`
     are not parameters of `kind`.

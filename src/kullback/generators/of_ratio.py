@@ -54,7 +54,7 @@ class OfRatio(Divergence):
     def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return a term and its derivatives with respect to log p and log q, all three divided by max(p, q).
 
-        The argument d = log(p / q) lies between -`growth.near.reach` and `growth.far.reach`.
+        The argument d = log(p / q) is at least -`growth.near.reach` and at most `growth.far.reach`.
         """
 
     def terms(self, pair: FinitePair) -> Tensor:
@@ -256,7 +256,7 @@ class FDivergence(OfRatio):
 
     @functools.cached_property
     def _tangent(self) -> float:
-        """The slope of f at 1. If f has a corner at 1, the slope lies between the slopes of f on both sides."""
+        """The slope of f at 1. If f has a corner at 1, the slope is between the slopes of f on both sides."""
         return float(self._slope(torch.ones(1, dtype=torch.float64, device="cpu")))
 
     def _slope(self, r: Tensor) -> Tensor:

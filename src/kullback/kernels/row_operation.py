@@ -141,7 +141,7 @@ def _is_backward_of_forward() -> bool:
 
 
 def is_differentiated_in_graph() -> bool:
-    """Return whether the call is inside a compiled graph in which torch.func takes derivatives."""
+    """Return whether torch.func takes derivatives inside a compiled graph that contains the call."""
     return torch.compiler.is_compiling() and open_transforms("Grad", "Jvp") > 0
 
 

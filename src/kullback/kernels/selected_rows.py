@@ -156,7 +156,7 @@ class SelectedClasses(RowOperation):
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
         if self.leaves_out:
             # Padding is written to class 0, which a row may also select. The minimum makes the result independent of
-            # the order in which repeated indices are written.
+            # the order of such writes.
             written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
             accurate = accurate.scatter_reduce(-1, indices, written, "amin")
         columns = [selected, accurate.logsumexp(-1, keepdim=True)]

@@ -162,7 +162,7 @@ class KLController(Protocol):
         ...
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state of the controller, from which `load_state_dict` restores the controller."""
+        """Return the state of the controller, a dict that `load_state_dict` accepts."""
         ...
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -211,7 +211,7 @@ class FixedKLController:
         return self.coefficient
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state of the controller, from which `load_state_dict` restores the controller."""
+        """Return the state of the controller, a dict that `load_state_dict` accepts."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

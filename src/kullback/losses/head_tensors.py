@@ -46,8 +46,8 @@ entry is None.
 
 def _is_autocast_on(device: str) -> bool:
     """Return whether autocast is on for the device, so that autocast chooses the dtype of matrix products."""
-    # torch 2.10 cannot compile `is_autocast_available`. The call is skipped while torch compiles, because every device
-    # for which torch compiles has autocast.
+    # torch 2.10 cannot compile `is_autocast_available`. The call is skipped while torch compiles, because torch
+    # compiles only for devices that have autocast.
     is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
     return is_available and torch.is_autocast_enabled(device)
 

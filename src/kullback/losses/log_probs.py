@@ -250,7 +250,7 @@ def _log_weight(
     log_ratio: Tensor, importance: Importance, limits: tuple[float, float] | None, mask: Tensor | None
 ) -> Tensor:
     """Return the logarithms of the importance weights, clipped to the pair `limits`. `log_ratio` has log(p/b) of each
-    action, where b is the probability with which the action was sampled.
+    action, where b is the probability of the action when it was sampled.
     """
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:

@@ -103,8 +103,8 @@ class LossSettings(NamedTuple):
     classes: int | None
 
     def checked(self, call: str) -> LossSettings:
-        """Return the checked settings, in which `kind` is a `Divergence`. If a setting is invalid, raise an error that
-        names the function `call`.
+        """Check the settings, convert `kind` to a `Divergence`, and return the settings. If a setting is invalid, raise
+        an error that names the function `call`.
         """
         settings = _checked_settings(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
@@ -132,7 +132,7 @@ class HeadSettings(NamedTuple):
     return_entropy: bool
 
     def checked(self, call: str) -> HeadSettings:
-        """Return the checked settings, in which `softcap` and `logit_scale` are pairs (the student's, the teacher's).
+        """Check the settings, and return them with `softcap` and `logit_scale` as pairs (the student's, the teacher's).
         If a setting is invalid, raise an error that names the function `call`.
         """
         return _checked_heads(call, *self)

@@ -138,7 +138,9 @@ def agree(
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
-    """Raise if torch differentiates or batches the backward pass, in which `grad` is the gradient of the values."""
+    """Raise if torch differentiates or batches the backward pass. `grad` is the gradient that the backward pass
+    receives.
+    """
     if torch.is_grad_enabled() or not can_inspect(grad):
         raise invalid_value(
             ranks.call,

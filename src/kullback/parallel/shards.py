@@ -81,8 +81,8 @@ def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int 
 
 
 class Sides(NamedTuple):
-    """The ranges of classes of every rank: its shard of the student, its shard of the teacher, and the classes for
-    which it computes (`meeting`).
+    """For every rank, three ranges of classes: its shard of the student, its shard of the teacher, and the classes that
+    it computes (`meeting`).
     """
 
     ranks: Ranks
@@ -130,14 +130,12 @@ class Sides(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """The number of classes of a row, for which student and teacher are clipped or padded to the same number of
-        classes.
-        """
+        """The number of classes of a row, after student and teacher are clipped or padded to the same number."""
         return self.meeting[-1][1]
 
     @property
     def own(self) -> tuple[int, int]:
-        """The range of classes for which this rank computes."""
+        """The range of classes that this rank computes."""
         return self.meeting[self.ranks.rank]
 
     def student_part(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -146,8 +144,8 @@ class Sides(NamedTuple):
         return x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
 
     def teacher_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the teacher's part for the classes for which this rank computes. `x` is this rank's shard; other ranks
-        send the classes that it lacks.
+        """Return the teacher's part for the classes that this rank computes. `x` is this rank's shard; other ranks send
+        the classes that it lacks.
         """
         start, stop = self.teacher[self.ranks.rank]
         x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
