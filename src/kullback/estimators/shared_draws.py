@@ -122,11 +122,12 @@ def _in_both(of_p: Integers, of_q: Integers) -> bool:
 
 
 def _none_is_absent(of_part: Integers, of_whole: Integers) -> bool:
-    """Return whether so few values of the first sample are absent in the second sample that the first is a subset.
+    """Return whether significantly fewer values of a sample are absent from the other than in independent draws.
 
     Let n_k be the number of values that occur once in the first sample and k times in the second sample. In independent
     draws, k has a mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by the Cauchy-Schwarz inequality.
-    The result is True if n_0 is significantly below the lower bound E[n_1]^2 / (2 E[n_2]).
+    If True, the first sample is taken as a subset of the second. The result is True if n_0 is significantly below the
+    lower bound E[n_1]^2 / (2 E[n_2]).
     """
     absent, once, twice = (int(((of_part == 1) & (of_whole == k)).sum()) for k in range(3))
     least_once, most_twice = max(once - 3 * math.sqrt(once), 0.0), twice + 3 * math.sqrt(max(twice, 1))

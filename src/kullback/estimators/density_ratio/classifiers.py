@@ -28,8 +28,8 @@ _MOST_FEATURES = 1500
 # Above this number of dimensions, there is no regression of asinh-scaled coordinates, because splines with products are
 # also suitable for heavy tails.
 _MOST_ASINH = 10
-# Below this number of dimensions, there is no regression of spreads, because splines and trees show whether large
-# components occur together.
+# The regression of spreads, which are the logarithms of squared coordinates, shows whether large components occur
+# together. In fewer dimensions than this number, splines and trees show the same, so that the regression is left out.
 _FEWEST_FOR_SPREADS = 4
 # A spline has this number of knots in each coordinate.
 _KNOTS = 7

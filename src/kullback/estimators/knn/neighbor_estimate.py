@@ -417,7 +417,10 @@ def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
 def _whitenings(
     p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
 ) -> tuple[Whitening, Whitening]:
-    """Return the linear map of each side: with `pilot` its whitening, and otherwise one scaling for both sides."""
+    """Return a linear map for each side.
+
+    With `pilot`, each side has its own whitening. Otherwise both sides have the same scaling of coordinates.
+    """
     if pilot:
         check_independent(p_points, q_points)
         return Whitening.of(p_points, p.weights), Whitening.of(q_points, q.weights)

@@ -138,10 +138,10 @@ def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool)
 
 
 def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
-    """Return log(mean of k weights / overall), corrected for the bias of the logarithm.
+    """Return the log of a ratio, corrected for the bias of the logarithm: the mean of k weights divided by `overall`.
 
-    The bias is minus half the squared relative error of the mean. `first` and `second` are the sums of the weights and
-    of their squares.
+    `overall` is the mean of all weights. The bias is minus half the squared relative error of the mean. `first` and
+    `second` are the sums of the weights and of their squares.
     """
     mean = first / k
     variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)
