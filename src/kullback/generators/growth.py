@@ -166,8 +166,8 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
     """Return `_Reading.multiples`, which are the slope f'(1), a and b.
 
-    The derivatives with respect to log p and log q add up to the terms plus a p + b q. This equation at two values of
-    log(p / q) gives a and b. The slope is the derivative with respect to log p at p = q = 1, minus a.
+    The two results of `kind.derivatives` add up to the terms plus a p + b q. This equation at two values of log(p / q)
+    gives a and b. The slope is the first result at p = q = 1, minus a.
     """
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)

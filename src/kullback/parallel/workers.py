@@ -21,8 +21,8 @@ from kullback.errors import (
 )
 from kullback.parallel.collectives import Ranks
 
-# The timeout in seconds for a worker that neither answers nor exits. If a worker exits, the other workers notice at
-# once.
+# The timeout in seconds for a worker that neither answers nor exits. A worker that exits closes its connections, so it
+# needs no timeout.
 _SECONDS = 300
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SAME_CLASS = {
