@@ -1,4 +1,4 @@
-"""Size and power of `two_sample_test` and of Kolmogorov-Smirnov, energy, kernel and chi-squared tests.
+"""Size and power of `two_sample_test`, and of seven other tests.
 
 python benchmarks/bench_two_sample.py [--repetitions 400]
 
@@ -14,11 +14,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import json
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
+from scipy.spatial import cKDTree
 from scipy.spatial.distance import pdist, squareform
 from timing import RESULTS, machine
 
@@ -102,6 +104,39 @@ def ring(rng: np.random.Generator, n: int) -> Draws:
     return 1.4 * np.stack([np.cos(angle), np.sin(angle)], 1) + 0.35 * rng.standard_normal((n, 2))
 
 
+def skewed(shape: float) -> Draw:
+    """A gamma distribution with mean 0 and variance 1."""
+    return lambda rng, n: (rng.gamma(shape, size=(n, 1)) - shape) / shape**0.5
+
+
+def zeros_and_lognormal(share: float, mean: float = 0.0, scale: float = 1.0) -> Draw:
+    return lambda rng, n: rng.lognormal(mean, scale, (n, 1)) * (rng.random((n, 1)) >= share)
+
+
+def copula(dof: float | None, rho: float = 0.5, d: int = 2) -> Draw:
+    """Standard normal margins with the copula of Student's t, or of a normal distribution if `dof` is None."""
+
+    def draws(rng: np.random.Generator, n: int) -> Draws:
+        z = correlated(rho, d)(rng, n)
+        if dof is None:
+            return z
+        t = z / np.sqrt(rng.chisquare(dof, (n, 1)) / dof)
+        return scipy.stats.norm.ppf(scipy.stats.t.cdf(t, dof))
+
+    return draws
+
+
+def spiral(turned: float, noise: float) -> Draw:
+    """An arm of a spiral of four turns, turned by an angle, with normal errors."""
+
+    def draws(rng: np.random.Generator, n: int) -> Draws:
+        angle = 8 * np.pi * np.sqrt(rng.random(n))
+        arm = angle[:, None] * np.stack([np.cos(angle + turned), np.sin(angle + turned)], 1)
+        return arm / (2 * np.pi) + noise * rng.standard_normal((n, 2))
+
+    return draws
+
+
 SMALL, UNEVEN = (100, 100), (100, 2000)
 CASES = [
     Case("1-D, equal", normal(), normal(), SMALL, equal=True),
@@ -124,6 +159,32 @@ CASES = [
     Case("1-D, normal and two modes", normal(), bimodal, SMALL),
     Case("1-D, Poisson and a rounded normal", poisson(5), rounded_normal(5), (500, 500)),
     Case("1-D, uniform and a comb", lambda rng, n: rng.random((n, 1)), comb, (500, 500)),
+    Case(
+        "1-D, zeros and lognormal, equal",
+        zeros_and_lognormal(0.4),
+        zeros_and_lognormal(0.4),
+        SMALL,
+        equal=True,
+    ),
+    Case("1-D, normal and skewed", normal(), skewed(6), (200, 200)),
+    Case(
+        "1-D, zeros and lognormal, two means",
+        zeros_and_lognormal(0.4),
+        zeros_and_lognormal(0.3, 0.25),
+        (120, 120),
+    ),
+    Case(
+        "1-D, zeros and lognormal, two shares",
+        zeros_and_lognormal(0.5),
+        zeros_and_lognormal(0.38),
+        (150, 150),
+    ),
+    Case("2-D, copulas of normal and of t with 2", copula(None), copula(2), (200, 200)),
+    Case("2-D, copulas of normal and of t with 4", copula(None), copula(4), (300, 300)),
+    Case("5-D, copulas of normal and of t with 4", copula(None, d=5), copula(4, d=5), (100, 100)),
+    Case("2-D, two arms of a spiral", spiral(0, 0.1), spiral(np.pi, 0.1), SMALL),
+    Case("2-D, two arms of a spiral, wider", spiral(0, 0.2), spiral(np.pi, 0.2), (200, 200)),
+    Case("2-D, a spiral, equal", spiral(0, 0.1), spiral(0, 0.1), SMALL, equal=True),
     Case("2-D, shift 0.4 of one component", normal(d=2), first_shifted(2, 0.4), SMALL),
     Case("2-D, correlation 0.5", normal(d=2), correlated(0.5), SMALL),
     Case("2-D, normal and a ring", normal(d=2), ring, SMALL),
@@ -183,18 +244,53 @@ def gaussian_kernel(points: Draws) -> Draws:
     return np.exp(-np.square(distances) / (2 * max(median, 1e-9) ** 2))
 
 
+def anderson_darling(x: Draws, y: Draws, _: np.random.Generator) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the p-value is limited to 0.001 to 0.25
+        return float(scipy.stats.anderson_ksamp([x[:, 0], y[:, 0]], midrank=True).pvalue)
+
+
+def kernels(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+    """Gaussian kernels of nine widths: the smallest p-value is compared with the shuffles' (Schrab et al., 2023)."""
+    distances = squareform(pdist(np.concatenate([x, y]))).astype(np.float32)
+    median = max(float(np.median(distances[np.triu_indices(len(distances), 1)])), 1e-9)
+    labels = np.r_[np.full(len(x), 1 / len(x)), np.full(len(y), -1 / len(y))].astype(np.float32)
+    rows = np.stack([labels, *(rng.permutation(labels) for _ in range(SHUFFLES))], 1)
+    values = [
+        np.einsum("ij,ij->j", rows, np.exp(-np.square(distances / (median * width)) / 2) @ rows)
+        for width in 2.0 ** np.arange(-5, 4)
+    ]
+    ranks = scipy.stats.rankdata(-np.round(values, 9), method="max", axis=1).min(0)
+    return float((ranks <= ranks[0]).mean())
+
+
+def neighbors(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+    """The number of draws' five nearest neighbors that are of the same sample (Schilling, 1986)."""
+    points = rng.permutation(both := np.arange(len(x) + len(y)))
+    draws = np.concatenate([x, y])[points]
+    near = cKDTree(draws).query(draws, 6)[1][:, 1:]
+    rows = np.stack([points < len(x), *(rng.permutation(both) < len(x) for _ in range(SHUFFLES))])
+    same = (rows[:, near] == rows[:, :, None]).sum((1, 2))
+    return float((same >= same[0]).mean())
+
+
 TESTS = {
     "ours": ours,
     "Kolmogorov-Smirnov": kolmogorov_smirnov,
+    "Anderson-Darling": anderson_darling,
     "energy": by_similarity(lambda points: -squareform(pdist(points))),
     "MMD": by_similarity(gaussian_kernel),
+    "MMDAgg": kernels,
+    "neighbors": neighbors,
     "χ²": chi_squared,
 }
 
 
 def applies(test: str, case: Case) -> bool:
     d = case.p(np.random.default_rng(0), 1).shape[1]
-    return {"Kolmogorov-Smirnov": d == 1, "χ²": d <= 3}.get(test, True)
+    return {"Kolmogorov-Smirnov": d == 1, "Anderson-Darling": d == 1, "neighbors": d > 1, "χ²": d <= 3}.get(
+        test, True
+    )
 
 
 def measured(case: Case, repetitions: int) -> dict[str, Any]:

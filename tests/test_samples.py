@@ -13,6 +13,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+import scipy.stats
 import torch
 from torch.distributions import Categorical, MultivariateNormal, Normal, Poisson
 
@@ -611,6 +612,32 @@ def test_each_sort_of_difference_is_found(make, method: str | None) -> None:
     found, _, best = two_sample.permutation_test(*(Draws.of(Samples(x)) for x in make(rng)), 199, rng)
     assert found <= 0.02
     assert method in (None, best)
+
+
+def skewed(rng: np.random.Generator, n: int) -> np.ndarray:
+    return (rng.gamma(6, size=n) - 6) / 6**0.5
+
+
+def tails(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Normal margins with the copula of Student's t with two degrees of freedom."""
+    t = rng.standard_normal((n, 2)) / np.sqrt(rng.chisquare(2, (n, 1)) / 2)
+    return scipy.stats.norm.ppf(scipy.stats.t.cdf(t, 2))
+
+
+def test_skewness_and_joint_tails_are_detected() -> None:
+    """Without statistics for them, the test rejected in 5 and in 7 of the 15 repetitions."""
+    cases = {
+        "skewness": (lambda rng: (rng.standard_normal(300), skewed(rng, 300)), 11),
+        "joint tails": (lambda rng: (rng.standard_normal((500, 2)), tails(rng, 500)), 11),
+    }
+    for name, (make, least) in cases.items():
+        rejected = 0
+        for seed in range(15):
+            rng = np.random.default_rng(seed)
+            rejected += (
+                two_sample.permutation_test(*(Draws.of(Samples(x)) for x in make(rng)), 99, rng)[0] <= 0.05
+            )
+        assert rejected >= least, f"{name}: {rejected}"
 
 
 def comb(rng: np.random.Generator, n: int) -> np.ndarray:

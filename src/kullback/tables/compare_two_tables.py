@@ -143,6 +143,24 @@ def compare_tables(
     return compared.comparison((_name_of(p), _name_of(q)), findings, groups)
 
 
+def corrected_together(comparisons: Sequence[TableComparison]) -> list[TableComparison]:
+    """Return comparisons whose p-values are corrected for the number of tests in all of them, not in each.
+
+    If all batches come from the reference's distribution, one of them shows a difference with a probability of about
+    5 %, however many there are. With a correction within each batch, each one does with this probability.
+    """
+    parts = [each for comparison in comparisons for each in (*comparison.columns, *comparison.joint)]
+    values = iter(adjusted([each.p_value for each in parts]))
+    return [
+        replace(
+            comparison,
+            columns=tuple(replace(each, p_adjusted=next(values)) for each in comparison.columns),
+            joint=tuple(replace(each, p_adjusted=next(values)) for each in comparison.joint),
+        )
+        for comparison in comparisons
+    ]
+
+
 def compare_profiles(
     p: Profile,
     q: Profile,
