@@ -124,17 +124,18 @@ def watch(
     if merge and len(found) > 1:
         names, counts = zip(*found, strict=True)
         found = [(", ".join(names), profiles.merge_profiles(counts))]
-    compared = [
-        compare_profiles(
-            saved,
-            batch,
-            generator=torch.Generator().manual_seed(seed),
-            names=(str(reference), name),
-            **settings,
-        )
-        for name, batch in found
-    ]
-    compared = corrected_together(compared)
+    compared = corrected_together(
+        [
+            compare_profiles(
+                saved,
+                batch,
+                generator=torch.Generator().manual_seed(seed),
+                names=(str(reference), name),
+                **settings,
+            )
+            for name, batch in found
+        ]
+    )
     verdicts = [tuple(gate.verdict(each) for gate in gates) for each in compared]
     if len(found) == 1:
         others = {} if save_batch is None else {save_batch: found[0][1].to_json() + "\n"}
