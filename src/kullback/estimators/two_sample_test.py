@@ -398,7 +398,7 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
 
 
 def _median_distance(distances: Array) -> float:
-    """Return the median of distances; if it is 0, because most draws are equal, the median of the positive distances."""
+    """Return the median distance, or that of the positive distances if most distances are 0."""
     median = float(np.median(distances))
     if median > 0:
         return median
