@@ -22,7 +22,7 @@ def parse(name: str) -> Divergence:
     | ``kl``, ``forward_kl`` | `KL` |
     | ``reverse_kl`` | `ReverseKL` |
     | ``jeffreys`` | `Jeffreys` |
-    | ``js``, ``js:BETA`` | `JensenShannon`, with ``js:BETA:scaled`` the scaled one |
+    | ``js``, ``js:BETA`` | `JensenShannon`; ``js:BETA:scaled`` sets `scaled` |
     | ``skew:ALPHA`` | `SkewKL` |
     | ``tv`` | `TotalVariation` |
     | ``hellinger`` | `SquaredHellinger` |
@@ -91,7 +91,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
 
 def _numbers_and_flags(kind: type[Divergence]) -> tuple[list[str], list[str]]:
     """Return the names of the numeric and the names of the boolean parameters of a class of divergences."""
-    # torch.compile does not know `dataclasses.fields` of a class.
+    # torch.compile does not support `dataclasses.fields` of a class, so the names come from `__match_args__`.
     names: tuple[str, ...] = kind.__match_args__
     numbers = [name for name in names if not isinstance(getattr(kind, name, None), bool)]
     return numbers, [name for name in names if name not in numbers]  # pyright: ignore[reportReturnType]

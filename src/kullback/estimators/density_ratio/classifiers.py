@@ -19,6 +19,7 @@ from kullback.estimators.sample_checks import seeded
 LogOdds = Callable[[Array], Array]
 
 GAUSSIAN = "Gaussian densities"
+SPREADS = "quadratic logistic regression of spreads"
 
 # `benchmarks/bench_samples.py` measures the errors of the estimates with these constants.
 
@@ -82,7 +83,7 @@ def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
         ),
         (
             d >= _FEWEST_FOR_SPREADS and number_of_spreads(d) < most,
-            "quadratic logistic regression of spreads",
+            SPREADS,
             lambda: [*_asinh_scaled(), _sklearn("preprocessing").FunctionTransformer(spreads)],
         ),
     ]
