@@ -344,8 +344,8 @@ def main() -> None:
                 row["before"] = before[key]["rejects"]["ours"]
             print(json.dumps(row, ensure_ascii=False), flush=True)
             rows.append(row)
-        elif key in old:
-            rows.append(old[key])
+        else:
+            rows += [row for (name, _), row in old.items() if name == case.name]
     document = {"schema": SCHEMA, "machine": machine(), "level": LEVEL, "rows": rows}
     arguments.output.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
