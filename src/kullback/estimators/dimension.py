@@ -18,7 +18,8 @@ _MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
 # A measured dimension counts as d if it is at least a + `_SHARE` (b - a). Here a is the dimension measured for a normal
 # distribution with d - 1 components, and b the dimension measured for a normal distribution with d components.
 _SHARE = 0.25
-# A dimension up to this many standard errors below the dimension of a normal distribution may be chance.
+# A measured dimension may be below the dimension of a normal distribution by chance, by up to this number of standard
+# errors.
 _CHANCE = 2.0
 # `fills_less` compares the dimensions of P's and Q's draws for these two numbers of neighbors, for at most
 # `_MOST_DIMENSIONS` components. Dimensions that differ by more than `_ONE_LESS` count as unequal.
@@ -52,7 +53,10 @@ def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> f
 
 
 def fills_less(x: Array, y: Array) -> bool:
-    """Return whether the intrinsic dimensions of two sets of points differ by about 1 or by more than 1."""
+    """Return whether the intrinsic dimensions of two sets of points, shape (n, d), differ by more than `_ONE_LESS`.
+
+    The result is False if d is 1 or above `_MOST_DIMENSIONS`.
+    """
     if not 1 < x.shape[1] <= _MOST_DIMENSIONS:
         return False
     fewer = [
@@ -94,8 +98,8 @@ def _some(points: Array) -> Array:
 def dimension_of(growth: float, ks: tuple[int, int]) -> float:
     r"""Return the dimension d that solves :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`.
 
-    Here :math:`\rho_k` is the distance to the k-th neighbor. For K = k + 1, the result is the estimate of Levina and
-    Bickel, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
+    Here :math:`\rho_k` is the distance to the k-th neighbor, and :math:`\psi` is the digamma function. For K = k + 1,
+    the result is the estimate of Levina and Bickel, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
 
     Arguments:
         growth: the mean of the log-ratio of the distances to the K-th and to the k-th neighbor.
@@ -111,8 +115,8 @@ def fewest_dimensions(ks: tuple[int, int], n: int, d: int) -> float:
     of a normal distribution.
     """
     full, below = _of_normal(ks, n, d), _of_normal(ks, n, d - 1)
-    # The log-ratio of the distances to two neighbors has the variance of a sum of exponential variables. The factor 2
-    # allows for neighbors that several queries have in common.
+    # `spread` is the standard error of the measured dimension. The log-ratio of the distances to two neighbors has the
+    # variance of a sum of exponential variables. The factor 2 allows for neighbors that several queries have in common.
     spread = full * math.sqrt(2 * sum(1 / j**2 for j in range(*ks)) / n) / _steps(ks)
     return min(below + _SHARE * (full - below), full - _CHANCE * spread)
 

@@ -20,7 +20,7 @@ from kullback.results.estimate import Estimate
 
 
 class _Side(str):
-    """The name P or Q; an f-string puts it between two marks, so that `exchanged` can find and exchange the names."""
+    """The name P or Q; an f-string puts the name between two `_MARK`, so that `exchanged` can find and exchange it."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
     r"""Return the evidence with the limits of its interval in `ends`, and with notes on these limits.
 
     If the evidence has no `ends`, the interval is normal, or from Student's t for clusters. The variance of the
-    estimate :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, with `error` c and `rate` r. If
+    estimate :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, where c is `error` and r is `rate`. If
     :math:`\hat D` is by chance smaller than t, the standard error is too small. So the upper limit is at least the
     largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
     :math:`\hat D` counts as 0. All limits are at least 0.
@@ -224,7 +224,7 @@ def _limits(
 
 
 def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
-    """Return evidence from `interval_from` as an `Estimate`, with tensors on `device` and notes without marks."""
+    """Return evidence from `interval_from` as an `Estimate`, with tensors on `device` and notes without `_MARK`."""
 
     tensor = partial(torch.as_tensor, dtype=torch.float64, device=device)
     interval = None if evidence.ends is None else (tensor(evidence.ends[0]), tensor(evidence.ends[1]))
@@ -239,12 +239,12 @@ def infinite(note: str, n: tuple[int, int] | None = None) -> Evidence:
 
 
 def noted(evidence: Evidence, before: Sequence[str] = (), after: Sequence[str] = ()) -> Evidence:
-    """Return the evidence with notes added before and after its notes."""
+    """Return the evidence with the notes `before` ahead of its notes and the notes `after` behind them."""
     return replace(evidence, notes=(*before, *evidence.notes, *after))
 
 
 def exchanged(measure: Callable[[], Evidence]) -> Evidence:
-    """Return the evidence of `measure()`, with the names P and Q exchanged in its notes, in `n` and in errors.
+    """Return the evidence of `measure()` with P and Q exchanged in its notes and in `n`, and in messages of errors.
 
     `measure` estimates KL(Q || P) as if Q were P. The result of `measure` must be from `interval_from`, because then
     only `notes` and `n` depend on the order of the sides.
@@ -268,7 +268,10 @@ def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q
 
 
 def added(there: Evidence, back: Evidence) -> Evidence:
-    """Return the evidence of the sum of two directions; standard errors are added, as the errors may be correlated."""
+    """Return the evidence of KL(P || Q) + KL(Q || P) from the evidence of both terms.
+
+    The standard error is the sum of both standard errors, because the errors may be correlated.
+    """
     ends = error = None
     if there.ends is not None and back.ends is not None:
         ends = there.ends[0] + back.ends[0], there.ends[1] + back.ends[1]
@@ -292,7 +295,8 @@ def added(there: Evidence, back: Evidence) -> Evidence:
 def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
     """Return the evidence with the standard error and the interval multiplied by `factor`.
 
-    The distance of each limit from the value is multiplied by `factor`; the limits are from 0 to `largest`.
+    The distance of each limit from the value is multiplied by `factor`. A limit below 0 becomes 0, and a limit above
+    `largest` becomes `largest`.
     """
     value = float(evidence.value)
     if factor == 1.0 or not math.isfinite(value):
@@ -305,7 +309,10 @@ def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
 
 
 def of_two(one: Evidence, other: Evidence) -> Evidence:
-    """Return the evidence with the mean of two values, and the smallest interval that contains both intervals."""
+    """Return the evidence of the mean of two values.
+
+    The interval is the smallest interval that contains both intervals. The standard error is the larger of the two.
+    """
     ends = error = None
     if one.ends is not None and other.ends is not None:
         low, high = zip(one.ends, other.ends, strict=True)

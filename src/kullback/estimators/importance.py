@@ -159,7 +159,8 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
     groups = len(units[used].unique())
     reach = quantile_of(confidence, groups) * spread
     counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
-    # If half of the largest terms are equal, the median excess in the fit of the tail is 0.
+    # If half of the largest terms are equal, their median excess is 0. The fit of the tail then divides by 0, which is
+    # harmless.
     with np.errstate(divide="ignore", invalid="ignore"):
         more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
     missed = _note_on_missing_draws(value + reach, d, weights, units, rounding)
@@ -177,8 +178,8 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
 def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
     r"""Return a note if the draws miss a part of P or the densities are not normalized; otherwise an empty string.
 
-    KL is at least 0, and :math:`E_P[q / p]` is at most 1. The result is a note if the draws contradict one of these two
-    inequalities.
+    KL is at least 0, and the draws contradict this if `high`, the upper limit, is below 0. Also, :math:`E_P[q / p]` is
+    at most 1, and the draws contradict this if the sample mean of q / p is significantly above 1.
     """
     if high < -rounding:
         return below_zero(high, "the densities")
@@ -255,7 +256,10 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
 
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of the terms d + c (q / p - 1) with fitted c, its standard error, and the terms (n,)."""
+    """Return the weighted mean of the terms d + c (q / p - 1) with fitted c, and two further results.
+
+    These results are the standard error of the mean, and the terms, shape (n,).
+    """
     used = weights > 0
     extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0

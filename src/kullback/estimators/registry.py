@@ -20,8 +20,8 @@ from kullback.results.estimate import Estimate
 Options = ParamSpec("Options")
 Estimator = Callable[..., Estimate]
 
-# `CATEGORICAL` and `CONTINUOUS` have the public functions for categories and for numbers, by the name of the method.
-# `METHODS` has the names of all methods.
+# `CATEGORICAL` maps the name of a method to the public function for draws of categories, and `CONTINUOUS` to the public
+# function for draws of numbers. `METHODS` has the names of all methods.
 CATEGORICAL: dict[str, Estimator] = {}
 CONTINUOUS: dict[str, Estimator] = {}
 METHODS = ["auto"]
@@ -138,7 +138,7 @@ def evidence_by(
     generator: torch.Generator | None = None,
     **named: Any,
 ) -> Evidence:
-    """Return the evidence of a public estimator, with its interval. `Draws` are not checked again."""
+    """Return the evidence of a public estimator, with its interval; `Draws` are not checked, unlike `Samples`."""
     function, checks, method = estimator.parts
     p, q = checks(method, p, q)
     evidence: Evidence = function(p, q, *options, confidence=confidence, generator=generator, **named)

@@ -22,7 +22,7 @@ _LARGEST_MEAN_WEIGHT = 2
 # rounding errors do not change a seed.
 _STEPS = 2.0**20
 
-# All these functions have the arguments `confidence` and `generator`.
+# Each function that is named below has the arguments `confidence` and `generator`.
 INTERVAL = Arguments(
     "nearest_neighbors",
     "from_density",
@@ -156,7 +156,7 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
 def rng_of(*sides: Draws) -> np.random.Generator:
     """Return a random generator whose seed is a checksum of the sorted and scaled draws.
 
-    So the same draws give the same estimate, whatever the order of their rows and the units of their columns.
+    So the same draws give the same estimate, for any order of their rows and any units of measurement of their columns.
     """
     seed = 0
     for side in sides:

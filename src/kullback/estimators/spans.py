@@ -126,6 +126,6 @@ def _null_space(centered: Array) -> Array:
 
 
 def _independent(points: Array, rank: int) -> Integers:
-    """Return the sorted indices of `rank` components of the points that determine the other components."""
+    """Return the sorted indices of `rank` components of the points that determine the other components linearly."""
     pivots = load("scipy.linalg", "vectors with dependent components").qr(points, mode="r", pivoting=True)[1]
     return np.sort(pivots[:rank])

@@ -152,7 +152,7 @@ def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
 
 
 def sphere_chart(p: Array, q: Array) -> tuple[Array, Array]:
-    r"""Return P's and Q's points of the unit sphere in d dimensions in d - 1 coordinates.
+    r"""Return d - 1 coordinates of P's points p and of Q's points q, which are on the unit sphere in d dimensions.
 
     The coordinates of uniform points have a standard normal distribution. Let m be the mean direction of both sides. A
     point at the angle :math:`\theta` from m is mapped to radius r, in the direction of its projection orthogonal to m.

@@ -13,7 +13,7 @@ from kullback.estimators.evidence import SMALL_P, SMALL_Q, Shift
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# A tail is fitted to the proportion `TAIL` of the draws, but to at least `FEWEST_IN_TAIL` draws.
+# A tail is fitted to the largest draws: to the proportion `TAIL` of all draws, but to at least `FEWEST_IN_TAIL` draws.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
 
 # A generalized Pareto distribution has a finite variance for shapes below 1/2, and a finite mean for shapes below 1.

@@ -41,7 +41,7 @@ Bound = Literal["donsker_varadhan", "nwj"]
 
 # Below this effective number of Q's draws, there is no lower limit.
 _FEWEST_EFFECTIVE = 30.0
-# For the lower limit, e^T is clipped at the mean of e^T times the power `_CLIP` of the number of Q's draws.
+# For the lower limit, e^T is clipped at (mean of e^T) m^`_CLIP`, where m is the effective number of Q's draws.
 _CLIP = 0.5
 
 

@@ -23,17 +23,16 @@ MOST_UNSEEN = 0.05
 # normal approximation is poor. The first number is for KL, the second for powers of p / q.
 _FEW = 3
 _FEW_OF_POWERS = 15
-# If P or Q has fewer draws, the upper limit of a power of p / q is infinite.
+# If P or Q has fewer draws than this number, the upper limit of a power of p / q is infinite.
 _FEWEST_FOR_POWERS = 20
 
-# An upward bias correction enters the upper limit multiplied by this factor.
+# An upward bias correction is multiplied by this factor before it is added to the upper limit.
 _CAUTION = 1.5
 
 # The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If this
 # number exceeds the prediction by this many standard errors, the upper limit is infinite.
 _UNLIKE = 1.7
-# The log-ratio, in nats, that one draw of P may add to the sum if q is thousands of times smaller than p in its
-# category.
+# In a category with draws of P and without draws of Q, log(p / q) is assumed to be at most this number of nats.
 _NATS_ALONE = 8.0
 
 
@@ -58,7 +57,7 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
     # Categories with one or two draws of Q show how small q can be where Q has no draws. If P has no draws in such
-    # categories, nothing shows it.
+    # categories, nothing shows how small q can be.
     alone = (once + twice == 0) & (n * never >= 1.5)
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 
@@ -70,9 +69,10 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
 
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
-    V and S are defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for
-    P = Q, T has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near
-    :math:`2 (\frac1n + \frac1m)`, the value of c for P near Q.
+    Here z is the normal quantile, and K is the number of categories. P has n draws, and Q has m draws. V and S are
+    defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for P = Q, T
+    has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near :math:`2
+    (\frac1n + \frac1m)`, the value of c for P near Q.
 
     The limits also allow for five problems:
 
@@ -201,15 +201,18 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
 
 
 def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest divergence within z standard errors; `added` is an additional variance."""
+    """Return the smallest and the largest divergence that differ from `estimate` by at most z standard errors.
+
+    `added` is a variance that is added to the variance of the estimate.
+    """
     (from_p, from_q), (in_p, in_q), second = table.variances, table.inflation, table.second_order
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
     # Dependence between draws increases only the part of the variance that is linear in the divergence t.
     share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
     rate = (from_p * (in_p + (in_p - 1) * share) + from_q * (in_q + (in_q - 1) * share)) / plain
-    # The variance estimated from few draws may be too small. Its lower bound is 2 t (1/n + 1/m), the part linear in t
-    # for a noncentral chi-square near P = Q.
+    # The variance estimated from few draws may be too small. For n draws of P and m draws of Q, the lower bound of the
+    # variance is 2 t (1/n + 1/m), the part linear in t for a noncentral chi-square near P = Q.
     scale = table.curvature * (1 / table.a.sum(-1) + 1 / table.b.sum(-1))
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
     rate = torch.maximum(rate, near)

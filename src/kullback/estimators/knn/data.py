@@ -44,7 +44,7 @@ def check_points(p: Draws, q: Draws) -> None:
 
 
 def prepared(p: Draws, q: Draws) -> tuple[Draws, Draws, list[str]]:
-    """Return both samples without components that are the same constant, in the order for the search, and notes."""
+    """Return both samples, ordered for the search and without components that are the same constant, and notes."""
     notes: list[str] = []
     p, q = _varying(p, q, notes)
     _check_numbers(p, q)
@@ -173,9 +173,9 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
 
 
 def _sorted_keys(x: Array) -> Array:
-    """Return one number for each row, sorted; equal rows have equal numbers, and distinct rows different numbers.
+    """Return one number for each row of x, shape (n,), sorted.
 
-    Distinct rows have equal numbers only by a rare coincidence.
+    Equal rows have equal numbers. Distinct rows have different numbers, except by a rare coincidence.
     """
     if x.shape[1] == 1:
         return x[:, 0]
@@ -210,7 +210,7 @@ def _check_components(name: str, x: Array) -> None:
         starts = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]]))
         lengths = np.diff(np.append(starts, len(column)))
         longest = int(lengths.argmax())
-        value = column[starts[longest]] + 0.0  # the sum is never negative zero
+        value = column[starts[longest]] + 0.0  # -0.0 becomes 0.0
         if lengths[longest] > max(_MOST_TIED * len(column), 2):
             raise _repeated(
                 name,
