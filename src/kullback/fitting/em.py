@@ -41,7 +41,7 @@ _MOST_STEPS = 500
 # `benchmarks/bench_fit.py` measures the time of EM and quasi-Newton steps together.
 _GAIN = 1e-7
 # A component counts as collapsed to one draw if its scale is below this fraction of the data's standard deviation. The
-# likelihood is unbounded at a collapsed component.
+# likelihood is unbounded at a collapsed component, so EM from this start has no result.
 _COLLAPSED = 1e-6
 _MIXING, _PART = "mixture_distribution.", "component_distribution."
 

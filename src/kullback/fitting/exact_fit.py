@@ -282,8 +282,9 @@ def _independent(q: Any, to: Distribution | Samples, fixed: frozenset[str]) -> P
 
 
 def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
-    """Return the parameters df and V that solve E[X] = df V and E[log det X] = psi_d(df / 2) + d log 2 + log det V.
+    """Return the parameters df and V of the Wishart distribution of a d x d matrix X with the means of the target `to`.
 
+    They solve E[X] = df V and E[log det X] = psi_d(df / 2) + d log 2 + log det V, where E is a mean under the target.
     psi_d is the derivative of the logarithm of the d-dimensional gamma function.
     """
     means = _matrix_means(to)
@@ -324,7 +325,7 @@ def _log_det(root: Tensor) -> Tensor:
 
 
 def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
-    """Return E[X] and E[log det X] of a Wishart distribution or of a mixture of these; None for other targets."""
+    """Return E[X] and E[log det X] of a matrix X with the distribution `to`, a Wishart or a mixture; otherwise None."""
     if isinstance(to, Wishart):
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)

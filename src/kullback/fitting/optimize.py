@@ -222,9 +222,10 @@ def _line_search(
 def _updated(
     inverse: Tensor, identity: Tensor, s: Tensor, y: Tensor, scaled: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the BFGS update of the approximate inverse Hessian, and whether the approximation was ever scaled.
+    """Return the BFGS update of the approximate inverse Hessian `inverse`, and whether this matrix was ever scaled.
 
-    `s` is the last step and `y` the change of the gradient. Before the first update, the identity matrix is scaled.
+    `s` is the last step, `y` the change of the gradient by this step, and `scaled` whether `inverse` was scaled before.
+    Before the first update, the identity matrix is scaled.
     """
     sy, yy = (s * y).sum(-1), (y * y).sum(-1)
     good = sy > 1e-12 * (s.norm(dim=-1) * y.norm(dim=-1)).clamp(min=1e-300)

@@ -44,7 +44,8 @@ _MASS_ERROR = 1e-6
 # e^x underflows in float64 for x < _UNDERFLOW. A point with a log-density below _FAR_OUT is in the extreme tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
-# A statistic is a function of `Points` and of parameters; their last dimension is the dimension of the points.
+# A statistic is a function of `Points` and of parameters. The last dimension of `Points` and of each parameter is the
+# dimension of the points.
 Statistic = Callable[..., Tensor]
 
 
@@ -246,8 +247,9 @@ class DrawsTarget(FitTarget):
 class MixedTarget(ContinuousTarget):
     """A mixture of distributions of vectors whose numbers are independent within each component.
 
-    A mean under the mixture is the weighted mean of the means under the components. `inner` is the batch of the
-    components' marginal distributions; the next to last dimension of its shape is the dimension of the components.
+    A mean under the mixture is the weighted mean of the means under the components. `weights` has the weights of the
+    components. `inner` is the batch of the components' marginal distributions; the next to last dimension of its shape
+    is the dimension of the components.
     """
 
     inner: MeanTarget
@@ -318,7 +320,8 @@ def _integrated(
 ) -> Tensor:
     """Return the integral of p times each statistic, in the batch shape.
 
-    The result is NaN if the nodes miss mass of p, or if the integrand is not negligible in the tails. If `nodes` is a
+    The result is NaN if the nodes miss mass of p, or if the integrand is not negligible in the tails. If `has_corner`
+    is True, the last of the `parameters` is the point at which the statistic or its derivative jumps. If `nodes` is a
     list, the nodes and their weights are appended to this list.
     """
     center, width = p.center_and_width()
