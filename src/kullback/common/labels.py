@@ -86,7 +86,7 @@ def labels_from(call: str, labels: object) -> Labels:
 
 
 def _unified(label: Any) -> Any:
-    """Return the label, or one fixed object for NaN of any type, and another one for NaT."""
+    """Return one fixed object for NaN of any type, another fixed object for NaT, and any other label unchanged."""
     if isinstance(label, str) or label is None:
         return label
     if isinstance(label, tuple):

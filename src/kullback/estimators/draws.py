@@ -186,7 +186,7 @@ def affordable_draws(d: int) -> int | None:
 
 
 def without_noise(*sides: Draws) -> list[Draws]:
-    """Return the draws of all sides, in which numbers of a component that differ by rounding errors only become equal.
+    """Return the draws of all sides; numbers of a component become equal if they differ by rounding errors only.
 
     The numbers are compared within each side and between the sides.
     """

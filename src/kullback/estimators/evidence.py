@@ -20,7 +20,7 @@ from kullback.results.estimate import Estimate
 
 
 class _Side(str):
-    """The name P or Q; an f-string puts the name between two `_MARK`, so that `exchanged` can find and exchange it."""
+    """The name P or Q, which an f-string puts between two characters `_MARK`, so that `exchanged` can find the name."""
 
     __slots__ = ()
 

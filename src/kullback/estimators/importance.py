@@ -46,8 +46,8 @@ LogDensity = Tensor | Callable[[Tensor], Tensor]
 _FEWEST = 4
 # The coefficient c is fitted only if each half has at least this number of draws.
 _FEWEST_TO_FIT = 25
-# The unobserved tail of the control variate q / p - 1 may change its mean. If this change could be more than
-# `_MOST_UNSEEN` standard errors of the mean of d, the control variate is not used.
+# The unobserved tail of the control variate q / p - 1 may change the mean of the control variate. If this change could
+# be more than `_MOST_UNSEEN` standard errors of the mean of d, the control variate is not used.
 _MOST_UNSEEN = 0.25
 # Below this effective number of draws, the weights are too unequal for a standard error, and there is no interval.
 _FEWEST_EFFECTIVE = 10.0

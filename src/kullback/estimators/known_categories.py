@@ -161,9 +161,9 @@ def ends_from_counts(
     :math:`\theta` is rejected if the sample mean of d differs from the mean of d under :math:`p_\theta` by more than
     `quantile` standard errors, computed under :math:`p_\theta`. At the limit at which :math:`p_\theta` makes rare
     categories rarer, the test has a continuity correction of half a draw. For the lower limit, all categories without
-    draws together get half a draw. For the upper limit, the one with the smallest q gets half a draw. The distances of
-    the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is at least the limit from
-    `_near_q`.
+    draws together get half a draw. For the upper limit, only the category among these with the smallest q gets half a
+    draw. The distances of the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is
+    at least the limit from `_near_q`.
 
     Arguments:
         counts: the counts of the categories with draws, shape (K,).

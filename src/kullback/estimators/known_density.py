@@ -494,7 +494,7 @@ def _bias(
 
 
 class _Reference(NamedTuple):
-    """The number and the weights of draws from a reference for which the estimate of log p behaves as for P.
+    """The number and the weights of draws from a reference, chosen so that log p is estimated as well as for P's draws.
 
     Attributes:
         n: the number of draws.
@@ -632,6 +632,6 @@ def _check_sides(call: str, p: object, q: object) -> tuple[Samples | Draws, Dist
             wanted="a q of one event, with as many components as the draws",
             got=f"{type(q).__name__} of batch_shape {tuple(q.batch_shape)} and event_shape {tuple(q.event_shape)} for "
             f"{p!r}",
-            instead="Independent(q, 1) for a product over the components, or q of a single element of the batch",
+            instead="Independent(q, 1) for a product of components, or a q without a batch, such as Normal(0.0, 1.0)",
         )
     return p, q

@@ -30,7 +30,7 @@ FEWEST_VALUES = 16
 DRAWS_FOR_VALUE = 5
 # Some values count as preferred if the counts of neighboring values vary more than for a smooth density, by at least
 # `_PREFERRED` standard errors. Neighboring second differences of the counts are correlated, and the sum of the squared
-# correlations is 17 / 18. So the variance of their sum of squares is multiplied by `_CORRELATED`.
+# correlations is 17 / 18. So the variance of the sum of their squares is larger by the factor `_CORRELATED`.
 _PREFERRED, _CORRELATED = 5.0, 1 + 17 / 18
 # Numbers with at most `_BITS` binary digits may be rounded. float32 numbers whose median relative gap is below `_DENSE`
 # may be rounded too.

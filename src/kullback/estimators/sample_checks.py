@@ -93,7 +93,7 @@ def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool
             wanted="finite draws",
             got=f"{int(bad.sum())} of {len(samples)} with an infinity or NaN, the first at index "
             f"{int(bad.int().argmax())}",
-            instead="Samples(x[x.isfinite()]), or x[x.isfinite().all(-1)] of vectors, to leave these out",
+            instead="Samples(x[x.isfinite()]), or Samples(x[x.isfinite().all(-1)]) for vectors, without these draws",
         )
     return Draws.of(samples)
 
@@ -116,8 +116,8 @@ def _check_space(call: str, p: Samples, q: Samples) -> None:
             "p, q",
             wanted="the same columns in the same order in p and q",
             got=(f"columns {list(p.columns)} in ", P, f" and {list(q.columns)} in ", Q),
-            instead="Samples(y[list(x.columns)]) as q, for frames x and y, to match columns by name; or x.to_numpy() "
-            "and y.to_numpy() to match them by position",
+            instead="Samples(y[list(x.columns)]) as q, for frames x and y, to match columns by name; or "
+            "Samples(x.to_numpy()) and Samples(y.to_numpy()) to match them by position",
         )
     if p.tensor.is_floating_point() != q.tensor.is_floating_point() or (p.labels is None) != (
         q.labels is None
@@ -149,7 +149,7 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
         wanted="a row for each draw, and weights that are not counts",
         got=f"{len(draws)} different values with whole weights of sum {float(weights.sum()):.10g}, like counts",
         instead="Samples(np.repeat(x, counts), independent=True), or Counts(counts, labels=x) for categories; "
-        "weights=w / w.sum() if each value is one draw with this weight",
+        "Samples(x, weights=w / w.sum()) if each value is one draw with this weight",
     )
 
 

@@ -187,7 +187,7 @@ def _of_its_own_arguments() -> Generator[None]:
 _WITHOUT = "fit(q, to=p) without it"
 _ARGUMENTS = Arguments(
     "fit",
-    method=OneOf(METHODS, example="auto", instead="method='auto', which takes the most exact one"),
+    method=OneOf(METHODS, example="auto", instead="method='auto', which takes the most exact method"),
     starts=Whole(least=1, example=3, instead=_WITHOUT, optional=True),
     tol=Number(least=1e-16, below=math.inf, example=1e-10, instead=_WITHOUT),
     max_iterations=Whole(least=1, example=100, instead=_WITHOUT),
@@ -359,8 +359,8 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
 def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> MethodAnswer | None:
     """Return the member of the family with the smallest divergence, computed by a formula, as a `MethodAnswer`.
 
-    `is_nearest` says whether the start is this member; None if this is unknown. The result is None if no formula
-    exists, or if the formula failed and another method may find an optimum.
+    `is_nearest` is True if the start is this member, False if the formula gives no valid member, and None if this is
+    unknown. The result is None if no formula exists, or if the formula failed and another method may find an optimum.
     """
     q, target, generator = problem.q, problem.target, problem.settings.generator
     values: Values | None = {}  # an empty mapping stands for the start itself

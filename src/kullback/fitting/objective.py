@@ -152,7 +152,7 @@ def _refuse_text(q: Distribution, draws: Samples) -> None:
         wanted=f"draws that are numbers, as {type(q).__name__} gives",
         got=f"text: {shown}{', ...' if count > 3 else ''}",
         instead=f"Samples([float(x) for x in draws]) if the text is numbers, or q=Categorical(torch.ones({count})), "
-        "which counts it",
+        "which counts each text",
     )
 
 

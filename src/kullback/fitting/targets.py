@@ -280,7 +280,8 @@ class MixedTarget(ContinuousTarget):
 def target_of(d: Distribution) -> MeanTarget | None:
     """Return a distribution of numbers, or of vectors of independent numbers, as a target.
 
-    A mixture of distributions of vectors of independent numbers is also accepted. The result is None for all others.
+    A mixture of distributions of vectors of independent numbers is also accepted. For other distributions, the result
+    is None.
     """
     if isinstance(d, Independent) and not overrides_density(d):
         return target_of(d.base_dist)

@@ -179,7 +179,7 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
             "q, fixed",
             wanted="a parameter that is free",
             got=f"{type(q).__name__} with {', '.join(leaves) or 'no parameters'}, all of them fixed",
-            instead="fixed=() or fewer names in it",
+            instead="fixed=(), or fixed= with fewer names",
         )
     for path, leaf in constant.items():
         # If only the lower end of a `Uniform` is free, the lower end is measured from the fixed upper end.

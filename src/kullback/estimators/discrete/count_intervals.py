@@ -135,7 +135,7 @@ def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
 
 
 def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest divergence that the counts do not reject.
+    """Return the smallest and the largest divergence that the counts do not reject; z is the normal quantile.
 
     The smallest divergence is also computed with half a draw of one side in the merged categories that only the other
     side drew. This is a continuity correction for zero counts, for which the estimated variance is too small.
@@ -162,10 +162,10 @@ def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tu
 def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate when P's probability of rare categories moves to Wilson's limits.
 
-    For each k, the categories with at most k draws of P are merged. This is done only if the merged category has at
-    most 3 draws of P (15 for powers of p / q). The probability of the merged category under P gets Wilson's limits,
-    with a continuity correction of half a draw. For divergences other than KL, rare categories of Q are treated in the
-    same way.
+    For each k from 0 to 3 (to 15 for powers of p / q), the categories with at most k draws of P are merged, if the
+    merged category has at most 3 (or 15) draws of P. The probability of the merged category under P gets Wilson's
+    limits, at the normal quantile z and with a continuity correction of half a draw. For divergences other than KL,
+    rare categories of Q are treated in the same way.
 
     Returns:
         the smallest change, at most 0, and the largest change, at least 0, each of shape (...). The smallest change is

@@ -253,5 +253,5 @@ def merged(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 def sum_over(a: Tensor, terms: Tensor) -> Tensor:
-    """Return the sum of the terms over the categories with a > 0, shape (...); other terms may be NaN."""
+    """Return the sum of the terms over the categories with counts a > 0, shape (...); other terms may be NaN."""
     return torch.where(a > 0, terms, 0.0).sum(-1)

@@ -109,7 +109,7 @@ def _bisected(high: Tensor, is_above: Callable[[Tensor], Tensor]) -> tuple[Tenso
 
 
 def _upper_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the largest total variation that the counts do not reject, shape (...).
+    """Return the largest total variation that the counts do not reject at the normal quantile z, shape (...).
 
     The upward bias of rare categories is not subtracted.
     """
@@ -122,7 +122,7 @@ def _upper_end(table: CategoryCounts, z: float) -> Tensor:
 
 
 def _lower_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the smallest total variation that the counts do not reject, shape (...)."""
+    """Return the smallest total variation that the counts do not reject at the normal quantile z, shape (...)."""
     spreads, total = _spreads(table)
     tiny = torch.finfo(torch.float64).tiny
     pair = torch.where(spreads > 0, spreads, torch.inf).sort(-1).values[..., :2]

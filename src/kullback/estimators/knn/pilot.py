@@ -94,7 +94,7 @@ class Whitening:
         mass = load("scipy.special", "nearest_neighbors").chndtr(radius**2, d, square)
         log_density = -square / 2 - d * HALF_LOG_2PI
         # For small balls, the mass of g in the ball underflows or loses its digits. Two terms of the expansion in the
-        # radius are then exact.
+        # radius then give the full precision.
         small = (radius**2 * (square + d) < 1e-4) | ~(mass > 1e-250)
         expansion = radius**2 * (square - d) / (2 * (d + 2))
         with np.errstate(divide="ignore", invalid="ignore"):
