@@ -137,7 +137,10 @@ def whole_from(x: object) -> int | None:
 
 
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return the source text of an expression that converts `x`, called `name`, to a tensor; None if none exists."""
+    """Return the source text of an expression that converts `x`, called `name`, to a tensor; None if none exists.
+
+    `floating` says whether the tensor must be floating-point.
+    """
     if hasattr(x, "to_numpy") or isinstance(x, np.ndarray):
         return _array_remedy(name, x, floating=floating)
     if not isinstance(x, list | tuple | float):
@@ -163,7 +166,7 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
 def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
     """Return the source text of an expression that converts the array or Series `x`, called `name`, to a tensor.
 
-    If `x` is not numeric, return None.
+    If `x` is not numeric, return None. `floating` says whether the tensor must be floating-point.
     """
     try:
         array = x if isinstance(x, np.ndarray) else array_of(x)
@@ -185,7 +188,10 @@ def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
 
 
 def _made(name: str, tensor: Tensor, *, floating: bool) -> str | None:
-    """Return the source text of a call that makes `tensor` from the object `name`; None for complex numbers."""
+    """Return the source text of a call that makes `tensor` from the object called `name`.
+
+    If `floating`, the new tensor is floating-point, and the result is None for complex numbers.
+    """
     if floating and tensor.is_complex():
         return None
     dtype = ", dtype=torch.float32" if floating and not tensor.is_floating_point() else ""
@@ -343,7 +349,7 @@ def first_of(mask: Tensor) -> str:
 def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
     """Return a text about the entries of `values` for which the mask `wrong` is true.
 
-    The text has the first such value, its index, and the number of such values.
+    The text has the first such value, its index, and the number of such values. `place` is appended to the index.
     """
     index = tuple(int(i) for i in wrong.nonzero()[0])
     count = f"the first of {int(wrong.sum())} in {wrong.numel()}"

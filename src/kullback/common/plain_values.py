@@ -50,7 +50,10 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
 
 
 def _items(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and parts of a dict or list; the only number of a list has the key ``""``."""
+    """Yield the keys and parts of a dict or list `value`; the only number of a list has the key ``""``.
+
+    `name` is the path to `value`, because the last part of the path shows whether `value` is an interval.
+    """
     if isinstance(value, dict):
         yield from cast("dict[str, Any]", value).items()
     elif isinstance(value, list | tuple):

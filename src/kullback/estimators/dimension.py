@@ -72,7 +72,7 @@ def _spread(points: Array) -> Array:
 
 
 def _measured(points: Array, ks: tuple[int, int]) -> float:
-    """Return the intrinsic dimension of points; points that coincide with a neighbor are ignored."""
+    """Return the intrinsic dimension of points by `dimension_of`; points that coincide with a neighbor are ignored."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     distance = tree.query(_some(points), [ks[0] + 1, ks[1] + 1])[0]
     apart = distance[distance[:, 0] > 0]
@@ -111,8 +111,8 @@ def dimension_of(growth: float, ks: tuple[int, int]) -> float:
 def fewest_dimensions(ks: tuple[int, int], n: int, d: int) -> float:
     """Return the measured dimension below which n draws of d components count as having fewer than d dimensions.
 
-    The limit depends on n: if n is small, neighbors are distant, and `dimension_of` returns less than d even for draws
-    of a normal distribution.
+    `ks` is the argument of `dimension_of`. The limit depends on n: if n is small, neighbors are distant, and
+    `dimension_of` returns less than d even for draws of a normal distribution.
     """
     full, below = _of_normal(ks, n, d), _of_normal(ks, n, d - 1)
     # `spread` is the standard error of the measured dimension. The log-ratio of the distances to two neighbors has the
@@ -127,7 +127,7 @@ def _steps(ks: tuple[int, int]) -> float:
 
 @lru_cache(maxsize=256)
 def _of_normal(ks: tuple[int, int], n: int, d: int) -> float:
-    """Return the result of `dimension_of` for n draws of a standard normal distribution in d dimensions."""
+    """Return the result of `dimension_of` with `ks` for n draws of a standard normal distribution in d dimensions."""
     special = load("scipy.special", "nearest_neighbors")
     square = 2 * special.gammaincinv(d / 2, (np.arange(_RADII) + 0.5) / _RADII)
     masses = [math.exp(float(special.digamma(k) - special.digamma(n))) for k in ks]

@@ -113,7 +113,7 @@ class Evidence(ShortRepr):
 
 @lru_cache(maxsize=16)
 def standard_normal_quantile(confidence: float) -> float:
-    """Return half the width, in standard errors, of a two-sided normal interval, such as 1.96 for 0.95."""
+    """Return half the width, in standard errors, of a two-sided normal interval: 1.96 for a `confidence` of 0.95."""
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
 
 
@@ -201,7 +201,10 @@ def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
 def _limits(
     evidence: Evidence, raw: float, error: float | None, confidence: float, sides: tuple[Draws, ...]
 ) -> tuple[float, float] | None:
-    """Return the limits without an allowance for bias, or None if the evidence has neither an error nor limits."""
+    """Return the limits without an allowance for bias, or None if the evidence has neither an error nor limits.
+
+    `raw` is the value, and `error` its standard error, or None if the error is unknown.
+    """
     if evidence.ends is not None:
         return float(evidence.ends[0]), float(evidence.ends[1])
     if evidence.resampled is not None:

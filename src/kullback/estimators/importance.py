@@ -179,7 +179,8 @@ def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tenso
     r"""Return a note if the draws miss a part of P or the densities are not normalized; otherwise an empty string.
 
     KL is at least 0, and the draws contradict this if `high`, the upper limit, is below 0. Also, :math:`E_P[q / p]` is
-    at most 1, and the draws contradict this if the sample mean of q / p is significantly above 1.
+    at most 1, and the draws contradict this if the sample mean of q / p is significantly above 1. `rounding` is the
+    largest rounding error of the log-ratios d.
     """
     if high < -rounding:
         return below_zero(high, "the densities")
@@ -258,7 +259,8 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weighted mean of the terms d + c (q / p - 1) with fitted c, and two further results.
 
-    These results are the standard error of the mean, and the terms, shape (n,).
+    These results are the standard error of the mean, and the terms, shape (n,). `units` has the number of each draw's
+    cluster, or of the draw. The two halves for the fits of c are the draws with even and with odd `units`.
     """
     used = weights > 0
     extra = torch.where(used, ratio_minus_one(d), 0)

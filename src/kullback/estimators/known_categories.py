@@ -207,8 +207,9 @@ def _one_at_a_time(
     """Return two values of KL, each the largest over the categories, for a change of one category's probability.
 
     For the first value, this probability is at its lower Wilson limit, and for the second value at its upper Wilson
-    limit. The probabilities of the other categories keep their ratios. The results matter if P's proportions equal Q's
-    probabilities: then d = 0, and the exponential family of `ends_from_counts` has only one member.
+    limit. The probabilities of the other categories keep their ratios. `share` has P's proportions; the other arguments
+    are those of `ends_from_counts`. The results matter if P's proportions equal Q's probabilities: then d = 0, and the
+    exponential family of `ends_from_counts` has only one member.
     """
     parts = share * (np.log(share) - log_q)
     others = np.maximum(1 - share, np.finfo(np.float64).tiny)
@@ -312,7 +313,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the theta nearest to 0, with the sign `sign`, that the draws reject; 0 if d is constant."""
+        """Return the theta nearest to 0, with the sign `sign`, that `number` draws reject; 0 if d is constant."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0

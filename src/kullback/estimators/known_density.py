@@ -194,7 +194,7 @@ def _from_counts(p: Draws, q: Distribution, log_q: Array, confidence: float) -> 
 
 
 def _tail(candidates: list[Array], draws: Draws) -> Callable[[float], Shift]:
-    """Return the function for `Evidence.beyond` with the smallest `tail_allowance` of several arrays of terms."""
+    """Return the function for `Evidence.beyond` with the smallest `tail_allowance` of the arrays in `candidates`."""
     number = draws.groups * draws.effective / len(draws)
     # If half of the largest terms are equal, their median excess is 0. The fit of the tail then divides by 0, which is
     # harmless.
@@ -205,7 +205,8 @@ def _tail(candidates: list[Array], draws: Draws) -> Callable[[float], Shift]:
 def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[UnseenByP, bool]:
     """Return Q's log-probabilities of values without draws of P, and whether Q has finitely many values.
 
-    If Q is on unbounded integers, only x - 1 and x + 1, for observed integers x, count as values without draws.
+    `observed` has P's distinct values, and `log_q` Q's log-probabilities of these values. If Q is on unbounded
+    integers, only x - 1 and x + 1, for observed integers x, count as values without draws.
     """
     rest = max(-math.expm1(min(float(np.logaddexp.reduce(log_q)), 0.0)), np.finfo(np.float64).tiny)
     values, listed = _values_of(q, observed)

@@ -106,7 +106,10 @@ def from_draws(
     checks: Callable[[str, Any, Any], tuple[Any, Any]] = checked,
     method: str = "",
 ) -> Callable[Concatenate[Any, Any, Options], Estimate]:
-    """Return the public function of an estimator; it checks the draws, calls `function` and computes the interval."""
+    """Return the public function of an estimator; it checks the draws, calls `function` and computes the interval.
+
+    `method` is the name of the method, by default the name of `function`.
+    """
     method = method or function.__name__
 
     @functools.wraps(function)

@@ -128,7 +128,7 @@ def _expected(x: Array, y: Array, number: float) -> float:
 
 
 def _tail(y: Array) -> tuple[ParetoTail, int]:
-    """Return a tail fitted to the largest of sorted draws, and the number of these draws.
+    """Return a tail fitted to the largest of the sorted draws y, and the number of these largest draws.
 
     If the largest draw is an extreme outlier, the fit leaves this draw out.
     """
@@ -153,7 +153,10 @@ def _extrapolated(x: Array, y: Array) -> Array:
 
 
 def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -> bool:
-    """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it."""
+    """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it.
+
+    The arguments are those of `unseen_by_q`.
+    """
     y = np.unique(y)
     if len(y) < 3 * _NEIGHBORING_GAPS:
         return False

@@ -119,7 +119,10 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
 def _matched(
     family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
-    """Return the parameters for which the sufficient statistics of a family of numbers have the target's means."""
+    """Return the parameters for which the sufficient statistics of a family of numbers have the target's means.
+
+    `start` has the parameters of the start, and `fixed` the names of the parameters that keep these values.
+    """
     record = FAMILIES.get(family)
     if record is None or record.match is None or (target.has_integers and not record.has_integers):
         return None
@@ -156,7 +159,10 @@ def _classes(
 
 
 def _shares(draws: Samples, count: int, *, one_hot: bool) -> Tensor | None:
-    """Return the relative frequency of each class in draws; None if the draws are not classes."""
+    """Return the relative frequency of each of `count` classes in draws; None if the draws are not such classes.
+
+    `one_hot` says whether a draw is a one-hot vector instead of the index of a class.
+    """
     weights, size = normalized_weights(draws), draws.tensor.shape[-1]
     if one_hot:
         return torch.tensordot(weights, upcast(draws.tensor), 1) if size == count else None

@@ -255,7 +255,7 @@ class _Work:
         return log_odds
 
     def scores(self, one: _Selected) -> Array:
-        """Return the calibrated log-ratio of each draw by classifiers that were fitted without the draw."""
+        """Return the calibrated log-ratio of each draw by classifiers of `one` that were fitted without the draw."""
         raw = one.raw or self.without_fold(one.candidate, self.draws, self.deep[:1])
         return calibrated(np.mean(raw, axis=0), self.draws)[0] - self.draws.log_prior_odds
 
@@ -356,7 +356,10 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
 def _with_best_penalty(
     candidate: NamedClassifier, work: _Work, draws: Labeled, folds: Sequence[Mask]
 ) -> tuple[NamedClassifier, Array]:
-    """Return the candidate with its best penalty only, and its weighted losses on the draws of the folds."""
+    """Return the candidate with its best penalty only, and its weighted losses on the draws of the folds.
+
+    A fold is a mask of `draws`. The losses of a fold's draws come from a fit to the other draws.
+    """
     draws = work.featured(candidate, draws)
     parts = [(draws.take(~fold), draws.take(fold)) for fold in folds]
     best, least = 0, np.full(sum(len(test.x) for _, test in parts), np.inf)
@@ -461,7 +464,8 @@ def _evidence(
 ) -> Evidence:
     """Return the evidence of the estimate.
 
-    If many scores of P's draws are above all scores of Q's draws, the upper limit is infinite.
+    `scores` has the calibrated log-ratio of each draw. If many scores of P's draws are above all scores of Q's draws,
+    the upper limit is infinite.
     """
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
@@ -490,8 +494,9 @@ def _from_scores(
 ) -> Evidence:
     """Return the evidence with a lower limit from the divergence of the classifier's scores.
 
-    The divergence of the scores is at most KL. The upper limit is infinite. If the value is below the divergence of the
-    scores, or above 2 log m for m draws of Q, the divergence of the scores replaces the value.
+    `of_p` and `of_q` are the scores of P's draws and of Q's draws. The divergence of the scores is at most KL. The
+    upper limit is infinite. If the value is below the divergence of the scores, or above 2 log m for m draws of Q, the
+    divergence of the scores replaces the value.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)

@@ -42,8 +42,8 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     Let f_k be the proportion of P's draws in categories with k draws of Q. There is no finite upper limit in three
     cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2; the lack of draws of Q in the
     categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0 and f_0 is two or more draws; in addition, p / q =
-    e^8 in the categories of f_0 would increase KL by more than half the interval's width. If the categories are bins of
-    a line, only the first case applies, because the neighboring bins bound the density.
+    e^8 in the categories of f_0 would increase KL by more than `half_width`, half the interval's width. If the
+    categories are bins of a line, only the first case applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
     never = table.unseen_shares[0]
@@ -123,7 +123,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
 
 
 def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
-    """Return, for each row, whether the divergence has a finite upper limit."""
+    """Return, for each row, whether the divergence has a finite upper limit; `half_width` is for `has_upper_end`."""
     closed = torch.ones_like(half_width, dtype=torch.bool)
     for is_open, side in ((table.open_above, table), (table.open_below, table.reversed)):
         if is_open:

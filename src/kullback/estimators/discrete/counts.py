@@ -227,6 +227,7 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
     """Return the effective number of weighted draws: their number divided by the mean design effect of the proportions.
 
+    `codes` has the category of each draw, `shares` its normalized weight, and `proportions` the sums over categories.
     The result equals the result of `_clustered_number` with one cluster for each draw. If the weights do not depend on
     the category, the result is Kish's effective sample size.
     """
@@ -242,10 +243,10 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
     r"""Return the effective number of clustered draws: their number divided by the proportions' mean design effect.
 
-    The result is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. Here K is the number of categories with
-    draws, :math:`p_i` the proportion of category i, :math:`A_{ci}` the weight of cluster c in category i, :math:`A_c`
-    the weight of cluster c, and f the `cluster_correction`. The analysis of categorical data from complex sample
-    surveys (Rao and Scott, 1981)
+    The first three arguments are those of `_weighted_number`. The result is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 /
+    p_i - \sum_c A_c^2)`. Here K is the number of categories with draws, :math:`p_i` the proportion of category i,
+    :math:`A_{ci}` the weight of cluster c in category i, :math:`A_c` the weight of cluster c, and f the
+    `cluster_correction`. The analysis of categorical data from complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)
     dof = int((proportions > 0).sum()) - 1
@@ -260,7 +261,11 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 
 
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> float:
-    """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws."""
+    """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws.
+
+    `codes` has the category of each draw. `influence` and `x` have the influence of a draw in each category, and the
+    effective count of each category.
+    """
     if samples.is_plain:
         return 1.0
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]

@@ -168,7 +168,7 @@ def at_the_ends(kind: Divergence) -> tuple[float, float]:
 
 
 def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the term of each class in a divergence; the sums of p and of q may differ from 1."""
+    """Return the term of each class in the divergence `kind`; the sums of p and of q may differ from 1."""
     ratio = torch.where(p == q, 0.0, p.log() - q.log())
     return kind.terms(FinitePair(p, q, ratio))
 

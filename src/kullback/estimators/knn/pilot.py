@@ -83,8 +83,9 @@ class Whitening:
         return (x - self._mean) @ self._inverse.T
 
     def log_smoothing(self, x: Array, log_radius: Array) -> Array:
-        """Return log(mean of g over a ball / g(x)) for balls with centers x, in whitened coordinates.
+        """Return log(mean of g over a ball / g(x)) for balls with centers x and log-radii `log_radius`.
 
+        Centers and radii are in whitened coordinates.
         The tail of g beyond the most distant draw is an extrapolation. So if |x| is larger than the norm of the most
         distant draw, |x| is replaced by this norm.
         """
