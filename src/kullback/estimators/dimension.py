@@ -24,7 +24,7 @@ _CHANCE = 2.0
 # `fills_less` compares the dimensions of P's and Q's draws for these two numbers of neighbors, for at most
 # `_MOST_DIMENSIONS` components. Dimensions that differ by more than `_ONE_LESS` count as unequal.
 _KS, _MOST_DIMENSIONS, _ONE_LESS = (4, 16), 10, 0.7
-# The points of a normal distribution are represented by this number of quantiles of their radius.
+# A mean over the points of a normal distribution is computed as the mean over this number of quantiles of the radius.
 _RADII = 64
 
 

@@ -34,7 +34,7 @@ SIDE_P = _Side("P")
 """The name P, for the f-string of a note."""
 SIDE_Q = _Side("Q")
 """The name Q, for the f-string of a note."""
-# `SMALL_P` and `SMALL_Q` are the names of the densities, and of the arguments, p and q, for the f-string of a note.
+# `SMALL_P` and `SMALL_Q` are the names p and q, of the densities and of the arguments, for the f-string of a note.
 SMALL_P, SMALL_Q = _Side("p"), _Side("q")
 
 # With a standard error below this limit, a negative estimate shows that the divergence is nearly 0. The limit selects

@@ -208,8 +208,8 @@ def _one_at_a_time(
 
     For the first value, this probability is at its lower Wilson limit, and for the second value at its upper Wilson
     limit. The probabilities of the other categories keep their ratios. `share` has P's proportions; the other arguments
-    are those of `ends_from_counts`. The results matter if P's proportions equal Q's probabilities: then d = 0, and the
-    exponential family of `ends_from_counts` has only one member.
+    are the same as for `ends_from_counts`. The results matter if P's proportions equal Q's probabilities: then d = 0,
+    and the exponential family of `ends_from_counts` has only one member.
     """
     parts = share * (np.log(share) - log_q)
     others = np.maximum(1 - share, np.finfo(np.float64).tiny)

@@ -61,7 +61,8 @@ _FEWEST_NEIGHBORS = 3
 _DRAWS_OF_Q = 1000
 _DRAWS_OF_BOTH = ("kl_estimate(Samples(x), Samples(", Q, ".sample((n,)))), which compares draws with draws")
 # When k increases to 4 k, the estimates for P and for a reference change. If the two changes differ by this number of
-# standard deviations or more, the shape of the reference is too unlike the shape of P.
+# standard deviations or more, the shape of the reference is too unlike the shape of P. Unless it is the nearest, this
+# reference is then ignored.
 _REFUTED = 3.0
 
 

@@ -19,7 +19,8 @@ _MOST_STEPS = 12
 _OFF = 1e-3
 # If the rounding error of the floats is more than this fraction of the step, no lattice can be detected.
 _UNCLEAR = 0.05
-# If less than this proportion of the draws repeats the value of another draw, the ties may have occurred by chance.
+# If less than this proportion of the draws repeats the value of another draw, the ties may have occurred by chance, and
+# no lattice is searched.
 _FEW_TIES = 0.01
 # Draws fill a lattice if they have at least `_OCCUPIED` times the number of distinct values that is expected for
 # equally likely points of the lattice.

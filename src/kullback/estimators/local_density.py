@@ -108,8 +108,8 @@ def _densities_among(
         rows = np.arange(start, min(start + _BLOCK, n))
         distances, index = tree.query(z[rows], numbers[1] + 1)
         near = chosen[index]
-        # The search returns one extra neighbor, and one neighbor is left out. This is the neighbor from the query's own
-        # unit or, if there is no such neighbor, the most distant neighbor.
+        # The search returns one extra neighbor. If a neighbor is from the query's own unit, this neighbor is left out.
+        # Otherwise, the most distant neighbor is left out.
         others = units[near] != units[rows][:, None]
         others[others.all(1), -1] = False
         distances = distances[others].reshape(len(rows), -1)

@@ -102,7 +102,10 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
 
 
 def beyond_tail(allowance: float, width: float) -> Shift:
-    """Return the increase of an upper limit by `allowance`, a `tail_allowance`, with a note if it exceeds `width`."""
+    """Return the increase of an upper limit by `allowance`, a `tail_allowance`, as a `Shift`.
+
+    If `allowance` exceeds `width`, the `Shift` has a note.
+    """
     limit = "is infinite" if math.isinf(allowance) else "extrapolates a Pareto tail"
     note = (
         f"log {SMALL_P} / {SMALL_Q} has a heavy tail, and its mean may depend on unobserved draws: the upper limit "

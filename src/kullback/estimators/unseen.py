@@ -155,7 +155,7 @@ def _extrapolated(x: Array, y: Array) -> Array:
 def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -> bool:
     """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it.
 
-    The arguments are those of `unseen_by_q`.
+    The arguments are the same as for `unseen_by_q`.
     """
     y = np.unique(y)
     if len(y) < 3 * _NEIGHBORING_GAPS:

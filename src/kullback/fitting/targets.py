@@ -36,7 +36,7 @@ from kullback.pairs.integration.panels import Panels, integrate
 # panels, which is the same in `kullback.pairs.integration.quadrature`.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# At most this number of batch elements is integrated together, to limit the memory: a node takes 8 bytes per element.
+# To limit the memory, at most this number of batch elements is integrated together: a node takes 8 bytes per element.
 _BLOCK = 2048
 # The nodes may miss at most this mass. With parameters in float32, a density has a mass of 1 within about 1e-7.
 _MASS_ERROR = 1e-6

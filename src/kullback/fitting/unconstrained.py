@@ -32,7 +32,8 @@ from kullback.pairs.numerics.parameters import dtype_of, given_logits
 Values = Mapping[str, Tensor]
 Build = Callable[[Values], Any]
 _MATRICES = ("covariance_matrix", "precision_matrix")
-# The `log_prob` of these families uses `scale_tril`, which the class computes if the user passes one of `_MATRICES`.
+# The `log_prob` of these families uses `scale_tril`, which the class computes if the user passes one of `_MATRICES`. So
+# `scale_tril` counts as the parameter, not the matrix.
 _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 
 

@@ -61,8 +61,8 @@ _SELECTION_DRAWS = 10_000
 _DROP_ABOVE = 3.0
 # To save time, a candidate is left out if its weight is at most this fraction of the largest weight.
 _LEAST_SHARE = 0.05
-# If the tail index of the log-ratios is at least this number, their variance under P is infinite, and their mean has no
-# standard error.
+# If the tail index of a candidate's log-ratios is at least this number, their variance under P is infinite, and their
+# mean has no standard error. Such a candidate is not selected.
 _HEAVY = 0.5
 # If more than this proportion of P's draws has scores above all scores of Q's draws, the interval comes from the
 # divergence of the scores.

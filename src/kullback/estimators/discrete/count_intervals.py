@@ -29,8 +29,8 @@ _FEWEST_FOR_POWERS = 20
 # An upward bias correction is multiplied by this factor before it is added to the upper limit.
 _CAUTION = 1.5
 
-# The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If this
-# number exceeds the prediction by this many standard errors, the upper limit is infinite.
+# The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If the
+# number of such draws exceeds the prediction by `_UNLIKE` standard errors, the upper limit is infinite.
 _UNLIKE = 1.7
 # In a category with draws of P and without draws of Q, log(p / q) is assumed to be at most this number of nats.
 _NATS_ALONE = 8.0

@@ -27,7 +27,8 @@ from kullback.estimators.sample_checks import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
-# With more categories than this, their correlations are not computed, because the time is cubic in the number.
+# With more categories than this number, the covariance matrix of the categories is not computed, because the time is
+# cubic in the number of categories.
 _MOST_FOR_SPREAD = 1000
 
 
@@ -243,9 +244,9 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
     r"""Return the effective number of clustered draws: their number divided by the proportions' mean design effect.
 
-    The first three arguments are those of `_weighted_number`. The result is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 /
-    p_i - \sum_c A_c^2)`. Here K is the number of categories with draws, :math:`p_i` the proportion of category i,
-    :math:`A_{ci}` the weight of cluster c in category i, :math:`A_c` the weight of cluster c, and f the
+    The first three arguments are the same as for `_weighted_number`. The result is :math:`(K - 1) / f (\sum_{ci}
+    A_{ci}^2 / p_i - \sum_c A_c^2)`. Here K is the number of categories with draws, :math:`p_i` the proportion of
+    category i, :math:`A_{ci}` the weight of cluster c in category i, :math:`A_c` the weight of cluster c, and f the
     `cluster_correction`. The analysis of categorical data from complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)

@@ -123,8 +123,8 @@ class KindCounts(CategoryCounts):
         ):
             fewer = (total - 1).clamp(min=torch.finfo(total.dtype).tiny)
             others, share = without(x, fewer), x / total
-            # The change when one draw of a category is left out; the sum of the other categories' terms cancels in the
-            # variance.
+            # If one draw of a category is left out, the sum of the terms becomes the sum of `others` plus `change`. The
+            # sum of `others` is the same for all categories, so it cancels in the variance.
             change = torch.where(x > 0, without((x - 1).clamp(min=0), fewer) - others, 0.0)
             spread = share * (change - (share * change).sum(-1, keepdim=True)).square()
             parts.append(torch.where(total < KNOWN / 2, (total - 1) * spread, 0.0))

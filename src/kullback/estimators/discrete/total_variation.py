@@ -18,9 +18,9 @@ from kullback.estimators.discrete.count_intervals import MOST_UNSEEN
 from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts
 from kullback.estimators.evidence import standard_normal_quantile
 
-# E |Z| for a standard normal variable, and the variance of |Z|.
+# `_MEAN` is E |Z| for a standard normal variable Z, and `_VARIANCE` is the variance of |Z|.
 _MEAN, _VARIANCE = math.sqrt(2 / math.pi), 1 - 2 / math.pi
-# The number of bisections: the 53 bits of a float64 number, and a few more for its scale.
+# The number of bisections is the number of bits of a float64 number, 53, and a few more for the scale of the number.
 _STEPS = 60
 
 

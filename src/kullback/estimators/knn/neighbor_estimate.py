@@ -51,11 +51,11 @@ _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
 # From this number of dimensions on, a third estimate with 4 k neighbors gives a bound for the remaining bias.
 _FEWEST_DIMENSIONS_WIDE = 3
-# The bias is assumed to be a power of k. The power is estimated if the change from k to k / 4 neighbors is more than
-# this many standard errors.
+# The bias is assumed to be proportional to a power of k. The exponent is estimated if the change from k to k / 4
+# neighbors is more than this many standard errors.
 _CLEARLY = 3.0
-# If an estimate is above log m minus this number of nats, where Q has m draws, it depends on distances to the outermost
-# draws of Q. The upper limit is then infinite.
+# An estimate above log m minus this number of nats, for m draws of Q, depends on distances to the outermost draws of Q.
+# The upper limit is then infinite.
 _NEAR_THE_LIMIT = 2.0
 
 
@@ -168,9 +168,9 @@ def nearest_neighbors(
 
         From three dimensions on, the upper limit allows for a bias that decreases with k as slowly as the estimates
         with 4 k, k and k / 4 neighbors permit. From four dimensions on, neighbors may miss a difference between
-        joint distributions with equal margins. So with `whiten`, a regression on the spreads of the components gives a
-        second estimate of KL. The upper limit is raised to the upper limit of this second estimate. If the
-        second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
+        joint distributions with equal margins. So with `whiten`, a logistic regression on features such as log(1 +
+        x_i^2) gives a second estimate of KL. The upper limit is raised to the upper limit of this second estimate. If
+        the second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
         limit is also infinite if most of P is in a region where Q has few draws.
 
         The interval is None in more than 10 dimensions, for draws near a curve or surface of fewer than d dimensions,

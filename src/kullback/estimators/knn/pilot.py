@@ -60,9 +60,9 @@ class MarginalGaussianization:
 
 
 class Whitening:
-    """An affine map that gives draws mean 0 and the identity as covariance, and the normal density g of these draws.
+    """An affine map of draws, and the normal density g with the mean and the covariance of these draws.
 
-    The map turns g into the standard normal density.
+    After the map, the draws have mean 0 and the identity as covariance, and g is the standard normal density.
     """
 
     def __init__(self, mean: Array, root: Array, farthest: float) -> None:
@@ -135,7 +135,10 @@ def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Array]:
-    """Return a component after the map from the best-fitting Student's t to the Gaussian, and the log-derivative."""
+    """Return a component after the map from the best-fitting Student's t to the Gaussian, and the map's log-derivative.
+
+    Both results have the shape of `column`.
+    """
     special = load("scipy.special", "from_density")
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
     some, counted = column[::stride], weights[::stride]
