@@ -79,7 +79,7 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
             "q, to",
             wanted="a start that does not shrink a component to a single point, where the likelihood has no maximum",
             got=f"components that shrink to a point, from each of {len(results)} starts",
-            instead="fixed=('component_distribution.scale',), fewer components, or more starts",
+            instead="fixed=('component_distribution.scale',), a q with fewer components, or starts=10",
         )
     return min(good, key=lambda start: float(start.history[-1]))
 
