@@ -257,10 +257,10 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
 
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of the terms d + c (q / p - 1) with fitted c, and two further results.
+    """Return the weighted mean of d + c (q / p - 1) with fitted c, the standard error of this mean, and the terms.
 
-    These results are the standard error of the mean, and the terms, shape (n,). `units` has the number of each draw's
-    cluster, or of the draw. The two halves for the fits of c are the draws with even and with odd `units`.
+    The terms have the shape (n,). `units` has the number of each draw's cluster, or of the draw. The two halves for the
+    fits of c are the draws with even and with odd `units`.
     """
     used = weights > 0
     extra = torch.where(used, ratio_minus_one(d), 0)

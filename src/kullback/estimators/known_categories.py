@@ -17,8 +17,8 @@ from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evide
 
 # A limit of the interval is found by this number of bisections, about the number of bits of a float64 number.
 _STEPS = 50
-# The upper limit is a center plus a distance. The center is the smaller of two numbers, but at least the bias-corrected
-# estimate: the divergence of the proportions, and the bias-corrected estimate plus `_RARE` / n.
+# The upper limit is a center plus a distance. Let e be the bias-corrected estimate, and D the divergence of the
+# proportions. For n effective draws, the center is max(e, min(D, e + `_RARE` / n)).
 _RARE = 0.5
 # Above this number of degrees of freedom, a normal distribution approximates the chi-squared distribution.
 _MANY = 300

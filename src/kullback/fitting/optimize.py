@@ -19,8 +19,8 @@ from torch import Tensor
 # The Armijo condition uses `_DECREASE` and the Wolfe condition uses `_CURVATURE`. Numerical Optimization (Nocedal and
 # Wright, 2006), section 3.1, recommends these values for quasi-Newton steps.
 _DECREASE, _CURVATURE = 1e-4, 0.9
-# A line search evaluates at most this number of points. After 40 halvings, an interval is as small as float64's
-# rounding.
+# A line search evaluates at most this number of points. 40 halvings divide the length of an interval by 1e12, which is
+# near the precision of float64.
 _TRIALS = 40
 # Above this number of parameters, the Hessian is not computed, because each parameter needs two gradients for the
 # differences.
