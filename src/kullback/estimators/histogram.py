@@ -121,7 +121,7 @@ class _Sorted:
 
 @dataclass(frozen=True)
 class _Sides:
-    """The draws of P and of Q, in their original order and sorted."""
+    """The draws of P and of Q, both in their original order and sorted."""
 
     p: Draws
     q: Draws

@@ -141,7 +141,7 @@ def evidence_by(
     generator: torch.Generator | None = None,
     **named: Any,
 ) -> Evidence:
-    """Return the evidence of a public estimator, with its interval; `Draws` are not checked, unlike `Samples`."""
+    """Return the evidence of a public estimator, with its interval; `checks` returns checked `Draws` unchanged."""
     function, checks, method = estimator.parts
     p, q = checks(method, p, q)
     evidence: Evidence = function(p, q, *options, confidence=confidence, generator=generator, **named)

@@ -93,7 +93,7 @@ def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool
             wanted="finite draws",
             got=f"{int(bad.sum())} of {len(samples)} with an infinity or NaN, the first at index "
             f"{int(bad.int().argmax())}",
-            instead="Samples(x[x.isfinite()]), or Samples(x[x.isfinite().all(-1)]) for vectors, without these draws",
+            instead="Samples(x[x.isfinite()]) for numbers, or Samples(x[x.isfinite().all(-1)]) for vectors",
         )
     return Draws.of(samples)
 

@@ -157,10 +157,10 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return `_Reading.multiples`: the slope at p = q = 1, a and b.
+    """Return three numbers for `_Reading.multiples`: the slope of f at p = q = 1, and numbers a and b.
 
-    The derivatives with respect to log p and log q add up to the terms plus a p + b q. This equation gives a and b. The
-    slope is the derivative with respect to log p at p = q = 1, minus a.
+    The derivatives of the terms with respect to log p and log q add up to the terms plus a p + b q. This equation gives
+    a and b. The slope is the derivative with respect to log p at p = q = 1, minus a.
     """
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)

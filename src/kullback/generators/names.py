@@ -109,7 +109,10 @@ def _usage(kind: type[Divergence]) -> str:
 
 
 def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
-    """Return keyword arguments from the parts after a name; None if the parts do not fit the divergence."""
+    """Return a divergence's keyword arguments from the parts after its name; None if the parts do not fit.
+
+    For example, the parts of 'skew:0.5' are ['0.5'].
+    """
     numbers, flags = _numbers_and_flags(kind)
     arguments: dict[str, Any] = {part: True for part in parts if part in flags}
     texts = [part for part in parts if part not in flags]

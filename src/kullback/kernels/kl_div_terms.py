@@ -49,8 +49,8 @@ class _KLDivTerms(torch.autograd.Function):
         ctx.log_target, ctx.divisor = log_target, divisor
         ctx.save_for_backward(log_q, target)
         ctx.save_for_forward(log_q, target)
-        # The backward pass computes float16 gradients, because a gradient of the forward pass could underflow before
-        # loss scaling multiplies it.
+        # The gradient is computed here, in the forward pass, except in float16. There it could underflow, because the
+        # factor of loss scaling is known only in the backward pass.
         now = divisor is not None and log_q.dtype != torch.float16
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         result, *gradients = terms.compute(log_q, target, log_target, divisor, wanted)

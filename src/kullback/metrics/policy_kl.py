@@ -197,8 +197,8 @@ def _ratio(state: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
     """Return the ratio of two columns' totals and its standard error."""
     count, sums, products = _parts(state)
     mean = sums[above] / sums[below]
-    # `square` is the sum of squares of S - m n. The mean of S - m n is 0, so `square` follows from the deviations of S
-    # and n from their means.
+    # Let S and n be the sums of one sequence in the columns `above` and `below`. The mean of S - mean * n over
+    # sequences is 0, so `square`, the sum of its squares, follows from the deviations of S and n from their means.
     square = products[above, above] - 2 * mean * products[above, below] + mean**2 * products[below, below]
     return mean, (count / (count - 1) * square.clamp(min=0)).sqrt() / sums[below]
 

@@ -117,7 +117,7 @@ def is_always_finite(p: type, q: type) -> bool:
 
 
 def _unknown_density(family: Family) -> Density | None:
-    """Return the density of a member with NaN, for unknown, as every parameter; None if the record has no class."""
+    """Return the density of a family with NaN in place of every parameter; None if `family.density` is no class."""
     if not isinstance(family.density, type):
         return None
     unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")

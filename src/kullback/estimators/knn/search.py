@@ -139,10 +139,10 @@ def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool)
 
 
 def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
-    """Return log(mean of k weights / `overall`), corrected for the bias of the logarithm; `overall` is a mean weight.
+    """Return log(mean of k weights / `overall`), corrected for the bias of the logarithm.
 
-    The bias is minus half the squared relative error of the mean of the k weights. `first` has the sum of these
-    weights, and `second` the sum of their squares.
+    `overall` is the mean of all weights. The bias is minus half the squared relative error of the mean of the k
+    weights. `first` has the sum of these k weights, and `second` the sum of their squares.
     """
     mean = first / k
     variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)

@@ -165,7 +165,10 @@ def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) 
 
 @closed_form(ContinuousBernoulli, Gumbel)
 def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, with log E e^(-X / s) = A(l - 1 / s) - A(l)."""
+    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, where m and s are Q's location and scale.
+
+    With P's logit l and A as in `_log_normalizer`, E e^-z = e^(m / s + A(l - 1 / s) - A(l)).
+    """
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale, loc = upcast(q.scale), upcast(q.loc)
     log_decay = _log_normalizer(logits - 1 / scale) - _log_normalizer(logits)

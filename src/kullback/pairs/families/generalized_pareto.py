@@ -94,7 +94,7 @@ def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Ten
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
-    """Return c where c < `limit`, and 0 elsewhere, so that the moments are finite; the caller returns +inf there."""
+    """Return c where c < `limit`, and 0, with finite moments, elsewhere; the caller returns +inf for the latter."""
     return torch.where(c < limit, c, 0)
 
 

@@ -37,10 +37,10 @@ from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
 # A node with a fraction e^-_FEW of a density's mass is negligible, because rounding errors are about e^-37.
 _FEW = 60.0
-# These constants are errors of the derivatives near a narrow component, relative to the sum of the absolute
-# derivatives. Panels are refined until the error is at most _AIM_OF_SLOPES. A result with an error above
-# _LARGEST_OF_SLOPES is refused. In benchmarks/panel_constants.py, all answers are correct if _AIM_OF_SLOPES is from
-# 1e-13 to 1e-11.
+# These constants limit the error of the terms' derivatives near a component of P or Q that is much narrower than the
+# others. The error is relative to the integral of the absolute derivatives. Panels are refined until the error is at
+# most _AIM_OF_SLOPES. A result with an error above _LARGEST_OF_SLOPES is refused. In benchmarks/panel_constants.py, all
+# answers are correct if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
 # If a panel contains a corner of the terms, such as |p - q| at p = q, the relative error of the panel is assumed to be
 # at least _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but

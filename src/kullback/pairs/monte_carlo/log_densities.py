@@ -61,7 +61,7 @@ class AtDraws(NamedTuple):
 
 
 class _Draws(NamedTuple):
-    """Draws u of P before the maps `steps`, the images x of the draws, and log p at x."""
+    """Draws x of P, and log p at x. The maps `steps` turn the draws u of P's base distribution into x."""
 
     u: Tensor
     x: Tensor
