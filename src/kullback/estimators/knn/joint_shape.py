@@ -17,7 +17,7 @@ from kullback.estimators.draws import Array, Draws
 from kullback.estimators.knn.pilot import MarginalGaussianization
 from kullback.estimators.logistic import Labeled, mean_over_p, number_of_spreads, ridge_logistic, spreads
 
-# `benchmarks/coverage.py` checks these constants on common scales and on Student's t.
+# `benchmarks/coverage.py` checks these constants on draws with one scale for all components and on Student's t.
 
 # The regression needs at least `_FEWEST_DIMENSIONS` dimensions, and `_DRAWS_FOR_FEATURE` draws of each side for each
 # feature. The regression uses at most `_MOST_DRAWS` draws of each side.
@@ -63,6 +63,6 @@ def joint_shape(p: Draws, q: Draws) -> JointShape | None:
 
 
 def _gaussianized(p: Array, q: Array) -> Array:
-    """Return one component of P's and then of Q's draws, after a map that makes Q's draws about normal."""
+    """Return one component of P's draws and then of Q's draws, after a map that makes this component of Q normal."""
     to_normal = MarginalGaussianization(q)
     return np.concatenate([to_normal(p), to_normal(q)])
