@@ -100,13 +100,18 @@ def estimate_from_samples(
                 without_noise(checked_side(call, name, x))[0] if isinstance(x, Samples) else x
                 for name, x in (("p", p), ("q", q))
             )
-        evidence = noted(_in_groups(settings, p, q, kind), _notes_on_values(p, q))
+        evidence = _in_groups(settings, p, q, kind)
+        evidence = noted(evidence, _notes_on_values(p, q, evidence.ends))
     drawn = p if isinstance(p, Draws) or not isinstance(q, Draws) else q
     return replace(estimate_of(evidence, device_of(drawn)), confidence=float(confidence))
 
 
-def _notes_on_values(p: object, q: object) -> list[str]:
-    """Return notes on draws that were made equal, and on integers with so many values that they may be amounts."""
+def _notes_on_values(p: object, q: object, ends: tuple[Any, Any] | None) -> list[str]:
+    """Return notes on draws that were made equal, and on categories with few draws each.
+
+    Integers with so many values may be amounts. Vectors that leave the interval open have fewer values if some of their
+    components are left out.
+    """
     notes: list[str] = []
     for name, side in ((SIDE_P, p), (SIDE_Q, q)):
         if isinstance(side, Draws) and side.merged:
@@ -116,6 +121,13 @@ def _notes_on_values(p: object, q: object) -> list[str]:
             )
     if not (isinstance(p, Draws) and isinstance(q, Draws)) or p.labels is not None or not p.discrete:
         return notes
+    components = p.tensor.shape[1]
+    if components > 1 and (ends is None or not ends[1] < math.inf):
+        half = f"Samples(x[:, :{(components + 1) // 2}])"
+        notes.append(
+            f"Each different vector of {components} components is a category. The divergence of some of the "
+            f"components, such as {half}, is at most the divergence of all, and its interval needs fewer draws."
+        )
     if not (is_integer(p.tensor) and is_integer(q.tensor)):
         return notes
     draws = p.number + q.number
