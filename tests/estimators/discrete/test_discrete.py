@@ -493,25 +493,24 @@ def test_what_is_no_draw_of_categories_is_refused(p, q, options, message):
 
 def test_open_intervals_of_vectors_name_fewer_components() -> None:
     note = (
-        "Each different vector of 10 components is a category. The divergence of some of the components, such as "
-        "Samples(x[:, :5]), is at most the divergence of all, and its interval needs fewer draws."
+        "Each different vector of 12 components is a category. The divergence of some of the components, such as "
+        "Samples(x[:, :6]), is at most the divergence of all, and its interval needs fewer draws."
     )
     of_one = 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6)
     covered = 0
-    for n in (300, 1000, 3000):
+    for n in (300, 400):
         for seed in range(10):
             rng = np.random.default_rng(seed)
-            x, y = rng.random((n, 10)) < 0.5, rng.random((n, 10)) < 0.4
-            half = kl_estimate(Samples(x[:, :5]), Samples(y[:, :5]))
+            x, y = rng.random((n, 12)) < 0.5, rng.random((n, 12)) < 0.4
+            if seed == 0:
+                for dtype in (bool, int):
+                    whole = kl_estimate(Samples(x.astype(dtype)), Samples(y.astype(dtype)))
+                    assert whole.interval is None or float(whole.interval[1]) == math.inf
+                    assert note in whole.notes, (n, dtype, whole.notes)
+            half = kl_estimate(Samples(x[:, :6]), Samples(y[:, :6]))
             assert half.interval is not None, (n, seed)
             low, high = map(float, half.interval)
-            assert high < math.inf, (n, seed)
+            assert high < math.inf, (n, seed, half.notes)
             assert note not in half.notes
-            covered += low <= 5 * of_one <= high
-        for dtype in (bool, int):
-            whole = kl_estimate(Samples(x.astype(dtype)), Samples(y.astype(dtype)))
-            assert whole.interval is None or float(whole.interval[1]) == math.inf
-            assert note in whole.notes, (n, dtype, whole.notes)
-            assert whole.interval is None or float(whole.interval[0]) <= 10 * of_one
-    # Of 200 repetitions of each size, 190, 190 and 191 cover. At 95 %, 5 of 30 or more miss once in 60 times.
-    assert covered >= 26, covered
+            covered += low <= 6 * of_one <= high
+    assert covered >= 17, covered
