@@ -152,7 +152,7 @@ WERE_OPEN = {
     ("PSI of 40 rows of ten categories against 40,000, P = Q", 40): _FEW_ROWS,
     ("PSI of 40 rows of ten categories against 40,000", 40): _FEW_ROWS,
     ("PSI of 40 rows of twenty categories against 40,000, P = Q", 40): (
-        "The posterior needs 4 rows of each category on average. Merge rare categories, or take 80 rows."
+        "The posterior needs 4 rows of each category on average. Merge rare categories, or take 120 rows."
     ),
     ("vectors of ten bits, P = Q", 1000): _OF_BITS,
     ("vectors of ten bits, 0.5 ‖ 0.4", 1000): _OF_BITS,

@@ -310,7 +310,7 @@ def _between_samples(settings: _Settings, p: Draws, q: Draws) -> Evidence:
 
 
 def _is_bounded(evidence: Evidence) -> bool:
-    return evidence.ends is not None and evidence.ends[1] < math.inf
+    return evidence.ends is not None and bool(evidence.ends[1] < math.inf)
 
 
 def _by_components(settings: _Settings, p: Draws, q: Draws) -> Evidence | None:
