@@ -39,9 +39,10 @@ def missed(draws: Labeled, halves: Sequence[Integers], log_odds: Sequence[Array]
 
     The draws j and k have the coordinates i, and y = 1 for draws of P. The classifier gives them the probability c of
     P. The weights w are the shares of P. If the log-ratio is wrong by :math:`\delta`, R estimates
-    :math:`\frac12 \sum_i p_i \delta_i^2`, the divergence of second order. Classifiers are fitted to halves of the draws.
-    Their errors add a bias to pairs of the same half. Pairs of different halves get twice this bias with the other
-    sign. So pairs of the same half count twice.
+    :math:`\frac12 \sum_i p_i \delta_i^2`, the divergence of second order.
+
+    Classifiers are fitted to halves of the draws. Their errors add a bias to pairs of the same half. Pairs of different
+    halves get twice this bias with the other sign. So pairs of the same half count twice.
 
     Arguments:
         draws: the pooled draws. Pairs of draws of the same unit are left out.
