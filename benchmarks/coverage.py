@@ -16,6 +16,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -41,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles of the tests
 from tests.oracles.sample_cases import CASES
 from timing import RESULTS, machine
 
-from kullback import Estimate, Probs, Samples, compare_tables, divergence, kl_estimate
+from kullback import Estimate, Probs, Samples, compare_tables, divergence, estimate, kl_estimate
 from kullback.errors import KullbackError
 from kullback.estimators import bias_corrected, log_ratio
 
@@ -395,6 +396,19 @@ def of_numbers(p: Samples, q: Samples, generator: torch.Generator) -> Estimate:
     return psi_of(*(side.tensor[:, 0].numpy() for side in (p, q)))
 
 
+def of_kind(kind: str) -> Callable[[Samples, Any, torch.Generator], Estimate]:
+    return lambda p, q, _: estimate(p, q, kind=kind)
+
+
+def bits(probability: float, parity: float = 0.0) -> Draw:
+    """Ten bits, each 1 with this probability, independent but for the tilt of the parity of all."""
+    every = np.array(list(itertools.product([0, 1], repeat=10)))
+    p = np.prod(np.where(every == 1, probability, 1 - probability), 1) * np.exp(
+        parity * (-1.0) ** every.sum(1)
+    )
+    return lambda rng, n: every[rng.choice(len(every), n, p=p / p.sum())]
+
+
 def psi_of(*columns: Any) -> Estimate:
     """PSI of two tables with one column each."""
     found = compare_tables(*(pa.table({"x": column}) for column in columns)).columns[0]
@@ -569,6 +583,44 @@ def cases() -> list[Case]:
             40_000,
         ),
         psi("PSI of 40 rows of ten categories against 40,000, P = Q", np.ones(10), np.ones(10), 40, 40_000),
+        psi(
+            "PSI of 40 rows of ten categories against 40,000",
+            np.ones(10),
+            np.exp(0.5 * np.resize([1, -1], 10)),
+            40,
+            40_000,
+        ),
+        psi(
+            "PSI of 40 rows of twenty categories against 40,000, P = Q", np.ones(20), np.ones(20), 40, 40_000
+        ),
+        *[
+            Case(f"vectors of ten bits, {name}", truth, bits(0.5, parity), bits(of_q), n, share)
+            for name, truth, parity, of_q, n, share in (
+                ("P = Q", 0.0, 0.0, 0.5, 1000, 1.0),
+                ("0.5 ‖ 0.4", -5 * math.log(0.96), 0.0, 0.4, 1000, 1.0),
+                ("0.5 ‖ 0.4", -5 * math.log(0.96), 0.0, 0.4, 300, 0.3),
+                (
+                    "tilt 0.5 of the parity",
+                    0.5 * math.tanh(0.5) - math.log(math.cosh(0.5)),
+                    0.5,
+                    0.5,
+                    1000,
+                    0.3,
+                ),
+            )
+        ],
+        *[
+            Case(
+                f"chi2 of numbers, shift {shift:g}",
+                math.expm1(shift**2),
+                of(st.norm(shift)),
+                of(NORMAL),
+                400,
+                1.0,
+                of_kind("chi2"),
+            )
+            for shift in (0.0, 0.5)
+        ],
         Case("clusters, 20 of 50, P = Q", 0.0, clustered(0, 20), clustered(0, 20), 1000, 0.5),
         Case("clusters, 20 of 50, shift 0.5", 0.125, clustered(0, 20), clustered(0.5, 20), 1000),
         Case("clusters, 50 of 20, shift 0.5", 0.125, clustered(0, 50), clustered(0.5, 50), 1000),

@@ -69,6 +69,10 @@ draws, fewer are.
   is infinite if more than 5 % of P's draws, or significantly more than in the categories with one or two draws of Q,
   are in categories without draws of Q. If Q drew no category so rarely, two influential draws of P suffice. The
   probability of categories with at most three draws of P is at its confidence limits, for both limits of the interval.
+* **Vectors of categories.** If the limits of their categories are open, classifiers of the components give the
+  estimate, as for `density_ratio`, provided that a quarter of the draws equals another one. The sides of equal draws
+  show what the classifiers miss. Assumption: they miss as much of log(p / q) in other vectors, as in those with two or
+  three draws. The upper limit allows for two standard errors of it, and is infinite if it is significant.
 * **Other kinds, of categories.** Bounded kinds (JS, total variation, Hellinger, skew KL, alpha in (0, 1)) have finite
   limits: the bias of rare categories is upwards, and the upper limit keeps it. For powers of p / q of order above 1 or
   below 0, such as chi-squared, the upper limit is infinite below 20 draws, and if one side has a draw in a category
@@ -124,6 +128,41 @@ Nearly all panels with gaps are open. Of 200 draws with 15 % of the rows missing
 with a correlation of 0.5 and 30 % missing, 99 of 200 panels of 80 units had an interval, and 86 of these covered. Pass
 `cluster=` for such data.
 """
+
+OPEN_BEFORE = """\
+## Intervals that were always open
+
+The share of repetitions without a finite upper limit, before 2026-11-29 and now, among the hard cases above.
+"""
+
+_FEW_ROWS = (
+    "A category without rows on one side, where 3 or more are expected, gives an infinite upper limit. Merge rare "
+    "categories, or take more rows."
+)
+_OF_THE_TAILS = (
+    "Chi-squared depends on the unobserved tails. Use a bounded kind, such as `js`, or bins: their divergence is a "
+    "lower bound of the divergence of the densities."
+)
+_OF_BITS = (
+    "Classifiers of the bits give the estimate. Where equal vectors show that these miss a part, compare fewer bits: "
+    "their divergence is a lower bound."
+)
+# The cases by name and number of draws, and why some or all of their intervals are still open, with the remedy.
+WERE_OPEN = {
+    ("PSI of 40 rows of six categories against 40,000, P = Q", 40): _FEW_ROWS,
+    ("PSI of 40 rows of six categories against 40,000", 40): _FEW_ROWS,
+    ("PSI of 40 rows of ten categories against 40,000, P = Q", 40): _FEW_ROWS,
+    ("PSI of 40 rows of ten categories against 40,000", 40): _FEW_ROWS,
+    ("PSI of 40 rows of twenty categories against 40,000, P = Q", 40): (
+        "The posterior needs 4 rows of each category on average. Merge rare categories, or take 120 rows."
+    ),
+    ("vectors of ten bits, P = Q", 1000): _OF_BITS,
+    ("vectors of ten bits, 0.5 ‖ 0.4", 1000): _OF_BITS,
+    ("vectors of ten bits, 0.5 ‖ 0.4", 300): _OF_BITS,
+    ("vectors of ten bits, tilt 0.5 of the parity", 1000): _OF_BITS,
+    ("chi2 of numbers, shift 0", 400): _OF_THE_TAILS,
+    ("chi2 of numbers, shift 0.5", 400): _OF_THE_TAILS,
+}
 
 TWO_SAMPLES = """\
 ## One distribution or two?
@@ -287,7 +326,16 @@ def hard_cases(document: dict[str, Any]) -> str:
         cells = [row["case"], f"{row['n']:,}", truth, str(row["repetitions"])]
         body.append([*cells, covers if row["holds"] else f"**{covers}**", width, *shares])
     head = ["", "n", "KL", "repetitions", "covers", "median width", "no upper end", "refused"]
-    return f"{HARD}\n{describe(document['machine'])}\n{table(head, body)}"
+    return f"{HARD}\n{describe(document['machine'])}\n{table(head, body)}\n{were_open(document['rows'])}"
+
+
+def were_open(rows: list[Row]) -> str:
+    body = []
+    for row in rows:
+        if reason := WERE_OPEN.get((row["case"], row["n"])):
+            finite = row["intervals"] * (1 - row["open"]) / row["repetitions"]
+            body.append([row["case"], f"{row['n']:,}", "100 %", f"{100 * (1 - finite):.1f} %", reason])
+    return f"{OPEN_BEFORE}\n{table(['', 'n', 'open before', 'open now', 'reason and remedy'], body)}"
 
 
 def two_samples(document: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
+import numpy as np
 import torch
 from torch.distributions import Categorical, Distribution
 
@@ -22,6 +23,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
+from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, share_of_repeated
 from kullback.estimators.dependence import Grouped, grouped
 from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
@@ -109,13 +111,18 @@ def estimate_from_samples(
                 without_noise(checked_side(call, name, x))[0] if isinstance(x, Samples) else x
                 for name, x in (("p", p), ("q", q))
             )
-        evidence = noted(_in_groups(settings, p, q, kind), _notes_on_values(p, q))
+        evidence = _in_groups(settings, p, q, kind)
+        evidence = noted(evidence, _notes_on_values(p, q, evidence.ends))
     drawn = p if isinstance(p, Draws) or not isinstance(q, Draws) else q
     return replace(estimate_of(evidence, device_of(drawn)), confidence=float(confidence))
 
 
-def _notes_on_values(p: object, q: object) -> list[str]:
-    """Return notes on draws that were made equal, and on integers with so many values that they may be amounts."""
+def _notes_on_values(p: object, q: object, ends: tuple[Any, Any] | None) -> list[str]:
+    """Return notes on draws that were made equal, and on categories with few draws each.
+
+    Integers with so many values may be amounts. Vectors that leave the interval open have fewer values if some of their
+    components are left out.
+    """
     notes: list[str] = []
     for name, side in ((SIDE_P, p), (SIDE_Q, q)):
         if isinstance(side, Draws) and side.merged:
@@ -125,6 +132,13 @@ def _notes_on_values(p: object, q: object) -> list[str]:
             )
     if not (isinstance(p, Draws) and isinstance(q, Draws)) or p.labels is not None or not p.discrete:
         return notes
+    components = p.tensor.shape[1]
+    if components > 1 and (ends is None or not ends[1] < math.inf):
+        half = f"Samples(x[:, :{(components + 1) // 2}])"
+        notes.append(
+            f"Each different vector of {components} components is a category. The divergence of some of the "
+            f"components, such as {half}, is at most the divergence of all, and its interval needs fewer draws."
+        )
     if not (is_integer(p.tensor) and is_integer(q.tensor)):
         return notes
     draws = p.number + q.number
@@ -293,7 +307,9 @@ def _between_samples(settings: _Settings, p: Draws, q: Draws) -> Evidence:
     if few is not None:
         return noted(evidence_by(coverage_adjusted, *few[:2], **settings.options), [few[2]])
     if settings.method != "auto" or estimator is not nearest_neighbors:
-        return evidence_by(estimator, p, q, **settings.options)
+        evidence = evidence_by(estimator, p, q, **settings.options)
+        is_open = settings.method == "auto" and p.discrete and not _is_bounded(evidence)
+        return (_by_components(settings, p, q) if is_open else None) or evidence
     if p.cluster is not None or q.cluster is not None:
         return evidence_by(density_ratio, p, q, **settings.options)
     try:
@@ -302,12 +318,36 @@ def _between_samples(settings: _Settings, p: Draws, q: Draws) -> Evidence:
         evidence = evidence_by(density_ratio, p, q, **settings.options)
         side = SMALL_P if refusal.argument == "p" else SMALL_Q
         return noted(evidence, after=[f"Not by nearest neighbors: {refusal.replace(argument=f'{side}')}"])
-    is_bounded = evidence.ends is not None and evidence.ends[1] < math.inf
-    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or is_bounded or evidence.value == math.inf:
+    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or _is_bounded(evidence) or evidence.value == math.inf:
         return evidence
     other = evidence_by(density_ratio, p, q, **settings.options)
     is_below = other.ends is not None and other.ends[1] < evidence.value
     return evidence if is_below else other
+
+
+def _is_bounded(evidence: Evidence) -> bool:
+    return evidence.ends is not None and bool(evidence.ends[1] < math.inf)
+
+
+def _by_components(settings: _Settings, p: Draws, q: Draws) -> Evidence | None:
+    """Return the evidence of classifiers of the components of vectors of categories, or None if it is open too."""
+    is_few = min(p.groups, q.groups) < FEWEST_FOR_CLASSIFIER
+    if p.tensor.shape[1] == 1 or is_few or p.labels is not None or q.labels is not None:
+        return None
+    both = np.concatenate([side.tensor.cpu().numpy() for side in (p, q)])
+    if share_of_repeated(both, np.concatenate([p.units, q.units + p.groups])) < LEAST_SHARE:
+        return None
+    # Each value of a component but its first is a column of zeros and ones.
+    columns = [column[:, None] == np.unique(column)[1:] for column in both.T]
+    first, second = np.split(np.concatenate(columns, axis=1).astype(float), [len(p)])
+    evidence = evidence_by(density_ratio, p.at(first), q.at(second), **settings.options)
+    if not _is_bounded(evidence):
+        return None
+    note = (
+        f"Too few samples have each vector of {p.tensor.shape[1]} components: the estimate is by classifiers of the "
+        "components."
+    )
+    return noted(evidence, [note])
 
 
 def _estimator(settings: _Settings, p: Draws) -> Callable[..., Estimate]:

@@ -53,7 +53,10 @@ _QUANTILES_IN_A_BIN = 4
 _FEWEST_AT_AN_ATOM = 4
 
 _TAILS_DECIDE = (
-    "A power of p / q of this order depends on the unobserved ends of the tails: the upper limit is infinite."
+    "A power of p / q of this order depends on the unobserved ends of the tails: the upper limit is infinite. For a "
+    "finite one use a bounded kind, such as 'js' or 'hellinger', or bins as categories: "
+    "Samples(np.digitize(x, edges)). The divergence of the bins is a lower bound of the divergence of the densities, "
+    "by the data-processing inequality."
 )
 
 _PREFERRED_VALUES = (

@@ -66,7 +66,7 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     loss = _penalized_loss(coefficients, features, draws, ridge)
     hessian = np.eye(2)
     for _ in range(100):
-        probability = _logistic(features @ coefficients)
+        probability = logistic(features @ coefficients)
         hessian = (features * (weights * probability * (1 - probability))[:, None]).T @ features + np.diag(
             ridge
         )
@@ -81,7 +81,7 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
         coefficients, loss = coefficients - length * step, after
     if coefficients[1] < 0:
         coefficients = np.array([draws.log_prior_odds, 0.0])
-    probability = _logistic(features @ coefficients)
+    probability = logistic(features @ coefficients)
     influence = ((weights * (labels - probability))[:, None] * features) @ np.linalg.inv(hessian)
     return features @ coefficients, influence, features
 
@@ -114,7 +114,7 @@ def ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
     coefficients[0] = draws.log_prior_odds
     loss = _penalized_loss(coefficients, x, draws, ridge)
     for _ in range(_MOST_STEPS):
-        probability = _logistic(x @ coefficients)
+        probability = logistic(x @ coefficients)
         curvature = weights * probability * (1 - probability)
         gradient = x.T @ (weights * (probability - labels)) + ridge * coefficients
         step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(ridge), gradient)
@@ -137,7 +137,8 @@ def _penalized_loss(coefficients: Array, features: Array, draws: Labeled, ridge:
     return float(draws.weights @ losses + 0.5 * ridge @ coefficients**2)
 
 
-def _logistic(x: Array) -> Array:
+def logistic(x: Array) -> Array:
+    """Return the probabilities with the log-odds x."""
     return np.exp(-np.logaddexp(0, -x))
 
 

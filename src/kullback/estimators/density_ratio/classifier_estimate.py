@@ -28,9 +28,11 @@ from kullback.estimators.density_ratio.classifiers import (
     NamedClassifier,
     candidates_for,
     check_classifier,
+    have_two_values,
     users_candidate,
 )
 from kullback.estimators.density_ratio.gaussian import gaussian_kl
+from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, missed, share_of_repeated
 from kullback.estimators.dimension import fills_less
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
 from kullback.estimators.evidence import (
@@ -78,6 +80,8 @@ _DRAWS_FOR_THREADS = 20_000
 _SPLITS = 1, 32
 _HALVINGS = 3, 96
 _BUDGET = 1e8
+# The number of splits into halves that show what a regression misses at coordinates that occur again.
+_SPLITS_FOR_MISSED = 8
 _ON_A_SURFACE = Shift(
     math.inf,
     "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. On a curved surface, "
@@ -116,6 +120,10 @@ def density_ratio(
     halves; the numbers decrease with the numbers of draws and features. For other candidates, there is 1 split into
     folds, and there are 3 into halves. For Gaussian densities, the value needs no splits: it is the unbiased estimate
     of KL between Gaussians.
+
+    If all components have two values, the candidates are linear and quadratic regression and trees. If at least a
+    quarter of the draws equals another one, the sides of equal draws then show what the classifiers miss. The upper
+    limit allows for it, and is infinite if it is significant.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -180,7 +188,8 @@ def density_ratio(
             selected = _select(candidates_for(draws, seed), work, rng)
         result = _combined(selected, sides, work)
         scores = work.scores(selected[0])
-    evidence = replace(_evidence(result, selected, sides, scores, confidence, span.notes), n=n)
+        rest = _missed(selected[0], work, confidence)
+    evidence = replace(_evidence(result, selected, sides, scores, confidence, span.notes, rest), n=n)
     if evidence.influence is None:
         return evidence
     one, other = (x[np.argsort(order)] for x, order in zip(evidence.influence, orders, strict=True))
@@ -418,6 +427,16 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
     return _RatioValue(value + step, np.mean(influences, axis=0), math.hypot(step, of_splits), bias_low)
 
 
+def _missed(best: _Selected, work: _Work, confidence: float) -> Shift | None:
+    """Return what the best candidate may miss of zeros and ones, or None if few draws equal another one."""
+    draws = work.draws
+    if not have_two_values(draws.x) or share_of_repeated(draws.x, draws.units) < LEAST_SHARE:
+        return None
+    halves = work.halves[: _SPLITS_FOR_MISSED if best.candidate.quick else _HALVINGS[0]]
+    log_odds = [calibrated(raw, draws)[0] for raw in work.without_fold(best.candidate, draws, halves)]
+    return missed(draws, halves, log_odds, confidence)
+
+
 def _error_of_mean(values: Sequence[float]) -> float:
     """Return the standard error of the mean of values from random splits, or 0 for a single value."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
@@ -461,11 +480,12 @@ def _evidence(
     scores: Array,
     confidence: float,
     notes: Sequence[str],
+    rest: Shift | None,
 ) -> Evidence:
     """Return the evidence of the estimate.
 
-    `scores` has the calibrated log-ratio of each draw. If many scores of P's draws are above all scores of Q's draws,
-    the upper limit is infinite.
+    `scores` has the calibrated log-ratio of each draw, and `rest` is the result of `_missed`. If many scores of P's
+    draws are above all scores of Q's draws, the upper limit is infinite.
     """
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
@@ -481,12 +501,18 @@ def _evidence(
     )
     if float(p.shares @ (of_p > of_q.max())) > _MOST_BEYOND or result.value > math.log(len(q)):
         return _from_scores(evidence, of_p, of_q, sides, confidence)
-    if fills_less(p.x, q.x):
+    if rest is None and fills_less(p.x, q.x):
         return replace(evidence, beyond=lambda _: _ON_A_SURFACE)
     number = p.effective * p.groups / len(p)
     pairs = [(of_p, of_q), *zip(p.x.T, q.x.T, strict=True)]
     unseen = unseen_in_scores(pairs, p.shares, number, log_ratios=True)
-    return replace(evidence, beyond=partial(upper_end, unseen))
+    if rest is None:
+        return replace(evidence, beyond=partial(upper_end, unseen))
+    return replace(evidence, beyond=lambda half_width: _together(upper_end(unseen, half_width), rest))
+
+
+def _together(one: Shift, other: Shift) -> Shift:
+    return Shift(one.nats + other.nats, " ".join(filter(None, (one.note, other.note))))
 
 
 def _from_scores(

@@ -98,12 +98,20 @@ def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
             lambda: [*_asinh_scaled(), _sklearn("preprocessing").FunctionTransformer(spreads)],
         ),
     ]
+    two_values = have_two_values(draws.x)
+    if two_values:  # then splines and other functions of a component are linear
+        regressions = regressions[:1]
     return [
         _regressions("linear logistic regression", list),
-        *[NamedClassifier(GAUSSIAN, (_gaussian,))] * (2 * d + 4 < fewest),
+        *[NamedClassifier(GAUSSIAN, (_gaussian,))] * (2 * d + 4 < fewest and not two_values),
         *(_regressions(name, features) for has_enough, name, features in regressions if has_enough),
         NamedClassifier("gradient-boosted trees", (_trees(seed),)),
     ]
+
+
+def have_two_values(x: Array) -> bool:
+    """Return whether each column has at most two values."""
+    return bool(((x == x.min(0)) | (x == x.max(0))).all())
 
 
 def check_classifier(call: str, classifier: object) -> None:
