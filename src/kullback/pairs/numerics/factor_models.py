@@ -32,7 +32,7 @@ class Whitened(NamedTuple):
     root: Tensor
 
     def b_transposed(self) -> Tensor:
-        """Return B^T."""
+        """Return B^T for B = U M^(-1/2)."""
         return torch.linalg.solve_triangular(self.root, self.u.mT, upper=False)
 
     def residual(self, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ class Whitened(NamedTuple):
         return v - self.u @ z, z
 
     def log_det(self) -> Tensor:
-        """Return log det M."""
+        """Return log det M for M = I + U^T U."""
         return 2 * torch.log(self.root.diagonal(dim1=-2, dim2=-1)).sum(-1)
 
 

@@ -175,7 +175,7 @@ def given_logits(distribution: Distribution) -> bool:
         return False
     if "_param" in attributes and not can_inspect(probs):  # torch 2.10 compiles no loop over attributes
         return True
-    # torch's `expand` sets the logits after the probs, even if the logits were derived from clamped probabilities.
+    # torch's `expand` copies the probs before the logits, so probs that were set first may be derived from logits.
     first = first_given(distribution, ("probs", "logits"))
     if first == "logits" or not can_inspect(probs):
         return first == "logits"
