@@ -121,9 +121,10 @@ class Line(NamedTuple):
 def breakpoints_on(
     coordinate: Coordinate, densities: Sequence[Placed], shape: torch.Size, *places: Tensor
 ) -> list[Tensor]:
-    """Return breakpoints as values of a coordinate: shape (..., steps) for each peak, (..., 1) for others.
+    """Return a list of the breakpoints of densities, as values of `coordinate`.
 
-    The breakpoints of shape (..., 1) are the points at which a density is not smooth, and the points x in `places`.
+    The list has a tensor of shape (..., steps) for each peak of a density. For each point at which a density is not
+    smooth, and for each point x in `places`, the list has a tensor of shape (..., 1).
     """
     breakpoints: list[Tensor] = []
     for density, own in densities:
@@ -148,7 +149,10 @@ def _is_same(coordinate: Coordinate, other: Coordinate) -> bool:
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
-    """Return a sorted grid of points v that includes breakpoints, to search for the span that is not negligible."""
+    """Return a sorted grid of points v that includes the breakpoints.
+
+    The densities are evaluated on this grid, to find the span where the integrand is not negligible.
+    """
     are_many = len(breakpoints) > _MANY_PEAKS
     marks = _snapped(breakpoints) if are_many else breakpoints
     marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in marks]
@@ -165,8 +169,8 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> Places:
     """Return the edges of the first panels: equal panels from `start` to `stop`, cut at the breakpoints in between.
 
-    If a peak is much narrower than a panel, the panels are cut at all breakpoints of the peak within one panel's size
-    of its center. Without these cuts, the peak could fall between the nodes of a panel.
+    If a peak is much narrower than a panel, the panels are cut at all breakpoints of the peak that are closer to its
+    center than the width of a panel. Without these cuts, the peak could fall between the nodes of a panel.
     """
     size = (stop - start) / panels
     steps = torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)
@@ -211,12 +215,12 @@ def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
 
 
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
-    """Return the breakpoints; of the breakpoints of a peak, only the center and the points 2 widths from the center."""
+    """Return the breakpoints, but for each peak only its center and the points two widths from the center."""
     return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
 
 
 def matters(log_f: Tensor) -> Tensor:
-    """Return a mask of the points where f is not negligible relative to its largest value, from log f."""
+    """Return a mask of the points where f is not negligible relative to its largest value; `log_f` is log f."""
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 

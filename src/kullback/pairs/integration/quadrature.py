@@ -118,8 +118,8 @@ def integrate_kl(
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
         line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
         pair = _Pair(fixed_p, fixed_q, line)
-        # If the ends of P and Q differ, Q's mass on P's support is not 1 and depends on P's ends, so the terms must
-        # exclude q.
+        # If the ends of P and Q differ, Q's mass on P's support is not 1 and depends on P's ends. Then the terms must
+        # be p log(p / q), not p log(p / q) - p + q.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
         judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels

@@ -17,8 +17,7 @@ from kullback.pairs.support import tail_margins
 _FARTHEST = 345.0
 # _NOT_A_POWER bounds the relative deviation of the tail from a pure power at the distance e^_FARTHEST = 7e149.
 _NOT_A_POWER = 1e-12
-# _READ is the error of the power of a tail if the power is measured from values of the density; see
-# densities/black_box.py.
+# _READ is the error of a tail's power that is estimated from values of the density, as in densities/black_box.py.
 _READ = 1e-7
 
 

@@ -20,8 +20,8 @@ from kullback.pairs.integration.lattice import LATTICE, first_panels, nodes_of, 
 from kullback.pairs.integration.panels import Integral, Panels, integrate
 from kullback.pairs.solve_options import Tolerance
 
-# Terms are ignored if p (1 + |log(p / q)|) times P's width is less than e^-140 = 1e-61, so a sum of 1e-40 is exact to
-# 20 digits. In benchmarks/panel_constants.py, all answers are correct for values from -70 to -280.
+# Terms are ignored if p (1 + |log(p / q)|) times P's width is less than e^_NEGLIGIBLE = 1e-61, so a sum of 1e-40 is
+# exact to 20 digits. In benchmarks/panel_constants.py, all answers are correct for values from -70 to -280.
 _NEGLIGIBLE = -140.0
 # _LOG_ZERO replaces log 0, because e^-700 is negligible but does not round to 0.
 _LOG_ZERO = -700.0
@@ -51,7 +51,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
 
         def totals(panels: Panels) -> tuple[KLTotals, Tensor]:
             columns = KLColumns(*panels.columns)
-            # If Q's mass outside the panels is negligible, the terms p log(p / q) - p + q have the same sum.
+            # If Q's mass outside the panels is negligible, p log(p / q) - p + q has the same sum as p log(p / q).
             is_negligible = rest_of_q <= (1e-13 * columns.values[0].sum(-1)).clamp(min=1e-40)
             is_whole = is_negligible & ((columns.mass_q.sum(-1) - 1).abs() < 1e-8)
             return columns.totals(is_whole), is_whole
@@ -134,7 +134,10 @@ def _rate_of(density: Density) -> Tensor:
 
 
 def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tensor:
-    """Return an integer, in direction `step` from `start`, beyond which all terms are negligible; at most `end`."""
+    """Return an integer between `start` and `end` beyond which all terms are negligible.
+
+    The search visits `start` plus multiples of `step`, whose sign is the direction of `end`.
+    """
     doubling = 2.0 ** torch.arange(0, 63, dtype=start.dtype, device=start.device)
     negligible = _NEGLIGIBLE - torch.log(step.abs())
     matters = log_size(start + step * doubling) > negligible
@@ -148,7 +151,10 @@ def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tens
 
 
 def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | float) -> Tensor:
-    """Bound the sum of e^log_size beyond an edge by a geometric series: the ratio of successive terms does not grow."""
+    """Bound the sum of the terms e^log_size beyond an edge by a geometric series.
+
+    The ratio of successive terms is at most their first ratio beyond the edge, or e^log_slowest if this is larger.
+    """
     # Far from 0, successive terms are nearly equal, and successive integers may be the same float. So blocks of
     # integers replace single integers.
     block = 2.0 ** torch.floor(torch.log2(edge.abs().clamp(min=1)) - 20).clamp(min=0)

@@ -115,7 +115,7 @@ class _Cholesky(torch.autograd.Function):
             by_matrix[..., start:stop, :stop] = rows
             by_matrix[..., :start, start:stop] = rows[..., :start].mT
         by_matrix = torch.linalg.solve_triangular(factor.mT, by_matrix, upper=True)
-        for start, stop in _blocks(factor.shape[-1]):  # the derivative is symmetric, so half of it is computed
+        for start, stop in _blocks(factor.shape[-1]):  # half of the symmetric derivative
             rows = by_matrix[..., start:stop, start:]
             _solve(factor, rows.mT, start, is_transposed=True)
             corner = rows[..., : stop - start]
