@@ -45,7 +45,10 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the points center + steps width and, if a width exceeds 6, points around a bend of the log-density."""
+    """Return the points center + steps width and, if a width exceeds 6, points around `bend`.
+
+    At the point `bend`, the slope of the log-density changes quickly.
+    """
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
@@ -146,7 +149,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, with 1 for an infinite `high`, and a mask of these elements; None if all are finite."""
+        """Return high - low, or 1 where `high` is infinite, and a mask of these elements; no mask if there are none."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -301,7 +304,7 @@ class Density(ABC):
         return Coordinate(self.low, self.high)
 
     def tail_factor(self) -> Tensor | float:
-        """Return k if the density falls as u^k e^(-a u) in a tail of level 0; NaN if k is unknown."""
+        """Return k if the density falls as u^k e^(-a u) for u = |x| in a tail of level 0; NaN if k is unknown."""
         return math.nan
 
     def lower_tail(self) -> Tail:

@@ -1,6 +1,7 @@
 """The image of a support under transforms, and the density of a transformed distribution from torch's log_prob.
 
-Torch declares the codomain of the last transform as the support, but the image of the base's support may be smaller.
+Torch declares the codomain of the last transform as the support. The image of the base distribution's support may be
+smaller.
 """
 
 from __future__ import annotations

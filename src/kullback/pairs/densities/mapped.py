@@ -291,7 +291,7 @@ class InverseMappedDensity(MappedDensity):
         return self.function.growths[side].before(tail)
 
     def log_density(self, at: Points) -> Tensor:
-        # The two terms do not cancel, because log f'(x) is large only where the density is small.
+        # The two summands do not cancel, because |log f'(x)| is large only where the density of x is small.
         return self.part.log_density(self._before(at)) + self.function.log_slope(at.x)
 
     def _image(self, y: Tensor) -> Tensor:
@@ -376,7 +376,10 @@ _LOG_HALF = math.log(0.5)
 
 
 def _normal_log_mass(y: Tensor) -> Tensor:
-    """Return log Phi(y) of the standard normal; the derivative of torch's `log_ndtr` is NaN where y^2 overflows."""
+    """Return log Phi(y) for the standard normal distribution function Phi.
+
+    Unlike torch's `log_ndtr`, this function has a finite derivative where y^2 overflows.
+    """
     far = y < -_FAR_OUT
     size = -y.clamp(_LEAST, -_FAR_OUT)
     asymptote = -(size**2) / 2 - torch.log(size) - HALF_LOG_2PI + torch.log1p(-1 / size**2)
@@ -384,7 +387,10 @@ def _normal_log_mass(y: Tensor) -> Tensor:
 
 
 def _normal_quantile(log_mass: Tensor) -> Tensor:
-    """Return the standard normal quantile by Newton's method, whose last two steps make two derivatives exact."""
+    """Return the standard normal quantile of the mass e^log_mass.
+
+    The result of Newton's method is differentiable: its last two steps make the first and second derivatives exact.
+    """
     fixed = log_mass.detach()
     square = (-2 * fixed).clamp(min=10.0)
     start = -torch.sqrt(square - math.log(2 * math.pi) - torch.log(square))
@@ -397,8 +403,8 @@ def _normal_quantile(log_mass: Tensor) -> Tensor:
     return y
 
 
-# For y > _FAR_OUT, the standard normal mass below -y is phi(y) / (y + 1/y) to full precision. An argument below _LEAST
-# counts as _LEAST, whose square does not overflow.
+# For y > _FAR_OUT, the standard normal mass below -y is phi(y) / (y + 1/y) to full precision, where phi is the density.
+# An argument below _LEAST counts as _LEAST, whose square does not overflow.
 _FAR_OUT, _LEAST = 1e4, -1e150
 
 

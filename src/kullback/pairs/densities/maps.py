@@ -300,7 +300,7 @@ def enter_standard(kind: type) -> None:
 
 
 def standardized(d: Any) -> list[Transform]:
-    """Return the steps of the distribution function F((x - loc) / scale) of a member of a location-scale family."""
+    """Return the steps of F((x - loc) / scale), the distribution function of a distribution with a loc and a scale."""
     steps = [shift(-exact(d.loc)), scaling(1 / exact(d.scale)), _STANDARD[type(d)]]
     return [step for step in steps if not (type(step) is AffineTransform and _is_identity([step]))]
 
@@ -335,13 +335,16 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
         return can_inspect_all((a, b)) and are_equal(a, b)
     if not is_whole_graph():
         return outside_of_graphs(are_equal)(a, b)
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports SymPy, as the compiler did
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # loads SymPy, like the compiler
 
     return guard_or_false(cast("bool", (a == b).all().item()))
 
 
 def _is_compared_by_attributes(a: object) -> bool:
-    """Return whether to compare `a` by attributes: its class has no __eq__, or none that torch.compile can trace."""
+    """Return whether to compare `a` by its attributes instead of __eq__.
+
+    Some classes define no __eq__ by value, and torch.compile cannot trace the __eq__ of torch's transforms.
+    """
     if isinstance(a, Distribution):
         return True
     if not (isinstance(a, Transform) and is_of_torch(type(a))):
@@ -382,9 +385,10 @@ def move_apart(a: object, b: object) -> bool:
 
 
 def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
-    """Return the number of last steps that are bijective and equal in both lists: divergences do not depend on them.
+    """Return the number of last steps that are bijective and equal in both lists.
 
-    Steps with equal values count as different if their parameters are different tensors that require gradients.
+    A divergence of the mapped distributions does not depend on these steps. Steps with equal values count as different
+    if their parameters are different tensors that require gradients.
     """
     count = 0
     for step, other in zip(reversed(steps), reversed(others), strict=False):

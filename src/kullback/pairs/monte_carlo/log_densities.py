@@ -61,7 +61,10 @@ class AtDraws(NamedTuple):
 
 
 class _Draws(NamedTuple):
-    """Draws u of P before the maps `steps`, the images x of the draws, and log p at x."""
+    """Draws of P: the draws `u` before P's maps `steps`, the images `x` of `u` under the maps, and log p at `x`.
+
+    The other fields are the same as in `AtDraws`.
+    """
 
     u: Tensor
     x: Tensor
@@ -254,7 +257,7 @@ def _reaches(outer: Density, inner: Density) -> bool:
 
 
 def _coordinate(image: Density, u: Tensor) -> Tensor:
-    """Return the coordinate of the image of u under the maps, on the support of the image."""
+    """Return the image of u under the maps, in the coordinate of the density `image` of the mapped variable."""
     if isinstance(image, _LineDensity):
         return image.coordinate().of(u)
     of_map = cast("Any", image)
@@ -314,9 +317,10 @@ def _without_digits(call: str, p: Distribution, q: Distribution, share: float, h
 
 
 def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
-    """Return a mask of the numbers at which elementwise maps are flat.
+    """Return a mask of the draws at which P's maps are flat: a small change of the draw does not change its image.
 
-    Raise if the log-determinants of the maps prove that a flat map should not be flat.
+    The maps must be elementwise; otherwise the mask is false. Raise if a flat map has a log-determinant that proves
+    that the map is not a bijection.
     """
     x = draws.x.detach()
     if not draws.steps or not all(map(is_of_numbers, draws.steps)):
@@ -335,7 +339,10 @@ def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
 
 
 def _inward(x: Tensor) -> Tensor:
-    """Return each number moved to the next float towards the median of the draws, or to +-4 tiny for numbers near 0."""
+    """Return, for each number, the next float in the direction of the median of the draws.
+
+    Numbers near 0 become 4 times the smallest normal float, with the sign of the median.
+    """
     info = torch.finfo(x.dtype)
     middle = x.nan_to_num(nan=0.0).median(0).values
     near_zero = x.abs() < 4 * info.tiny

@@ -54,7 +54,10 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
 
 
 def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-    """Return the number of standard normal numbers for a draw, and the function that makes draws from these numbers."""
+    """Return the number of standard normal numbers for a draw, and a function that makes draws from such numbers.
+
+    The result is None if P is not a normal distribution with torch's own methods.
+    """
     size = p.event_shape.numel()
     normal = p
     while isinstance(normal, Independent):
