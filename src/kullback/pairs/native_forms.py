@@ -126,7 +126,7 @@ def _variant(function: FormFunction, code: Code, parameters: tuple[str, str], ch
 
 
 def reader_of(name: str, *others: str) -> Reader:
-    """Return a function that returns a tuple of these attributes of a distribution."""
+    """Return a function that returns a tuple of the attributes of a distribution with these names."""
     if others:
         return attrgetter(name, *others)
     get: Callable[[Any], Tensor] = attrgetter(name)

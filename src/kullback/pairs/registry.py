@@ -152,7 +152,7 @@ class Step(NamedTuple):
     """A rule that `solve` tries in a fixed order.
 
     Attributes:
-        rule: a function of the pair, the kind of divergence and the options, which returns None for other pairs.
+        rule: a function of the pair, the kind of divergence and the options. It returns None if it does not apply.
         kinds: whether the rule applies to KL, and whether it applies to other divergences.
         methods: the values of the option `method` that allow the rule.
         of_family: whether the rule uses the formulas of a family; such a rule is skipped if `log_prob` is overridden.
@@ -368,7 +368,7 @@ def _check_unserved(type_p: type, type_q: type) -> None:
             )
         )
     for other_p, other_q in rules:
-        # `first` and `second` match both pairs of types, and neither pair is more specific for them.
+        # The new rule and the other rule both match the types `first` and `second`. Neither rule is more specific.
         first, second = _narrower(type_p, other_p), _narrower(type_q, other_q)
         if first is None or second is None or (first, second) in {*rules, (type_p, type_q)}:
             continue

@@ -70,7 +70,10 @@ def renyi_in_closed_form(
 
 
 def mixed(to_p: Tensor, to_q: Tensor, finite: Tensor, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence from `to_p` = KL(R || P) and `to_q` = KL(R || Q)."""
+    """Return Renyi's divergence from `to_p` = KL(R || P) and `to_q` = KL(R || Q); +inf where `finite` is false.
+
+    The density of R is proportional to p^alpha q^(1 - alpha).
+    """
     return where_finite(finite, to_q + alpha / rest * to_p)
 
 

@@ -27,7 +27,7 @@ from kullback.pairs.numerics.parameters import given_logits
 
 # A list of probabilities has at most _MOST_OUTCOMES outcomes and takes at most 8 MB.
 _MOST_OUTCOMES = 1_000_000
-# If |sum - 1| of these probabilities is at most _MASS, the difference counts as rounding of SciPy's formulas.
+# The probabilities of a list may have a sum that differs from 1 by at most _MASS, because SciPy's formulas are rounded.
 _MASS = 1e-6
 
 _ONE = torch.Size()

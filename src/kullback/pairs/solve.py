@@ -203,7 +203,7 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
 
 def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Return NaN without a gradient for batch elements with a NaN parameter, and another rule's values elsewhere."""
-    sums = map(torch.sum, map(torch.detach, pair.parameters))  # a sum is NaN if one of its terms is
+    sums = map(torch.sum, map(torch.detach, pair.parameters))  # a sum is NaN if an element is NaN
     if not can_inspect_all(pair.parameters) or not any(map(math.isnan, sums)):
         return None
     is_nan: Tensor | None = None
@@ -360,7 +360,7 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
         return None
     p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
-    if is_small:  # equal to the divergence of (Q, P) at order 1 - alpha
+    if is_small:  # then the divergence of (Q, P) of order 1 - alpha gives the divergence
         p, q, alpha, rest = q, p, rest, alpha
     with sides_exchanged() if is_small and not torch.compiler.is_compiling() else nullcontext():
         result = _renyi(pair.call, p, q, alpha, rest, options)
@@ -377,7 +377,10 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
 def _power_of_renyi(
     renyi: Tensor, error: Tensor | None, alpha: float, rest: float, times: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `times` (1 - e^(-rest R)) / (alpha rest) for R = `renyi`, and its error; an overflow becomes +inf."""
+    """Return the power divergence `times` (1 - e^(-rest R)) / (alpha rest) for R = `renyi`, and its error.
+
+    Here `renyi` is Renyi's divergence of order alpha, and rest is 1 - alpha. An overflow becomes +inf.
+    """
     exponent = -rest * renyi
     beyond = exponent > LARGEST_EXPONENT
     value = -times / (alpha * rest) * torch.expm1(torch.where(beyond, 0, exponent))
