@@ -49,7 +49,7 @@ class Means(Protocol):
         ...
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation from one integral; None for a target without a density."""
+        """Return the mean and the standard deviation from one integral, or None for a target without a density."""
         ...
 
     def median(self) -> Tensor:
@@ -57,7 +57,7 @@ class Means(Protocol):
         ...
 
     def extreme(self, side: int) -> Tensor | None:
-        """Return the smallest (side -1) or the largest (side 1) number with mass; None if it is unknown."""
+        """Return the smallest (side -1) or the largest (side 1) number with mass, or None if it is unknown."""
         ...
 
 
@@ -140,14 +140,14 @@ class Family:
 
     @property
     def has_integers(self) -> bool | None:
-        """Whether the values are integers; None for vectors, or if the class declares no support."""
+        """Whether the values are integers, or None if they are vectors or the class declares no support."""
         support: Any = self.type.support
         with suppress(NotImplementedError, AttributeError):
             return None if support.event_dim else support.is_discrete
         return None
 
     def range_of(self, name: str) -> constraints.Constraint | None:
-        """Return the declared range of a parameter; None if it is not declared."""
+        """Return the declared range of a parameter, or None if it is not declared."""
         declared: Any = self.type.arg_constraints
         return declared.get(name) if isinstance(declared, Mapping) else None
 
@@ -170,12 +170,12 @@ def match_of_mean(name: str, of_mean: Callable[[Tensor, Parameters], Tensor]) ->
 
 
 def family_of(kind: type) -> Family | None:
-    """Return the `Family` of a class, or of its nearest base class that has a `Family`; None if there is none."""
+    """Return the `Family` of a class, or of its nearest base class that has a `Family`, or None if there is none."""
     return next((FAMILIES[each] for each in kind.__mro__ if each in FAMILIES), None)
 
 
 def support_of(d: Distribution) -> Any:
-    """Return the support of a distribution, a constraint; None if its class declares none."""
+    """Return the constraint that is the support of a distribution, or None if its class declares none."""
     with suppress(NotImplementedError, AttributeError):
         return d.support
     return None

@@ -104,7 +104,7 @@ def _of_map(d: TransformedDistribution) -> Distribution:
 
 
 def _image_in_family(base: Any, step: Transform) -> Distribution | None:
-    """Return the distribution of step(x) if it belongs to a registered family; None otherwise."""
+    """Return the distribution of step(x) if it belongs to a registered family, or None otherwise."""
     if overrides_density(base):
         return None
     if isinstance(step, AffineTransform):

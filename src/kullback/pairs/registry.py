@@ -48,7 +48,7 @@ FormT = TypeVar("FormT", bound=FormFunction)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    `error` is a function of P, Q and the value; None means the common bound in `kullback.pairs.rounding`. `native`
+    `error` is a function of P, Q and the value; if it is None, the bound is the common bound in `kullback.pairs.rounding`. `native`
     computes the same value in C++. If `yields` is true, another closed form for the same types replaces this form.
     """
 
@@ -183,8 +183,8 @@ class Plan(NamedTuple):
         user_rules: the most specific rules of `register_kl`: none, one, or several that are equally specific.
         third_party: the rule that torch would call without kullback, unless it is torch's rule for torch's types.
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
-        closed_form: the closed form; None without one, or if a class overrides the `log_prob` of its family.
-        reduction: the reduction; None without one.
+        closed_form: the closed form, or None if there is none or a class overrides the `log_prob` of its family.
+        reduction: the reduction, or None if there is none.
         shortcut: a function that computes KL without checks, such as a C++ kernel. The shortcut is None if a subclass
             changes the support, or if a user, or another package for a subclass, has registered a rule.
         is_plain: whether both types are classes of torch that wrap no other distribution.

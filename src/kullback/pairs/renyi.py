@@ -50,7 +50,7 @@ def renyi_form(
 def renyi_in_closed_form(
     p: Distribution, q: Distribution, alpha: float, rest: float, *, wants_error: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return Renyi's divergence of an order from 1/2 on, except 1, and its rounding error; None without a formula.
+    """Return Renyi's divergence of an order from 1/2 on, except 1, and its rounding error, or None if there is no formula.
 
     The error is None unless `wants_error` is true.
     """

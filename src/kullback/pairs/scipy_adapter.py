@@ -129,7 +129,7 @@ def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
 
 
 def _form(name: str) -> ScipyForm | None:
-    """Return the `ScipyForm` of SciPy's distribution with this name; None if torch has no such family."""
+    """Return the `ScipyForm` of SciPy's distribution with this name, or None if torch has no such family."""
     return next((form for form in _forms() if form.name == name), None)
 
 

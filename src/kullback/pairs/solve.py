@@ -272,7 +272,7 @@ def _of_form(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions)
 
 
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
-    """Return the value with +inf, without a gradient, where the formula overflowed; None if another rule is needed.
+    """Return the value with +inf, without a gradient, where the formula overflowed, or None if another rule is needed.
 
     Another rule is needed if the value is NaN for valid parameters.
     """
@@ -392,7 +392,7 @@ def _power_of_renyi(
 def _renyi(
     call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: SolveOptions
 ) -> Estimate | None:
-    """Return Renyi's divergence of order alpha = 1 - rest; None without a formula.
+    """Return Renyi's divergence of order alpha = 1 - rest, or None if there is no formula.
 
     For `Independent` distributions, the divergence is the sum over the event dimensions.
     """
@@ -423,7 +423,7 @@ def _renyi(
 
 
 def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence of the plain forms of P and Q; None if both have no simpler form."""
+    """Return the divergence of the plain forms of P and Q, or None if both have no simpler form."""
     p, q = plain_form(pair.p), plain_form(pair.q)
     if p is pair.p and q is pair.q:
         return None
@@ -432,7 +432,7 @@ def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estim
 
 
 def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return 0 if P and Q are equal; None if they differ, or have different tensors that require gradients."""
+    """Return 0 if P and Q are equal, or None if they differ, or have different tensors that require gradients."""
     p, q = pair.p, pair.q
     if torch.compiler.is_compiling() and p is not q:
         return None

@@ -120,7 +120,7 @@ def is_always_finite(p: type, q: type) -> bool:
 
 
 def _unknown_density(family: Family) -> Density | None:
-    """Return the density of a family with every parameter NaN, for unknown; None if `family.density` is not a class."""
+    """Return a family's density with unknown parameters (NaN), or None if `family.density` is not a class."""
     if not isinstance(family.density, type):
         return None
     unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")
@@ -149,7 +149,7 @@ def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
 
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
-    """Return a mask of the batch elements where KL is certainly +inf; None if no test applies to the densities."""
+    """Return a mask of the batch elements where KL is certainly +inf, or None if no test applies to the densities."""
     if p.has_equal_tails and q.has_equal_tails:
         return _diverges_at(None, None, p.lower_tail(), q.lower_tail())
     lower, upper = _both_ends(p, q)
@@ -166,7 +166,7 @@ def _both_ends(p: Density, q: Density) -> list[_Ends]:
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:
-    """Return the elementwise `or` of the masks that are not None; None if all masks are None."""
+    """Return the elementwise `or` of the masks that are not None, or None if all masks are None."""
     mask: Tensor | None = None
     for test in tests:
         if test is not None:
@@ -202,7 +202,7 @@ def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail)
 
 
 def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Tensor | None:
-    """Return a mask of the elements where P has mass beyond an end, or in a gap, of Q's support; None if none has."""
+    """Return a mask of the elements where P has mass outside of Q's support, or None if there are none."""
     return _any(_reaches_out(*lower, below=True), _reaches_out(*upper, below=False), _reaches_into_gaps(p, q))
 
 
@@ -274,12 +274,12 @@ def _diverges(tail: Tail, other: Tail) -> Tensor:
 
 
 def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:
-    """Return a mask of the batch elements where a divergence is certainly +inf; None if no test applies."""
+    """Return a mask of the batch elements where a divergence is certainly +inf, or None if no test applies."""
     return _any(_is_infinite_as(p, q, growth.far), _is_infinite_as(q, p, growth.near))
 
 
 def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
-    """Return a mask of the elements where the integral of the terms is infinite; None if no test applies.
+    """Return a mask of the elements where the integral of the terms is infinite, or None if no test applies.
 
     `end` describes the growth of the terms as q / p falls to 0.
     """
@@ -293,7 +293,7 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
-    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf; None if none is."""
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf, or None."""
     if 0 <= alpha <= 1:
         return None
     if alpha < 0:

@@ -56,7 +56,7 @@ _SCALINGS = 3
 
 
 def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
-    """Return "summation" or "quadrature" for two densities; None if neither can compute the divergence."""
+    """Return "summation" or "quadrature" for two densities, or None if neither can compute the divergence."""
     if p.integer != q.integer or getattr(kind, "alpha", 0) == math.inf:
         return None
     return "summation" if p.integer else "quadrature"
@@ -227,7 +227,7 @@ def _in_rounds(pair: _Pair) -> Integral:
     short = (~enough).nonzero().squeeze(-1)
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
         result = replaced(short)
-        if size > 1:  # all elements have equally many panels, so an element may lack panels that others needed
+        if size > 1:  # each element had to take panels that other elements needed
             value = result.value.detach()
             refused = ~options.is_accepted(value, result.error) & value.isfinite()
             for index in refused.nonzero().flatten()[:_ALONE].tolist():

@@ -60,7 +60,7 @@ _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Full(NamedTuple):
     """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is the diagonal of the covariance or precision matrix; None if it is unknown. `is_exact` says that the
+    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. `is_exact` says that the
     user passed L.
     """
 
@@ -89,7 +89,7 @@ _Sides = tuple[_Full, _Full] | tuple[_Full, _LowRank] | tuple[_LowRank, _Full]
 
 
 def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
-    """Return KL in the dtype of the parameters; None if rounding costs digits, so that an exact form is needed."""
+    """Return KL in the dtype of the parameters, or None if rounding costs digits, so that an exact form is needed."""
     sides = _sides(p, q)
     if sides is None:
         return None
@@ -101,7 +101,7 @@ def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
 
 
 def large_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
-    """Return a bound on the rounding error of `large_divergence`; None if that function returns None."""
+    """Return a bound on the rounding error of `large_divergence`, or None if that function returns None."""
     sides = _sides(p, q)
     if sides is None or not _is_accepted(sides, upcast(value), dtype_of(p, q)):
         return None

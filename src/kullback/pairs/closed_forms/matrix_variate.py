@@ -46,7 +46,7 @@ def wishart_rounding_error(p: Wishart, q: Wishart, value: Tensor) -> Tensor:
 
 
 def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
-    """Return KL from the KL of normal distributions with the same matrices; None if terms of the sum cancel.
+    """Return KL from the KL of normal distributions with the same matrices, or None if terms of the sum cancel.
 
     With K(c) = KL(N(0, V) || N(0, c W)), the scale matrices V and W, the degrees of freedom n and m, and d dimensions,
     KL = n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2))

@@ -99,7 +99,7 @@ def form_of_normals(name_p: str, name_q: str) -> Form:
 
 
 def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL by the kernel, from the matrices that the user passed; None if the kernel cannot be used."""
+    """Return KL by the kernel from the matrices that the user passed, or None if the kernel cannot be used."""
     name_p, name_q = matrix_of(p), matrix_of(q)
     of_roots = name_p == name_q == "scale_tril"
     if p.event_shape[0] >= (_LARGE_ROOT if of_roots else LARGE_MATRIX):
@@ -166,7 +166,7 @@ def _divergence_of_moments(left: tuple[Tensor, Covariance], right: tuple[Tensor,
 
 
 def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
-    """Return the mean and the covariance of a normal distribution; None for any other distribution.
+    """Return the mean and the covariance of a normal distribution, or None for any other distribution.
 
     A univariate Normal counts as a vector of size 1.
     """
@@ -442,7 +442,7 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
 @closed_form(Independent, LowRankMultivariateNormal, error=_error_of_diagonal, native=_of_diagonal)
 @closed_form(LowRankMultivariateNormal, Independent, error=_error_of_diagonal, native=_of_diagonal)
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
-    """Return KL for covariances of any form; None if the dimensions are independent but not normal."""
+    """Return KL for covariances of any form, or None if the dimensions are independent but not normal."""
     of_p, of_q = as_factor_model(p), as_factor_model(q)
     if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
         return factor_model_divergence(of_p, of_q)

@@ -101,7 +101,7 @@ def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:
 
 
 def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:
-    """Return the lower and the upper end of a distribution's support; None for an infinite end."""
+    """Return the lower and the upper end of a distribution's support, each None if it is infinite."""
     constraint = distribution.support
     constraint = getattr(constraint, "base_constraint", constraint)
     ends: list[Tensor | None] = []
@@ -318,7 +318,7 @@ def _of_any_other(d: Distribution) -> Density | None:
 
 
 def _of_all_values(d: Distribution) -> Density | None:
-    """Return the density with the probabilities of all values; None unless the values are 0, 1, ..., n."""
+    """Return the density with the probabilities of all values, or None unless the values are 0, 1, ..., n."""
     values = upcast(d.enumerate_support(expand=False)).flatten()
     if not bool((values == torch.arange(len(values), device=values.device)).all()):
         return None

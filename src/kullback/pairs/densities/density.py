@@ -252,7 +252,7 @@ class Density(ABC):
 
     @property
     def low(self) -> Tensor | None:
-        """The lower end of the support; None if it is -inf."""
+        """The lower end of the support, or None if it is -inf."""
         end = self.support[0]
         if isinstance(end, str):
             return getattr(self, end)
@@ -260,7 +260,7 @@ class Density(ABC):
 
     @property
     def high(self) -> Tensor | None:
-        """The upper end of the support; None if it is +inf."""
+        """The upper end of the support, or None if it is +inf."""
         end = self.support[1]
         if isinstance(end, str):
             return getattr(self, end)
@@ -391,7 +391,7 @@ def register_density(family: type | str) -> Callable[[DensityReaderT], DensityRe
 
 
 def density_of(distribution: Distribution) -> Density | None:
-    """Return the density of a distribution; None if no registered reader can return it.
+    """Return the density of a distribution, or None if no registered reader can return it.
 
     If a distribution overrides the `log_prob` of its family, the density uses only the methods of the distribution.
     """
@@ -406,6 +406,6 @@ def density_of(distribution: Distribution) -> Density | None:
 
 
 def densities_of(p: Distribution, q: Distribution) -> tuple[Density, Density] | None:
-    """Return the densities of P and Q; None if one of them is unknown."""
+    """Return the densities of P and Q, or None if one of them is unknown."""
     first, second = density_of(p), density_of(q)
     return None if first is None or second is None else (first, second)

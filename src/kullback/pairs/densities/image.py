@@ -25,7 +25,7 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
-    """Return the ends of the image of an interval under a monotone transform; None if they are not known."""
+    """Return the ends of the image of an interval under a monotone transform, or None if they are not known."""
     if torch.compiler.is_compiling():  # a compiled graph cannot read the values of the ends
         return None
     try:
@@ -73,7 +73,7 @@ def density_on_image(d: Distribution, ends: Ends) -> Density:
 
 
 def interval_between(low: Tensor | None, high: Tensor | None) -> constraints.Constraint:
-    """Return the constraint low < x < high; None means that an end is infinite."""
+    """Return the constraint low < x < high. An end that is None is infinite."""
     if low is None:
         return constraints.real if high is None else constraints.less_than(high)
     return constraints.greater_than(low) if high is None else constraints.interval(low, high)

@@ -80,7 +80,7 @@ class Increasing(NamedTuple):
         from_infinity: log(x - f(-inf)) and log(f(+inf) - x), from y.
         after: log |x - f(end)|, from log |y - end|, the end and y.
         before: log |y - end|, from log |x - f(end)|, the end, f(end) and y.
-        limits: f(-inf) and f(+inf); None if they are infinite.
+        limits: f(-inf) and f(+inf), each None if it is infinite.
         growths: how f changes a tail at -inf and at +inf.
         keeps_coordinate: whether y is the `Coordinate` of x, such as y = log x for x = e^y.
     """
@@ -123,7 +123,7 @@ class MappedDensity(Density):
         return None if pieces is None else (self._image(pieces[0]), self._image(pieces[1]))
 
     def _part_end(self, side: int) -> Tensor | None:
-        """Return an end of the part's support; None if the end is infinite or is mapped to infinity."""
+        """Return an end of the part's support, or None if the end is infinite or is mapped to infinity."""
         return self.part.high if side else self.part.low
 
     def _tail_end(self, side: int) -> Tensor | None:
@@ -266,7 +266,10 @@ class InverseMappedDensity(MappedDensity):
         return self.reaches[side] or (mask is not None and bool(mask.all()))
 
     def _at_limit(self, part: Density, side: int) -> Tensor | None:
-        """Return a mask of the elements whose end of `part` is f(-inf) or f(+inf); None if all elements are alike."""
+        """Return a mask of the elements where the end of `part` is f(-inf) or f(+inf).
+
+        The result is None if this is true of all elements or of none.
+        """
         end, limit = part.high if side else part.low, self.function.limits[side]
         return None if self.reaches[side] or end is None or limit is None else end == limit
 

@@ -46,7 +46,7 @@ _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
 def inverted_by(step: Transform) -> Transform | None:
-    """Return f if `step` is torch's wrapper for the inverse of f; None for any other transform."""
+    """Return f if `step` is torch's wrapper for the inverse of f, or None for any other transform."""
     return getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
 
 
@@ -165,7 +165,7 @@ def _shortened(steps: list[Any]) -> list[Transform] | None:
 
 
 def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
-    """Return the steps of log(a + b e^y) for b > 0; None if a or b is unknown or has different signs in the batch.
+    """Return the steps of log(a + b e^y) for b > 0, or None if a or b is unknown or has different signs in the batch.
 
     For a > 0 the result is log a + softplus(y + log(b / a)). For a < 0 the result is log |a| + g(y + log(b / |a|)),
     where g is the inverse of softplus. For a = 0 the result is y + log b.
@@ -195,7 +195,7 @@ def _is_identity(steps: list[Any]) -> bool:
 
 
 def _constant(x: Tensor | float) -> Any:
-    """Return a parameter as a number if all elements are equal; None if they differ or cannot be read."""
+    """Return a parameter as a number if all elements are equal, or None if they differ or cannot be read."""
     if not isinstance(x, Tensor):
         return float(x)
     if torch.compiler.is_compiling() or not can_inspect(x) or is_differentiated(x) or not x.numel():
@@ -284,7 +284,7 @@ def exact(x: Tensor | float) -> Any:
 
 
 def standard_family(step: Transform) -> type | None:
-    """Return the family whose standard distribution function is this step; None for any other step."""
+    """Return the family whose standard distribution function is this step, or None for any other step."""
     return next((family for family, standard in _STANDARD.items() if step is standard), None)
 
 

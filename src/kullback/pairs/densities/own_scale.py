@@ -177,7 +177,7 @@ def _side_by_side(numbers: list[Tensor]) -> Tensor:
 def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> Density:
     """Return the density of (x - loc) / scale for an x with density `d`.
 
-    `component` is the index of the component of `d` with this location and scale; None if no component has them.
+    `component` is the index of the component of `d` with this location and scale, or None if no component has them.
     """
     if not isinstance(d, MixtureDensity):
         return _scaled(d, loc, scale, torch.full_like(scale, component is not None, dtype=torch.bool))

@@ -54,7 +54,7 @@ def concentrations(d: Any) -> Tensor:
 
 
 def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
-    """Return KL by the kernel; None if the kernel does not support the parameters."""
+    """Return KL by the kernel, or None if the kernel does not support the parameters."""
     if p.concentration.shape[-1] <= _LONGEST_ROW:
         return _KERNEL(p, q)
     parameters = p.concentration, q.concentration

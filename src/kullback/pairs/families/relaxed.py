@@ -52,7 +52,7 @@ _SOFTPLUS_NEAR = 0.5
 
 @closed_form(LogitRelaxedBernoulli, LogitRelaxedBernoulli)
 def kl_logit_relaxed_bernoulli(p: LogitRelaxedBernoulli, q: LogitRelaxedBernoulli) -> Tensor | None:
-    """Return d coth(d / 2) - 2, where d is the difference of the logits; None if the temperatures differ.
+    """Return d coth(d / 2) - 2, where d is the difference of the logits, or None if the temperatures differ.
 
     P and Q are logistic distributions with equal scales.
     """
@@ -85,7 +85,7 @@ def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
 
 @closed_form(ExpRelaxedCategorical, ExpRelaxedCategorical, method="series")
 def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor | None:
-    """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)); None if the temperatures differ.
+    """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), or None if the temperatures differ.
 
     Here n is the number of classes with mass in P or Q. D(s) is the sum over the classes k of the Bregman divergences
     of log(1 + e^x) from s to s + d_k, where d_k is Q's logit minus P's logit, minus the mean of these differences. KL

@@ -163,7 +163,7 @@ def kl_bernoulli_bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
 
 @closed_form(Binomial, Binomial, native=ElementForm.BINOMIAL_LOGITS)
 def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
-    """Return `total_count` times KL of one trial; None if the values of `total_count` differ."""
+    """Return `total_count` times KL of one trial, or None if the values of `total_count` differ."""
     counts = upcast(p.total_count), upcast(q.total_count)
     if not all_equal(*counts, "total_count"):
         return None

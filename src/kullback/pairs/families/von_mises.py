@@ -117,7 +117,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def _on_the_circle(k: Tensor, loc: Tensor, scale: Tensor) -> Distribution | None:
-    """Return VonMises(loc, k) if the scale is 1; None for other scales, because torch's circle has the length 2 pi."""
+    """Return VonMises(loc, k), or None if a scale is not 1, because torch's circle has the length 2 pi."""
     return VonMises(loc, k) if bool((scale == 1).all()) else None
 
 

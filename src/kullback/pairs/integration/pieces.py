@@ -28,9 +28,9 @@ _ONE_PLACE = 1e-2
 Both = tuple[Density, Density]
 """The densities of P and Q."""
 Ends = tuple[Tensor | None, Tensor | None]
-"""The lower and upper end of a piece or support; None for an infinite end."""
+"""The lower and the upper end of a piece or of a support, each None if it is infinite."""
 Needed = tuple[Tensor, Tensor] | None
-"""A mask for P and a mask for Q of the nodes at which the density is evaluated; None for all nodes."""
+"""A mask for P and a mask for Q of the nodes at which the density is evaluated, or None for all nodes."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def serves(kind: Divergence) -> bool:
 def estimate(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence
 ) -> Estimate | None:
-    """Return the Monte Carlo estimate of a divergence with its standard error; None if draws cannot estimate the kind.
+    """Return the Monte Carlo estimate of a divergence with its standard error, or None if `serves(kind)` is false.
 
     Raises:
         ArgumentValueError: the draws prove that a density is not normalized.

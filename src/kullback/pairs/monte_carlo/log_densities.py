@@ -218,7 +218,7 @@ def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
 
 
 def _log_density(d: Distribution, at: Points) -> Tensor | None:
-    """Return the log-density of a distribution at exact points; None if `density_of_numbers` is None."""
+    """Return the log-density of a distribution at exact points, or None if `density_of_numbers` is None."""
     density = density_of_numbers(d)
     if density is None:
         return None
@@ -228,7 +228,7 @@ def _log_density(d: Distribution, at: Points) -> Tensor | None:
 
 
 def density_of_numbers(q: Distribution) -> Density | None:
-    """Return the one-dimensional density of each number of Q; None if it is unknown or the numbers are dependent."""
+    """Return the one-dimensional density of each number of Q, or None if it is unknown or the numbers are dependent."""
     while isinstance(q, Independent):
         q = q.base_dist
     density = None if q.event_shape or overrides_density(q) else density_of(q)

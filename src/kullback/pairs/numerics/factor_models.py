@@ -61,7 +61,7 @@ def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
 
 
 def as_factor_model(d: Any) -> FactorModel | None:
-    """Return a normal distribution with covariance W W^T + D as a factor model; None for other distributions.
+    """Return a normal distribution with covariance W W^T + D as a factor model, or None for other distributions.
 
     A diagonal covariance gets a single factor, which is 0.
     """

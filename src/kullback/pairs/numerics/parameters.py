@@ -141,7 +141,7 @@ def _attributes_by_name(distribution: Distribution) -> list[object]:
 
 
 def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | None:
-    """Return the name in `names` whose attribute was set first, at construction; None if no attribute was set.
+    """Return the name in `names` whose attribute was set first, at construction, or None if no attribute was set.
 
     Attributes that torch computes on demand are set later.
     """
@@ -154,7 +154,7 @@ def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | Non
 
 
 def matrix_of(d: Distribution) -> str | None:
-    """Return the name of the matrix parameter that the user passed; None without a matrix parameter."""
+    """Return the name of the matrix parameter that the user passed, or None if there is no matrix parameter."""
     return first_given(d, MATRICES)
 
 
@@ -188,7 +188,7 @@ def given_logits(distribution: Distribution) -> bool:
 
 
 def categorical_of(d: object) -> Categorical | None:
-    """Return a Categorical itself, or the Categorical inside a OneHotCategorical; None for anything else.
+    """Return a Categorical itself, or the Categorical inside a OneHotCategorical, or None for anything else.
 
     The result is also None for a distribution of a class that overrides `log_prob`.
     """

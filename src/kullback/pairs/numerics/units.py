@@ -62,7 +62,10 @@ def _is_mild(d: Distribution) -> bool:
 
 
 def _powers(d: Distribution) -> Units | None:
-    """Return the power of x's unit in each parameter: 1 for a scale, -1 for a rate; None if the family has no unit."""
+    """Return the power of x's unit in each parameter, such as 1 for a scale and -1 for a rate.
+
+    The result is None if the family has no unit.
+    """
     family = None if overrides_density(d) else FAMILIES.get(type(d))
     units = None if family is None else family.units
     return units(d) if callable(units) else units
