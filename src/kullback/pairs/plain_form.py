@@ -38,7 +38,7 @@ from kullback.pairs.registry import is_plain
 
 
 def plain_form(d: Distribution) -> Distribution:
-    """Return the same distribution with fewer wrappers and transforms; `d` itself if none can be removed."""
+    """Return the same distribution with fewer wrappers and transforms, or `d` itself if none can be removed."""
     if is_plain(type(d)) or overrides_density(d):
         return d
     if isinstance(d, Independent):

@@ -48,8 +48,9 @@ FormT = TypeVar("FormT", bound=FormFunction)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    `error` is a function of P, Q and the value; if it is None, the bound is the common bound in `kullback.pairs.rounding`. `native`
-    computes the same value in C++. If `yields` is true, another closed form for the same types replaces this form.
+    `error` is a function of P, Q and the value. If `error` is None, the bound is the common bound in
+    `kullback.pairs.rounding`. `native` computes the same value in C++. If `yields` is true, another closed form for the
+    same types replaces this form.
     """
 
     function: FormFunction

@@ -36,8 +36,8 @@ def renyi_form(
 ) -> Callable[[RenyiRule], RenyiRule]:
     """Register a formula for P and Q in any of these families: a function of P, Q, the order and 1 minus the order.
 
-    The formula may return None. `error` is a function of P, Q and the value that bounds the rounding error; None means
-    the common bound.
+    The formula may return None. `error` is a function of P, Q and the value, and bounds the rounding error. If `error`
+    is None, the common bound `_ROUNDING` is used.
     """
 
     def enter(rule: RenyiRule) -> RenyiRule:
@@ -50,9 +50,9 @@ def renyi_form(
 def renyi_in_closed_form(
     p: Distribution, q: Distribution, alpha: float, rest: float, *, wants_error: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return Renyi's divergence of an order from 1/2 on, except 1, and its rounding error, or None if there is no formula.
+    """Return Renyi's divergence of an order from 1/2 on, except 1, and its rounding error.
 
-    The error is None unless `wants_error` is true.
+    The error is None unless `wants_error` is true. If there is no formula, the result is None.
     """
     if overrides_density(p) or overrides_density(q):
         return None

@@ -89,7 +89,9 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 
 
 def with_equal_outcomes(p: Any, q: Any) -> tuple[Any, Any]:
-    """Return two Categoricals over 0, 1, ... with the same number of classes; added classes have probability 0.
+    """Return two Categoricals over the integers from 0 on with the same number of classes.
+
+    The added classes have probability 0.
 
     Other pairs are returned unchanged. The outcomes of SciPy's distributions are integers, not classes, so the outcomes
     0 to 9 and 0 to 19 are comparable.

@@ -1,4 +1,4 @@
-"""The divergence of two distributions: `estimate` tries rules in a fixed order, and checks and rounds the result."""
+"""`estimate` returns the divergence of two distributions: it tries rules in a fixed order, and checks the result."""
 
 from __future__ import annotations
 
@@ -540,8 +540,8 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
     """Return a sum or an integral if its error is small enough, otherwise the result of another computation.
 
-    The other computation returns 0 if P = Q, or the divergence after undoing the last transforms of P and Q. If neither
-    applies, an error is raised.
+    The other computation returns 0 if P = Q. Otherwise it computes the divergence after undoing the last transforms of
+    P and Q. If this is not possible, an error is raised.
     """
     error = cast("Tensor", result.error)
     # A NaN parameter makes both the value and the error NaN.

@@ -1,4 +1,4 @@
-"""The tests for an infinite divergence: P has mass outside of Q's support, or -log q grows too fast in P's tail."""
+"""The tests for an infinite divergence, if P has mass outside of Q's support or -log q grows too fast in P's tail."""
 
 from __future__ import annotations
 
@@ -259,9 +259,10 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 
 
 def _diverges(tail: Tail, other: Tail) -> Tensor:
-    """Return a mask of the elements where the mean of -log q over P's tail `tail` is infinite; `other` is Q's tail.
+    """Return a mask of the elements where the mean of -log q over P's tail is infinite.
 
-    The mean is infinite if -log q grows at least as fast as 1 / (P's mass beyond x).
+    `tail` is P's tail, and `other` is Q's tail. The mean is infinite if -log q grows at least as fast as
+    1 / (P's mass beyond x).
     """
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
@@ -293,7 +294,10 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
-    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf, or None."""
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf.
+
+    The result is None if there are no such elements.
+    """
     if 0 <= alpha <= 1:
         return None
     if alpha < 0:

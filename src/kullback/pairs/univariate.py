@@ -155,7 +155,7 @@ def _chosen(
 
 
 def _joined(chosen: Tensor, one: Integral, other: Integral) -> Integral:
-    """Return a batch of integrals: `one` where the mask `chosen` is true, and `other` where it is false."""
+    """Return a batch of integrals, from `one` where the mask `chosen` is true, and from `other` where it is false."""
     zero = torch.zeros(chosen.shape, dtype=torch.float64, device="cpu")
     return Integral(
         *(zero.masked_scatter(chosen, x).masked_scatter(~chosen, y) for x, y in zip(one, other, strict=True))

@@ -1,4 +1,4 @@
-"""Closed forms of matrix-variate families: Wishart, and Cholesky factors of correlation matrices (LKJ)."""
+"""Closed forms of the Wishart family and of LKJCholesky, the Cholesky factors of correlation matrices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
 
     With K(c) = KL(N(0, V) || N(0, c W)), the scale matrices V and W, the degrees of freedom n and m, and d dimensions,
     KL = n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2))
-    + sum_i KL(Gamma((n - i) / 2, 1) || Gamma((m - i) / 2, 1)) over i = 0 ... d - 1.
+    + sum_i KL(Gamma((n - i) / 2, 1) || Gamma((m - i) / 2, 1)) over i from 0 to d - 1.
     K(1) and K(4) are computed to full precision, unlike the difference of two log-determinants.
     """
     name_p, name_q, size = matrix_of(p), matrix_of(q), p.event_shape[0]
@@ -97,7 +97,7 @@ def _by_scaled_normals(
 
     For the scale matrices V and W, the degrees of freedom n and m, and d dimensions,
     KL = m KL(N(0, n V) || N(0, m W)) + sum_i KL(Gamma((n - i) / 2, n) || Gamma((m - i) / 2, m))
-    + d (d - 1) / 4 (m / n - 1 - log(m / n)) over i = 0 ... d - 1, where no term is negative.
+    + d (d - 1) / 4 (m / n - 1 - log(m / n)) over i from 0 to d - 1, where no term is negative.
     The products n V and m W of float32 numbers are exact in float64.
     """
     (mean, of_p, of_q), (n, m), (a, b) = matrices, df, halves
@@ -117,7 +117,7 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
     """Return KL of the Cholesky factors in Bartlett's decomposition: d gamma variables, and normals below the diagonal.
 
     With the degrees of freedom n and m, the Cholesky factors L and K of the scale matrices of P and Q, M = K^-1 L,
-    x_i = m_ii^2, a_i = (n - i) / 2 and b_i = (m - i) / 2 for i = 0 ... d - 1,
+    x_i = m_ii^2, a_i = (n - i) / 2 and b_i = (m - i) / 2 for i from 0 to d - 1,
     KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
     + n / 2 times the sum of the squares of M below the diagonal.
     On the theory of statistical regression (Bartlett, 1933)
@@ -136,10 +136,10 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
 
 @closed_form(LKJCholesky, LKJCholesky)
 def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
-    """Return sum_i (i + 1) B(a + i / 2, b + i / 2) over i = 0 ... d - 2 for the concentrations a and b, d dimensions.
+    """Return the sum over i from 0 to d - 2 of (i + 1) B(a + i / 2, b + i / 2), for the concentrations a and b.
 
-    B(x, y) is the Bregman divergence of f(x) = lgamma(x) - lgamma(x + 1 / 2) from x to y. The logarithm of the
-    normalizing constant is a sum of values of f.
+    Here d is the dimension of the matrices, and B(x, y) is the Bregman divergence of f(x) = lgamma(x) -
+    lgamma(x + 1 / 2) from x to y. The logarithm of the normalizing constant is a sum of values of f.
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
     a, b = (upcast(d.concentration).unsqueeze(-1) for d in (p, q))

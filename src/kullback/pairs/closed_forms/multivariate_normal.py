@@ -281,7 +281,7 @@ def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
 
 
 class _Precision(NamedTuple):
-    """The inverse of W W^T + D: D^(-1/2) (1 - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U M^-1."""
+    """The inverse of W W^T + D, which is D^(-1/2) (I - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U (I + U^T U)^-1."""
 
     inverse: Tensor  # the diagonal of D^(-1/2), as a vector
     root: Tensor
@@ -314,7 +314,7 @@ class _Precision(NamedTuple):
         return _sum_of_columns(self.u * self.z)
 
     def diagonal_of_product(self, noise: Tensor, other: _Precision) -> Tensor:
-        """Return the diagonal of this precision times diag(`noise`) times the other precision."""
+        """Return the diagonal of the product of this precision matrix, diag(`noise`) and the other precision matrix."""
         weights = self.inverse * other.inverse
         scaled = weights * noise
         both = self.u.mT @ (scaled.unsqueeze(-1) * other.u)
@@ -365,7 +365,7 @@ def _sum_of_columns(x: Tensor) -> Tensor:
 
 
 def _form_of_factors(derive: Callable[[Parameters], Parameters | None]) -> Form:
-    """Return the kernel of low-rank covariances; `derive` computes the derivatives of KL in float64."""
+    """Return the kernel of low-rank covariances, whose derivatives the function `derive` computes in float64."""
 
     def gradients(parameters: Parameters, grad: Tensor) -> Parameters | None:
         derivatives = derive(tuple(map(upcast, parameters))) if can_inspect(grad) else None

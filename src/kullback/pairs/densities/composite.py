@@ -168,9 +168,9 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
 @dataclass(frozen=True)
 class ZeroInflatedDensity(IntegerDensity):
-    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers, where `part` has p.
+    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers x.
 
-    `log_gate` is log(gate), and `log_rest` is log(1 - gate).
+    Here p is the probability in `part`, `log_gate` is log(gate), and `log_rest` is log(1 - gate).
     """
 
     log_gate: Tensor

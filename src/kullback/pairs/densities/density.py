@@ -149,7 +149,10 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, or 1 where `high` is infinite, and a mask of these elements; no mask if there are none."""
+        """Return high - low, or 1 where `high` is infinite, and a mask of the elements with an infinite `high`.
+
+        If there are no such elements, None is returned instead of the mask.
+        """
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -304,7 +307,7 @@ class Density(ABC):
         return Coordinate(self.low, self.high)
 
     def tail_factor(self) -> Tensor | float:
-        """Return k if the density falls as u^k e^(-a u) for u = |x| in a tail of level 0; NaN if k is unknown."""
+        """Return k if the density falls as u^k e^(-a u) for u = |x| in a tail of level 0, or NaN if k is unknown."""
         return math.nan
 
     def lower_tail(self) -> Tail:

@@ -49,7 +49,7 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
 
 
 class _Image(Distribution):
-    """A distribution with a given support, such as the image of a transform instead of the transform's codomain."""
+    """A copy of a distribution with another support, for example the image of a transform instead of its codomain."""
 
     def __init__(self, base: Distribution, support: Any) -> None:
         self.base = unvalidated(base)

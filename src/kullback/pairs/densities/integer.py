@@ -80,7 +80,7 @@ def log_power(n: Tensor, log_base: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CategoricalDensity(IntegerDensity):
-    """The probabilities of the classes 0, 1, ...; `log_mass` has the classes along the last dimension."""
+    """The probabilities of the integers from 0 on, from their logarithms along the last dimension of `log_mass`."""
 
     smooth: ClassVar[bool] = False
 

@@ -1,7 +1,8 @@
 """The densities of x = f(y) for an increasing f: exp, sigmoid, softplus, distribution functions, and their inverses.
 
-An `Increasing` record describes f by the logarithms of the distances of x and y from the ends of their supports. If f
-were a composition of elementary functions, log(e^y - 1) would overflow for a large y, although the result is about y.
+An `Increasing` record describes f by the logarithms of the distances of x and y from the ends of their supports. The
+functions are not composed of elementary functions, because log(e^y - 1), for example, would overflow for a large y,
+although the result is about y.
 """
 
 from __future__ import annotations
@@ -355,7 +356,7 @@ def _log_log1p(log_d: Tensor) -> Tensor:
 
 
 def _log_minus_log1p(log_d: Tensor, result: Tensor) -> Tensor:
-    """Return log(-log(1 - d)) from log d, or log(`result`) for a d near 1; `result` is -log(1 - d)."""
+    """Return log(-log(1 - d)) from log d, or from `result` = -log(1 - d) if d is near 1."""
     d = torch.exp(log_d.clamp(-30, -0.1))
     far = torch.log(torch.where(log_d > -0.1, result, 1))
     return torch.where(log_d < -30, log_d, torch.where(log_d > -0.1, far, torch.log(-torch.log1p(-d))))
@@ -434,8 +435,8 @@ EXP = Increasing(
         lambda log_d, high, _, y: _log_minus_log1p(log_d - high, high - y),
     ),
 )
-# `LOG` is the record for the inverse of exp. Its `preimage` computes log x from x, not from the logarithm of the
-# distance from 0.
+# `LOG` is the record for the inverse of exp. The `preimage` of `LOG` computes log x from x, and the `preimage` of `EXP`
+# takes the logarithm of the distance of x from 0.
 LOG = EXP._replace(preimage=lambda at: torch.log(at.x))
 SIGMOID = Increasing(
     torch.sigmoid,
@@ -455,8 +456,8 @@ SIGMOID = Increasing(
     ),
     limits=(0.0, 1.0),
 )
-# `LOGIT` is the record for the inverse of sigmoid. Its functions `after` and `before` get the ends of a support as x
-# instead of y, so their formulas differ from the formulas in SIGMOID.
+# `LOGIT` is the record for the inverse of sigmoid. The functions `after` and `before` of `LOGIT` get the ends of a
+# support as x instead of y, so their formulas differ from the formulas in `SIGMOID`.
 LOGIT = SIGMOID._replace(
     after=(
         lambda log_d, low, y: logsigmoid(low) + logsigmoid(-y) + _log_expm1(log_d),

@@ -117,7 +117,7 @@ def _parts(transform: Transform) -> list[Transform]:
 
 
 def _side_by_side(transform: Transform) -> list[Transform]:
-    """Return the transforms of the slices of a StackTransform or CatTransform; an empty list for others."""
+    """Return the transforms of the slices of a StackTransform or CatTransform, or [] for any other transform."""
     return list(transform.transforms) if isinstance(transform, StackTransform | CatTransform) else []
 
 
@@ -327,7 +327,7 @@ def same_maps(a: Any, b: Any) -> bool:
 
 
 def _are_known_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal; False if Python cannot read the values.
+    """Return whether two tensors are equal, or False if Python cannot read the values.
 
     In a graph that torch.compile must not break, only the values of constants can be read.
     """
@@ -399,5 +399,5 @@ def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
 
 
 def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
-    """Return the distribution of a draw from the base after the steps; the base itself if there are no steps."""
+    """Return the distribution of a draw from `base` after the maps `steps`, or `base` itself if there are no steps."""
     return TransformedDistribution(base, steps, validate_args=False) if steps else base

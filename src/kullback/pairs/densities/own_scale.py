@@ -148,9 +148,9 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
 def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]:
     """Return pairs of shares of P and Q, which add up to P and Q.
 
-    For each narrow component of P or Q, the list has a pair of shares in the component's unit. The last pair is the
-    remaining pair, as functions of x. The weights of the shares are functions of x that do not depend on the
-    parameters. So the derivatives of the remaining pair come only from the tails of the narrow components.
+    For each narrow component of P or Q, the list has a pair of shares in the component's unit. The last pair has the
+    remaining weight, and its densities are functions of x. The weights of the shares are functions of x that do not
+    depend on the parameters. So the derivatives of the last pair come only from the tails of the narrow components.
     """
     units: list[tuple[int, int, Tensor, Tensor]] = []
     for side, density in enumerate((p, q)):

@@ -101,7 +101,7 @@ def mean_from_end(x: Tensor) -> Tensor:
 
 
 def continuous_bernoulli_variance(x: Tensor) -> Tensor:
-    """Return the variance for the logit x: A''(x) = 1 / x^2 - 1 / (4 sinh^2(x / 2)), which is 1 / 12 at 0."""
+    """Return the variance 1 / x^2 - 1 / (4 sinh^2(x / 2)) of the ContinuousBernoulli with logit x, 1 / 12 at x = 0."""
     series = (1 / 12, -1 / 240, 1 / 6048, -1 / 172800, 1 / 5322240, -691 / 118879488000, 1 / 5748019200)
     size = x.abs()
     small = torch.where(size < 0.7, x, 0)

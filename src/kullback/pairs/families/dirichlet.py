@@ -68,9 +68,9 @@ def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
 def kl_dirichlet_dirichlet(p: Beta | Dirichlet, q: Beta | Dirichlet) -> Tensor:
     """Return A_q KL(mean_Q || mean_P) + sum_i R(a_pi, a_qi) - R(A_p, A_q) for R = `stirling_bregman`.
 
-    Here a_pi and a_qi are the concentrations of class i, and A_p and A_q are the sums of the concentrations. The
-    formula regroups the terms of the formula in KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
-    (Penny, 2001)
+    Here a_pi and a_qi are the concentrations of class i, and A_p and A_q are the sums of the concentrations. The terms
+    are regrouped from the formula in
+    KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
     return dirichlet_divergence(concentrations(p), concentrations(q))
 

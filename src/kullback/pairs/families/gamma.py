@@ -112,7 +112,7 @@ class ExponentialDensity(DelegatingDensity):
 
     @property
     def part(self) -> GammaDensity:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The same density, as a Gamma density."""
+        """This density as a `GammaDensity` with concentration 1."""
         return GammaDensity(torch.ones_like(self.rate), self.rate)
 
     def tail_factor(self) -> float:
@@ -141,9 +141,9 @@ def shape_and_rate(d: Any) -> tuple[Tensor, Tensor]:
 def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamma | Exponential) -> Tensor:
     """Return a_q (x - 1 - log x) + R(a_p, a_q) with x = mean_P / mean_Q and the concentrations a_p and a_q.
 
-    R is the Bregman divergence of lgamma(a) - a log a + a. For InverseGamma distributions, the means are of 1 / X. The
-    formula regroups the terms of the formula in KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
-    (Penny, 2001)
+    R is the Bregman divergence of lgamma(a) - a log a + a. For InverseGamma variables X, mean_P and mean_Q are means of
+    1 / X. The terms are regrouped from the formula in
+    KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
     return gamma_divergence(*shape_and_rate(p), *shape_and_rate(q))
 

@@ -25,7 +25,7 @@ class KumaraswamyDensity(PowersAtEnds):
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
-        # Near 1, log x has lost digits, so log x is computed from log(1 - x).
+        # Near x = 1, log x has lost digits, so log x is computed from log(1 - x).
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
         # Where 1 - x^a underflows, a (1 - x) replaces 1 - x^a.
         tiny = a * log_x > -1e-100

@@ -90,8 +90,8 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     Here n is the number of classes with mass in P or Q. D(s) is the sum over the classes k of the Bregman divergences
     of log(1 + e^x) from s to s + d_k, where d_k is Q's logit minus P's logit, minus the mean of these differences. KL
     is n E log(sum_k w_k e^d_k) for w uniform on the simplex, and log x = int (e^-t - e^-xt) dt / t with t = e^s gives
-    the integral. The integrand is not negative. It is analytic in a strip around the real line, so the sum over
-    equidistant nodes converges geometrically.
+    the integral. The integrand is not negative. The integrand is analytic in a strip around the real line, so the sum
+    over equidistant nodes converges geometrically.
     The Concrete Distribution (Maddison, Mnih and Teh, 2017)
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):
@@ -129,7 +129,7 @@ def _log_weights(d: ExpRelaxedCategorical) -> Tensor:
 
 
 def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:
-    """Return the Bregman divergence of log(1 + e^x) from s to s + d; `sigmoid` is the derivative at s."""
+    """Return the Bregman divergence of log(1 + e^x) from s to s + d, where `sigmoid` is the derivative at s."""
     near = d.abs() < _SOFTPLUS_NEAR
     rise = sigmoid * torch.expm1(d)
     rest = sigmoid * torch.where(near, expm1mx(d), -d)

@@ -211,7 +211,7 @@ def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinom
 def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
     """Return KL of the number of trials until an outcome occurs, called the last outcome.
 
-    KL is KL of one trial divided by P's probability of the last outcome.
+    The result is KL of one trial divided by P's probability of the last outcome.
 
     Arguments:
         last: log(p / q) of the last outcome.

@@ -1,9 +1,9 @@
 """Divergences other than KL of two densities: an integral over both supports, or a sum over their integers.
 
 On the real line, each piece between ends of supports has panels, and the panels of all pieces are refined together. On
-the integers, every term is summed. At the nodes, weight times density gives the masses of two finite distributions. The
-`total` and the `derivatives` of a kind of divergence give the divergence of these distributions and the derivatives by
-their masses.
+the integers, every term is summed. The products of the weights of the nodes and the densities are the masses of two
+finite distributions. The methods `total` and `derivatives` of a kind of divergence give the divergence of these
+distributions, and the derivatives by their masses.
 """
 
 from __future__ import annotations

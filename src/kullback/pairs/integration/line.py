@@ -220,7 +220,7 @@ def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
 
 
 def matters(log_f: Tensor) -> Tensor:
-    """Return a mask of the points where f is not negligible relative to its largest value; `log_f` is log f."""
+    """Return a mask of the points where f is not negligible relative to its largest value, from `log_f` = log f."""
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 

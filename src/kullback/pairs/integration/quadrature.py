@@ -90,11 +90,11 @@ def integrate_kl(
 ) -> Integral:
     """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
-    If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. The
-    result then includes, for each end, the integral of the terms from the end, as a variable, to its current value. The
-    midpoint rule gives this integral: the distance between the variable and its current value, times the integrand at
-    the midpoint. The value of this integral is 0, and its first and second derivatives are exact. So the derivatives
-    use q next to the end, where the nodes may be too sparse to resolve q.
+    If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. Then
+    the result includes, for each end, the integral of the terms from the end to the detached value of the end. The
+    midpoint rule gives this integral as the difference of both, which is 0 but has derivatives, times the integrand at
+    the midpoint. The first and second derivatives of this integral are exact. They use q next to the end, where the
+    nodes may be too sparse to resolve q.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.

@@ -103,7 +103,10 @@ def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first and last integers of the window, (..., 1), and a bound on the sum of |terms| outside it."""
+    """Return the first and the last integer of the window, and a bound on the sum of |terms| outside of the window.
+
+    The integers have shape (..., 1).
+    """
     shape = (*batch_shape, 1)
     peaks = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
     marks = torch.floor(torch.cat(peaks, -1))
@@ -129,7 +132,7 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
 
 
 def _rate_of(density: Density) -> Tensor:
-    """Return the rate r of an exponential upper tail e^(-r x); infinite for tails that fall faster."""
+    """Return the rate r of an exponential upper tail e^(-r x), or infinity for a tail that falls faster."""
     return tensor_of(density.upper_tail().coefficient, torch.float64).nan_to_num(nan=torch.inf)
 
 
@@ -170,8 +173,8 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
 def _drift(density: Density, x: Tensor) -> Tensor:
     """Return |x - mean| mean / variance, the derivative of the log-density at x by the logarithm of the mean.
 
-    The ratio mean / variance is clamped to 1. Only for a Binomial is the ratio larger. A Binomial also stores the
-    probability of failure to full precision, so the rounding of its mean has less effect.
+    The ratio mean / variance is clamped to 1. The ratio is larger only for a Binomial. The rounding of a Binomial's
+    mean has less effect, because the Binomial also stores the probability of failure to full precision.
     """
     mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)

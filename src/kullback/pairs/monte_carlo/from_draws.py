@@ -311,7 +311,7 @@ def _other(
 
 
 def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
-    """Return the weighted mean of x over the components of a mixture; x unchanged without components.
+    """Return the weighted mean of x over the components of a mixture P, or x itself if P is not a mixture.
 
     If `in_logs`, the result is the logarithm of the weighted mean of e^x.
     """

@@ -15,8 +15,8 @@ from kullback.pairs.numerics.parameters import given_logits
 
 # If two logits differ by less than _CLOSE, the log-ratios are computed from the difference, without cancellation.
 _CLOSE = 1.0
-# If |log(p / q)| is below _NEAR, p log(p / q) - p + q is computed as p times a function of the log-ratio. Otherwise it
-# is at least 4 % of the summands, so their subtraction loses at most two digits.
+# If |log(p / q)| is below _NEAR, p log(p / q) - p + q is computed as p times a function of the log-ratio. Otherwise the
+# sum is at least 4 % of its summands, so at most two digits cancel.
 _NEAR = 0.3
 # Numbers below _LEAST are multiplied by _UNIT, because their products with small factors would be subnormal floats.
 _LEAST, _UNIT = 2.0**-960, 2.0**900
@@ -61,7 +61,9 @@ def rate_of(distribution: Poisson) -> Tensor:
 
 
 def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
-    """Return log(p / q) for the probabilities of success and for the probabilities of failure; 0 where p or q is 0.
+    """Return log(p / q) for the probabilities of success, and log(p / q) for the probabilities of failure.
+
+    Where p or q is 0, the log-ratio is 0.
 
     The log-ratios of nearly equal probabilities have full precision. If the logits differ by d, the ratio p / q of the
     probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). If the user passed probabilities, p / q is

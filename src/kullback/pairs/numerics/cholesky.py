@@ -223,7 +223,7 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
 
 
 def mixed_with_one(m: Relative, share: float) -> Mixed:
-    """Return the Cholesky factor of (1 - share) I + share M M^T; I where this matrix is not positive definite."""
+    """Return the Cholesky factor of (1 - share) I + share M M^T, or I where this matrix is not positive definite."""
     step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
     change = share * (step + step.mT + step @ step.mT)
     exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
@@ -257,7 +257,7 @@ def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
 
 
 def without_expansion(matrix: Tensor, own: Tensor) -> Tensor:
-    """Return matrices without the copies that `expand` added; `own` has the batch shape before `expand`."""
+    """Return matrices without the copies that `expand` added, that is, with the batch shape of `own`."""
     matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
     for axis, size in enumerate(own.shape[:-2]):
         matrix = matrix.narrow(axis, 0, size)

@@ -52,7 +52,7 @@ def whitened_factors(factors: Tensor, root: Tensor) -> Whitened:
 
 
 def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Return the parameters of a distribution; W and D lack batch dimensions that `expand` added."""
+    """Return the parameters of a distribution, where W and D lack the batch dimensions that `expand` added."""
     factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])

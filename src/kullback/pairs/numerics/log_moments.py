@@ -66,9 +66,9 @@ class LogMoments(ABC):
 
 
 class Factor(NamedTuple):
-    """A factor of the moments E X^k: E G^(k power) for G ~ Gamma(concentration, 1); a divisor if `sign` is -1.
+    """A factor of the moments E X^k, which is E G^(k power) for G ~ Gamma(concentration, 1).
 
-    The moments of a Beta variable, for example, have a divisor.
+    If `sign` is -1, the moments are divided by E G^(k power), as for a Beta variable X.
     """
 
     concentration: Tensor
