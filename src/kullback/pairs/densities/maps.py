@@ -183,7 +183,7 @@ def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
 
 
 def _is_identity(steps: list[Any]) -> bool:
-    """Return whether the composition of affine steps is the identity; for several steps, up to rounding."""
+    """Return whether the composition of affine steps is the identity, up to rounding errors if there are several."""
     loc, scale, size = 0.0, 1.0, 0.0
     for step in steps:
         own = [_constant(step.loc), _constant(step.scale)]

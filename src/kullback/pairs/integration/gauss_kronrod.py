@@ -81,8 +81,8 @@ def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Return Kronrod's integrals over the panels and their error estimates, both of shape (..., panels).
 
-    As in QUADPACK, the error estimate is the power 3/2 of the difference between Kronrod's and Gauss's rules. This power
-    falls as fast as the error of a smooth integrand. If the difference exceeds 1/100 of the difference between
+    As in QUADPACK, the error estimate is the power 3/2 of the difference between Kronrod's and Gauss's rules. This
+    power falls as fast as the error of a smooth integrand. If the difference exceeds 1/100 of the difference between
     Kronrod's rule and a third rule of lower degree, the integrand may have a corner. Then the estimate is the
     difference between Kronrod's and Gauss's rules itself.
     """

@@ -227,7 +227,7 @@ def matters(log_f: Tensor) -> Tensor:
 def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
     """Return the last point of a sorted grid before all needed points, and the first point after them.
 
-    Both have shape (..., 1).
+    Both results have shape (..., 1).
     """
     last = v.shape[-1] - 1
     first = is_needed.to(torch.uint8).argmax(-1, keepdim=True)
@@ -236,9 +236,9 @@ def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
-    """Add panels up to the distance e^NEAREST from the finite ends of the line.
+    """Return the panels, and additional panels up to the distance e^NEAREST from each finite end of the line.
 
-    The added panels have almost no mass, but may contribute most of the derivative by an end.
+    The additional panels have almost no mass, but may contribute most of the derivative by an end.
     """
     steps = torch.linspace(0, 1, _OUTER_PANELS + 1, dtype=lower.dtype, device=lower.device)
     for end, side in ((line.coordinate.low, -1), (line.coordinate.high, 1)):

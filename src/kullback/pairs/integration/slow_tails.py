@@ -26,7 +26,7 @@ class SlowTail(NamedTuple):
 
     With s = log u, the integrand is C e^(-margin s) for s > _FARTHEST. So the integral from _FARTHEST to infinity is
     the integrand at _FARTHEST divided by the margin. `side` is -1 for the lower end and 1 for the upper end. `is_slow`
-    is the mask of the batch elements with such a tail, and `v` and `t` are the coordinates of s = _FARTHEST.
+    is the mask of the batch elements with such a tail, and `v` and `t` are the coordinates of the point s = _FARTHEST.
     """
 
     side: int
@@ -44,7 +44,7 @@ class SlowTail(NamedTuple):
     def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
         """Return the integral over the tail beyond _FARTHEST, with its gradient, and the error of this integral.
 
-        Both are 0 for batch elements without a slow tail or with an infinite divergence.
+        Both results are 0 for batch elements without a slow tail or with an infinite divergence.
         """
         margin = tail_margins(p, q)[0 if self.side < 0 else 1]
         is_slow = self.is_slow & is_finite.unsqueeze(-1)
