@@ -152,7 +152,8 @@ def _weighted(log_weights: Tensor, x: Tensor) -> Tensor:
 def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tensor) -> Tensor:
     """Return the variational upper bound of `kl_bounds` at the best phi and psi, which are optimized in turn.
 
-    psi_ab is w_b r_ab for Q's weights w_b and proportions r_ab that sum to 1 over a. `divergences` are KL(f_a || g_b).
+    For Q's weights w_b, psi_ab is w_b r_ab with proportions r_ab that sum to 1 over a. The argument `divergences` has
+    KL(f_a || g_b).
     """
     with torch.no_grad():
         proportions = torch.full_like(divergences, 1 / divergences.shape[-2])

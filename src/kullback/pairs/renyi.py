@@ -24,8 +24,8 @@ from kullback.pairs.density_overrides import overrides_density
 RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
 # An entry of _RULES has the families of P and Q, the formula, and the bound on the formula's rounding error.
 _RULES: list[tuple[tuple[type, ...], RenyiRule, Callable[..., Tensor] | None]] = []
-# _ROUNDING is the rounding error of a formula with a few dozen operations, relative to 1 + the value;
-# tests/pairs/closed_forms/test_renyi.py checks this bound.
+# _ROUNDING bounds the rounding error of a formula with a few dozen operations, relative to 1 + the value. The tests in
+# tests/pairs/closed_forms/test_renyi.py check this bound.
 _ROUNDING = 1e-13
 WIDE_RATIO = 1e150
 """The largest ratio of scales in the formulas: the square of a larger ratio may overflow."""

@@ -20,7 +20,7 @@ from kullback.pairs.registry import ClosedForm
 # no larger error.
 _ROUNDING, _TINY = 1e-12, 1e-15
 # _TRIALS is the number of perturbed evaluations of a closed form between two families, and _SAFETY is the safety factor
-# for the spread of the values. tests/pairs/closed_forms/test_rounding_bounds.py checks the resulting bounds.
+# for the spread of the values. The tests in tests/pairs/closed_forms/test_rounding_bounds.py check the bounds.
 _TRIALS, _SAFETY = 8, 32.0
 # _FARTHEST_LOG is the largest |log x| of a positive float x, because the smallest positive float is e^-745.
 _FARTHEST_LOG = 745.0

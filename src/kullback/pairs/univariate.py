@@ -46,9 +46,9 @@ _ALONE = 16
 # blocks of 512, and 2.2 s in a single block.
 _BLOCK = 512
 # These are three limits for |log S|, where S is the sum or integral of the terms of Renyi's divergence. Above a limit,
-# S is computed again from the logarithms of the terms: above _FAR_APART if the result is not exact enough, above
-# _OF_SUMS for sums over integers, whose rounding errors grow with |log S|, and above _OVERFLOW for integrals, whose
-# terms overflow. tests/pairs/integration/test_renyi_far_apart.py covers sums and integrals of such pairs.
+# S is computed again from the logarithms of the terms. The limit _FAR_APART is for results that are not exact enough.
+# The limit _OF_SUMS is for sums over integers, whose rounding errors grow with |log S|. The limit _OVERFLOW is for
+# integrals, whose terms overflow. The tests in tests/pairs/integration/test_renyi_far_apart.py cover such pairs.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
 # The logarithms of the terms are relative to an estimate of log S, the scale. If the nodes missed the peak of the
 # terms, the scale was wrong, and it is estimated again, at most _SCALINGS times.

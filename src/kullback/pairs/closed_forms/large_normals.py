@@ -360,9 +360,9 @@ def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
 def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
     """Return the float64 Cholesky factor of a matrix or of its inverse, with the unexpanded batch shape of `own`.
 
-    The factor is stored for the next call, because its computation takes longer than the rest of the divergence. The
-    factor is not stored under a transform such as forward-mode differentiation, nor for an inverse whose gradient is
-    needed, because torch must then record the computation.
+    The factor is stored for the next call, because its computation takes longer than the rest of the divergence. If
+    torch must record the computation, the factor is not stored. This is the case under a transform such as forward-mode
+    differentiation, and for an inverse whose gradient is needed.
     """
     needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
     if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):

@@ -25,9 +25,10 @@ from kullback.pairs.sampling.generator import DrawsFrom
 UNDERFLOWED = -746.0
 """The log-density that a distribution may return where its density is positive but underflows to 0."""
 
+# _DRAWS is the number of draws. If fewer than _FEWEST draws are inside of the support, their quartiles are not used.
 _DRAWS, _FEWEST = 257, 8
-# Tails are evaluated at these points. _FAR are values of log(|x| / interquartile range) for an infinite end. _NEAR are
-# values of -log(distance / unit) for a finite end; the unit is |end|, or the interquartile range if the end is 0.
+# Tails are evaluated at these points. For an infinite end, _FAR are values of log(|x| / interquartile range). For a
+# finite end, _NEAR are values of -log(distance / unit). The unit is |end|, or the interquartile range if the end is 0.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
 # _REACHES are the largest log-distances at which the density is evaluated. The square of e^200 does not overflow

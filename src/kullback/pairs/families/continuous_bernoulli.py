@@ -170,7 +170,7 @@ def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) 
 def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X) for X ~ P and Q = Gumbel(m, s), with z = (X - m) / s and the entropy H.
 
-    log E e^(-X / s) = A(l - 1 / s) - A(l), where l is P's logit and A(l) = log((e^l - 1) / l).
+    The code uses log E e^(-X / s) = A(l - 1 / s) - A(l), where l is P's logit and A(l) = log((e^l - 1) / l).
     """
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale, loc = upcast(q.scale), upcast(q.loc)

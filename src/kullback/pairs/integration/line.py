@@ -32,8 +32,8 @@ UNDERFLOW = -700.0
 # `out_to_ends` adds _OUTER_PANELS panels between an end of the line and the nearest panel that contributes to the
 # value. In benchmarks/panel_constants.py, all answers are correct for values from 8 to 48.
 _OUTER_PANELS = 24
-# _EPS bounds the relative rounding error of a few operations. tests/pairs/test_sweep.py compares the error bounds with
-# the true errors.
+# _EPS bounds the relative rounding error of a few operations. The tests in tests/pairs/test_sweep.py compare the error
+# bounds with the true errors.
 _EPS = 8 * torch.finfo(torch.float64).eps
 # _LADDER lists the distances of a density's breakpoints from its center, in units of the density's width. The distances
 # from 40 to 5e9 are needed for the log-density of a mixture, which nearly has a corner wherever another component
@@ -169,7 +169,7 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> Places:
     """Return the edges of the first panels: equal panels from `start` to `stop`, cut at the breakpoints in between.
 
-    If a peak is much narrower than a panel, the panels are cut at all breakpoints of the peak that are closer to its
+    If a peak is much narrower than a panel, the panels are also cut at the peak's breakpoints that are closer to its
     center than the width of a panel. Without these cuts, the peak could fall between the nodes of a panel.
     """
     size = (stop - start) / panels

@@ -114,9 +114,9 @@ def _power(tail: Tail) -> Tensor:
 def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: bool) -> tuple[Tensor, Tensor]:
     """Return two masks of batch elements, which say how the nodes near a shared end move with the parameters.
 
-    The inner density has the smaller support. If the first mask is true, the nodes keep their distance from the end of
-    the inner density; if the second mask is true, from the end of the outer density. If both are false, the ends are
-    constants. For a = `inner` and b = `outer`, at the distance d from the end, the inner density is about d^(a - 1) and
+    The inner density has the smaller support. Where the first mask is true, the nodes keep their distance from the end
+    of the inner density. Where the second mask is true, the nodes keep their distance from the end of the outer
+    density. Where both masks are false, the ends are constants. For a = `inner` and b = `outer`, at the distance d from the end, the inner density is about d^(a - 1) and
     the outer density is about d^(b - 1). The integrand of the derivative by the outer end is d^(s a + (1 - s) b - 2),
     where s is an order of the kind (see `_orders`). If b is 1, the derivative of the outer density is bounded, so the
     nodes keep their distance from the inner end.

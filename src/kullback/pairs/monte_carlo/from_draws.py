@@ -54,7 +54,7 @@ from kullback.results.estimate import Estimate
 
 # _LARGEST_ERROR is the largest accepted relative standard error of the sum S in Renyi's divergence log(S) / (alpha -
 # 1). The bias of log S is about half the square of this error, so at most 0.05.
-# tests/pairs/monte_carlo/test_other_kinds.py checks pairs with larger and smaller errors.
+# The tests in tests/pairs/monte_carlo/test_other_kinds.py check pairs with larger and smaller errors.
 _LARGEST_ERROR = 0.3
 # If the tail index is at least _LARGEST_INDEX, the variance of the terms is infinite.
 _LARGEST_INDEX = 0.5

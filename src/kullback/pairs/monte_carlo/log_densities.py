@@ -36,11 +36,11 @@ from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
 # Rounded draws are refused if the rounding changes the mean of log p - log q by more than the fraction _SHARE of the
 # standard error of this mean. A smaller change is negligible in a confidence interval.
-# tests/pairs/monte_carlo/test_lost_digits.py checks draws below and above this limit.
+# The tests in tests/pairs/monte_carlo/test_lost_digits.py check draws below and above this limit.
 _SHARE = 1e-3
-# A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the log-determinant
-# claims a change of more than _UNITS times the rounding error, the map is not a bijection.
-# tests/pairs/monte_carlo/test_lost_digits.py checks flat maps and maps that are no bijections.
+# A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the image should
+# change by more than _UNITS times its rounding error according to the log-determinant, the map is not a bijection.
+# The tests in tests/pairs/monte_carlo/test_lost_digits.py check flat maps and maps that are no bijections.
 _STEP, _UNITS = 1e-3, 100.0
 
 
