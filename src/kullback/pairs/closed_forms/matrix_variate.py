@@ -23,10 +23,12 @@ from kullback.pairs.registry import closed_form
 __all__: list[str] = []
 
 # For x > _FAR, lgamma(x) - lgamma(x + 1/2) = -log(x) / 2 + sum_k c_k x^-(2k - 1) with the coefficients c = _HALF_STEP.
+# The next two tuples are, up to the sign, the coefficients in the first and the second derivative of this sum.
 _FAR = 10
 _HALF_STEP = (1 / 8, -1 / 192, 1 / 640, -17 / 14336, 31 / 18432, -691 / 180224)
 _HALF_STEP_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
 _HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DERIVATIVE))
+# The Bregman divergence from a to b is computed by quadrature if |b - a| < _NEAR (a + b).
 _NEAR = 0.05
 # These are limits for KL from the kernels of `_by_kernels`. KL must be at least the fraction _LEAST_SHARE of the sum of
 # the terms that may cancel, so that at most three bits are lost. The derivative with respect to the degrees of freedom

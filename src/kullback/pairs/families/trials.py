@@ -140,6 +140,8 @@ class GeometricDensity(IntegerDensity):
 
 # _ENTROPY_SERIES are the coefficients in (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...).
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
+# _LOG_HUGE is the largest exponent of exp without overflow. If both probabilities of success are below _TINY, KL of
+# Geometric distributions is computed from the ratio of the probabilities.
 _LOG_HUGE = 709.0
 _TINY = 1e-30
 _EVEN = (0.5, 0.5, -math.log(2), -math.log(2))  # `Probabilities` of a fair coin

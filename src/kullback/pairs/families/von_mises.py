@@ -59,7 +59,8 @@ def mean_cosine(k: Tensor) -> Tensor:
     return torch.where(k < _LARGE, of_small, 1 + _log_i0_minus_k_derivative(k))
 
 
-# For k > _LARGE, log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n with the coefficients c = _LOG_I0.
+# For k > _LARGE, log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n with the coefficients c = _LOG_I0. The other two
+# tuples are, up to the sign, the coefficients in the first and the second derivative of this sum.
 _LARGE = 40.0
 _LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
 _LOG_I0_DERIVATIVE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))

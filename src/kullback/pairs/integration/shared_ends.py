@@ -116,10 +116,12 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
 
     The inner density has the smaller support. Where the first mask is true, the nodes keep their distance from the end
     of the inner density. Where the second mask is true, the nodes keep their distance from the end of the outer
-    density. Where both masks are false, the ends are constants. For a = `inner` and b = `outer`, at the distance d from the end, the inner density is about d^(a - 1) and
-    the outer density is about d^(b - 1). The integrand of the derivative by the outer end is d^(s a + (1 - s) b - 2),
-    where s is an order of the kind (see `_orders`). If b is 1, the derivative of the outer density is bounded, so the
-    nodes keep their distance from the inner end.
+    density. Where both masks are false, the ends are constants.
+
+    For a = `inner` and b = `outer`, at the distance d from the end, the inner density is about d^(a - 1) and the outer
+    density is about d^(b - 1). The integrand of the derivative by the outer end is d^(s a + (1 - s) b - 2), where s is
+    an order of the kind (see `_orders`). If b is 1, the derivative of the outer density is bounded, so the nodes keep
+    their distance from the inner end.
     """
     near, far = _orders(kind, q_is_smaller)
     order = torch.where(inner > outer, near, torch.where(inner < outer, far, 0.0))

@@ -11,9 +11,9 @@ from kullback.pairs.densities.density import Density
 from kullback.pairs.integration.line import NEGLIGIBLE, Line
 from kullback.pairs.support import tail_margins
 
-# At the distance e^_FARTHEST, panels end and a closed form begins. The square of this distance, as which log q may
-# grow, does not overflow float64. In benchmarks/panel_constants.py, all answers are correct for values from 300 to
-# 350.
+# At the distance e^_FARTHEST, panels end and a closed form begins. The function log q may grow as the square of the
+# distance, and the square of e^_FARTHEST does not overflow float64. In benchmarks/panel_constants.py, all answers are
+# correct for values from 300 to 350.
 _FARTHEST = 345.0
 # _NOT_A_POWER bounds the relative deviation of the tail from a pure power at the distance e^_FARTHEST = 7e149.
 _NOT_A_POWER = 1e-12
