@@ -178,7 +178,7 @@ def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
     """Return a - b for P's tail u^-a and -log q ~ u^b, at the lower ends and at the upper ends of both supports.
 
     Here u is |x| at an infinite end, and 1 / distance at a finite end. The difference is infinite where the ends of P
-    and Q differ, or where a tail is not of this form. It is None if this is true of all elements of the batch.
+    and Q differ, or where a tail is not of this form. If this is true of all elements of the batch, the result is None.
     """
     lower, upper = p.lower_tail(), p.upper_tail()
     of_lower = of_upper = None

@@ -143,7 +143,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
 def _are_sums(p: FactorModel, q: FactorModel, dtype: torch.dtype) -> bool:
     """Return whether to compute KL from W and D instead of Cholesky factors.
 
-    This is done for many dimensions, if no variance in D may have lost digits as the square of a deviation.
+    W and D are used for many dimensions, if no variance in D may have lost digits as the square of a deviation.
     """
     if _is_formed(p, q):
         return False

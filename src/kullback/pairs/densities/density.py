@@ -303,7 +303,7 @@ class Density(ABC):
         return []
 
     def coordinate(self) -> Coordinate:
-        """Return a variable that maps the support to the whole line."""
+        """Return the coordinate that maps the support to the whole real line."""
         return Coordinate(self.low, self.high)
 
     def tail_factor(self) -> Tensor | float:

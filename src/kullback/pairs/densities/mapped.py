@@ -269,7 +269,7 @@ class InverseMappedDensity(MappedDensity):
     def _at_limit(self, part: Density, side: int) -> Tensor | None:
         """Return a mask of the elements where the end of `part` is f(-inf) or f(+inf).
 
-        The result is None if this is true of all elements or of none.
+        The result is None if this is true of all elements, or cannot be true of any element.
         """
         end, limit = part.high if side else part.low, self.function.limits[side]
         return None if self.reaches[side] or end is None or limit is None else end == limit

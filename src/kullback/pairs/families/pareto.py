@@ -30,8 +30,8 @@ class ParetoDensity(PositiveAtEnds):
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale)
-        # `log_ratio` is -log(x / scale). It is not computed by torch's softplus, which has an error of 2e-9 where
-        # softplus becomes linear.
+        # `log_ratio` is -log(x / scale). Torch's softplus is not used, because it has an error of 2e-9 where it becomes
+        # linear.
         log_ratio = logsigmoid(log_scale - at.log_above(self.scale))
         return torch.log(self.alpha) + (self.alpha + 1) * log_ratio - log_scale
 

@@ -176,7 +176,7 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials 1 / p, where p is P's probability of success."""
     a, b = probabilities_of(p), probabilities_of(q)
-    # For tiny probabilities of success, the odds against success may overflow. Then KL depends only on the ratio of the
+    # For tiny probabilities of success, the odds against success may overflow, and KL depends only on the ratio of the
     # two probabilities. If both P and Q were made from logits, the general formula gives this ratio more exactly.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     tiny = tiny & (a.logits is None or b.logits is None)

@@ -22,7 +22,7 @@ from kullback.pairs.numerics.parameters import is_tracked
 # log-density may have another break at any distance, so the smallest step is 8^-15, which is close to rounding.
 _STEPS = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
 # _FOR_LEVEL and _FOR_SLOPE are weights of a function's values at x + h, ..., x + 5 h. The weighted sums extrapolate the
-# value at x, and h times the slope at x. They are exact for polynomials of degree 4.
+# value at x, and h times the slope at x. The extrapolation is exact for polynomials of degree 4.
 _FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
 _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
 # The absolute values of _FOR_SLOPE add up to 56, and each value has a relative rounding error near eps, so _ROUNDING
@@ -40,7 +40,7 @@ class Break(NamedTuple):
     """A point at which the log-density of P or Q has a corner or a jump; all tensors have shape (..., 1)."""
 
     side: int
-    """0 for a break of P's log-density, 1 for a break of Q's log-density."""
+    """The value 0 for a break of P's log-density, or 1 for a break of Q's log-density."""
     place: Tensor
     """The position of the break as a value of v, with derivatives by the parameters."""
     jumps: Tensor

@@ -40,8 +40,8 @@ class DivergenceTerms(NamedTuple):
     kind: Divergence
     beyond: int | None = None
     """The index, 0 for P or 1 for Q, of the density that may have mass outside the other density's support, next to an
-    end that both supports share. Such mass contributes a constant times the mass to the divergence. The derivatives by
-    the masses of this density do not include this constant."""
+    end that both supports share. Outside the other support, the divergence is a constant times the mass. The derivatives
+    by the masses of this density do not include this constant."""
     log_scale: Tensor | None = None
     """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of order a of distant P and Q; else
     None. If `log_scale` is given, the terms are p^a q^(1 - a) / e^log_scale. The terms of the power divergence would
@@ -126,7 +126,8 @@ class DivergenceTerms(NamedTuple):
         for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
             clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
             # The total mass is 1 for all parameters, so the derivative by the total mass cancels in every derivative
-            # by a parameter. It is subtracted here, because rounding would make the cancellation inexact.
+            # by a parameter. The derivative by the total mass is subtracted here, because rounding would make the
+            # cancellation inexact.
             if side != self.beyond:
                 mass = torch.exp(log)
                 mean = clean.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)

@@ -83,8 +83,8 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
     As in QUADPACK, the error estimate is the power 3/2 of the difference between Kronrod's and Gauss's rules. This
     power falls as fast as the error of a smooth integrand. If the difference exceeds 1/100 of the difference between
-    Kronrod's rule and a third rule of lower degree, the integrand may have a corner. Then the estimate is the
-    difference between Kronrod's and Gauss's rules itself.
+    Kronrod's rule and a third rule of lower degree, the integrand may have a corner. In this case, the error estimate
+    is the difference between Kronrod's and Gauss's rules itself.
     """
     weights = WEIGHTS.to(f.device)
     fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)

@@ -93,8 +93,8 @@ def integrate_kl(
     If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. Then
     the result includes, for each end, the integral of the terms from the end to the detached value of the end. The
     midpoint rule gives this integral as the difference of both, which is 0 but has derivatives, times the integrand at
-    the midpoint. The first and second derivatives of this integral are exact. They use q next to the end, where the
-    nodes may be too sparse to resolve q.
+    the midpoint. The first and second derivatives of this integral are exact. The derivatives use q next to the end,
+    where the nodes may be too sparse to resolve q.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
@@ -118,8 +118,8 @@ def integrate_kl(
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
         line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
         pair = _Pair(fixed_p, fixed_q, line)
-        # If the ends of P and Q differ, Q's mass on P's support is not 1 and depends on P's ends. Then the terms must
-        # be p log(p / q), not p log(p / q) - p + q.
+        # If the ends of P and Q differ, Q's mass on P's support is not 1 and depends on P's ends. So the terms must be
+        # p log(p / q), not p log(p / q) - p + q.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
         judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels

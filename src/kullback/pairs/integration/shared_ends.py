@@ -198,8 +198,9 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 class _FollowingDensity(DelegatingDensity):
     """The density `part` at nodes that keep their distance from the end of another density, `lower` or `upper`.
 
-    This end has the same value as the end of `part`. The masks `at_low` and `at_high` select the batch elements. In the
-    selected elements, the distance of a node from the end of `part` is differentiable by both ends.
+    The end of the other density has the same value as the end of `part`. The masks `at_low` and `at_high` select the
+    batch elements. In the selected elements, the distance of a node from the end of `part` is differentiable by both
+    ends.
     """
 
     part: Density

@@ -20,7 +20,7 @@ from kullback.pairs.numerics.parameters import matrix_of
 # If the squared norm of the whitened difference of the covariances is below _NEAR, M is computed from the difference.
 # The identity plus a difference of norm below 1 is positive definite, so the exact value of _NEAR does not matter.
 _NEAR = 0.02
-# _LEAST_WIDTH is the smallest number of columns in a block of `solve_lower`. It was chosen by
+# _LEAST_WIDTH is the smallest number of columns in a block of `solve_lower`. The value was chosen by
 # benchmarks/bench_normals.py, like the width of the blocks in `triangular`.
 _LEAST_WIDTH = 128
 # The squares of numbers from _LEAST_RATIO to _MOST_RATIO neither underflow nor overflow float64.
