@@ -26,8 +26,8 @@ from kullback.pairs.support import check_comparable
 # The optimization of the upper bound has _ITERATIONS steps. The bound is valid after each step, and each step lowers
 # the bound.
 _ITERATIONS = 100
-# _POWERS are the powers t of the integrals of f^t g. Each power gives a valid bound, and `kl_bounds` uses the best
-# bound.
+# _POWERS are the powers t in the integrals of f^t g for components f of P and g of Q. Each power gives a valid bound,
+# and `kl_bounds` uses the best bound.
 _POWERS = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 2.0)
 
 
@@ -139,18 +139,22 @@ def _divergences(f: Distribution, g: Distribution) -> Tensor:
 
 
 def _log_sums(log_weights: Tensor, x: Tensor) -> Tensor:
-    """Return log sum_b w_b e^x_ab."""
+    """Return log sum_b w_b e^x_ab for the weights w_b and x of shape (..., a, b); the result has shape (..., a)."""
     return safe_logsumexp(log_weights.unsqueeze(-2) + x, -1)
 
 
 def _weighted(log_weights: Tensor, x: Tensor) -> Tensor:
-    """Return sum_a w_a x_a, where a component of weight 0 adds 0 even if x_a is infinite."""
+    """Return sum_a w_a x_a for the weights w_a, where a component of weight 0 adds 0 even if x_a is infinite."""
     used = log_weights > -torch.inf
     return torch.where(used, torch.exp(log_weights) * torch.where(used, x, 0), 0).sum(-1)
 
 
 def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tensor) -> Tensor:
-    """Return the upper bound at psi_ab = w_b r_ab and the best phi, after optimizing r and phi in turn."""
+    """Return the variational upper bound of `kl_bounds` at the best phi and psi, which are optimized in turn.
+
+    For Q's weights w_b, psi_ab is w_b r_ab with proportions r_ab that sum to 1 over a. The argument `divergences` has
+    KL(f_a || g_b).
+    """
     with torch.no_grad():
         proportions = torch.full_like(divergences, 1 / divergences.shape[-2])
         for _ in range(_ITERATIONS):
@@ -165,10 +169,12 @@ def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tens
 
 
 def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
-    """Return t H(f_a) + log int f_a^t g_b for normal components, with shape (powers, ..., a, b); H is the entropy.
+    """Return t H(f_a) + log int f_a^t g_b for the powers t in `_POWERS`, with shape (powers, ..., a, b).
 
-    The formula is (t d - log det(1 + t G) - t |C^-1 z|^2) / 2 with G = L^-1 S L^-T, C C^T = 1 + t G and
-    z = L^-1 (m_a - m_b). L is the Cholesky factor of f_a's covariance, and S is the covariance of g_b.
+    Here H is the entropy, and f_a and g_b are components. If they are not normal, the result is None. The formula is
+    (t d - log det(I + t G) - t |C^-1 z|^2) / 2 for d dimensions, with G = L^-1 S L^-T, C C^T = I + t G and
+    z = L^-1 (m_a - m_b). L is the Cholesky factor of f_a's covariance, S is the covariance of g_b, and m_a and m_b are
+    the means.
     """
     first, second = moments(f), moments(g)
     if first is None or second is None:
@@ -190,5 +196,8 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
 
 
 def _least(log_weights: Tensor, products: Tensor) -> Tensor:
-    """Return the minimum of log sum_b w_b e^x_ab over the powers and the power 0, at which the logarithm is 0."""
+    """Return the minimum over the powers of log sum_b w_b e^x_ab for x = `products`, or 0 if the minimum is positive.
+
+    Power 0, which is not in `_POWERS`, gives the value 0.
+    """
     return _log_sums(log_weights, products).amin(0).clamp(max=0)

@@ -153,7 +153,7 @@ def are_valid(d: Distribution) -> bool:
 def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
     """Return a mask of the numbers in x that satisfy a constraint.
 
-    For a constraint of events, the mask has size 1 along the dimensions of the event.
+    If the constraint is on a vector or matrix, the mask has size 1 along the dimensions of the vector or matrix.
     """
     inside = constraint.check(x)
     return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside

@@ -53,7 +53,7 @@ def _unwrapped(d: Distribution) -> Distribution:
 
 
 def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
-    """Check all transforms in a distribution, and return the ends of its support; None if they are unknown."""
+    """Check all transforms in a distribution, and return the ends of its support, or None if they are unknown."""
     d = _unwrapped(d)
     if not isinstance(d, TransformedDistribution):
         return _ends_of(support_of(d))
@@ -154,7 +154,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
 
 
 def _range_of(owner: Distribution, name: str) -> object:
-    """Return the declared range of a parameter; None if it is not declared."""
+    """Return the declared range of a parameter, or None if it is not declared."""
     try:
         return owner.arg_constraints.get(name)
     except NotImplementedError:

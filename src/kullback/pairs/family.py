@@ -1,6 +1,6 @@
-"""`Family`, the record of the facts about a family of distributions, and the table of all records.
+"""`Family`, a record of the facts about a family of distributions, and `FAMILIES`, the table of all these records.
 
-These parts of the library read the records: closed forms from moments, the test for an infinite divergence, the
+The following parts of the library read the records: closed forms from moments, the test for an infinite divergence, the
 conversion from SciPy, the change of units, the compiled kernels and `fit`. So no part needs a separate table of types.
 """
 
@@ -17,7 +17,7 @@ from torch.distributions import Distribution, Transform, constraints
 
 from kullback.common.dtypes import upcast
 
-# `End` is an end of a support: a number, the name of a parameter, or None for any other end.
+# `End` is an end of a support: a number, the name of the parameter that is the end, or None for any other end.
 End = float | str | None
 REAL: tuple[End, End] = (-inf, inf)
 POSITIVE: tuple[End, End] = (0.0, inf)
@@ -49,7 +49,7 @@ class Means(Protocol):
         ...
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation from one integral; None for a target without a density."""
+        """Return the mean and the standard deviation from one integral, or None for a target without a density."""
         ...
 
     def median(self) -> Tensor:
@@ -57,12 +57,12 @@ class Means(Protocol):
         ...
 
     def extreme(self, side: int) -> Tensor | None:
-        """Return the smallest (side -1) or the largest (side 1) number with mass; None if it is unknown."""
+        """Return the smallest (side -1) or the largest (side 1) number with mass, or None if it is unknown."""
         ...
 
 
 class ScipyForm(NamedTuple):
-    """A distribution of SciPy that is a member of a family of torch.
+    """A distribution of SciPy that belongs to a family of torch.
 
     Attributes:
         name: the name of the distribution, such as ``"gamma"``, or of the class of its object.
@@ -107,7 +107,7 @@ class Family:
             this map.
         log_moments: returns the `LogMoments` of a distribution P, for KL to every family with `from_log_moments`.
         from_log_moments: returns KL(P || Q) from the `LogMoments` of P and a distribution Q of this family.
-        image: returns the distribution of loc + scale x, from the distribution of x, loc and scale.
+        image: returns the distribution of loc + scale x. The arguments are the distribution of x, loc and scale.
         cdf: returns the elementary steps of the distribution function, for transforms by this function.
         curve: the distribution function for location 0 and scale 1, an `Increasing` of `densities/mapped.py`.
         scipy: the distributions of SciPy that belong to the family.
@@ -140,20 +140,20 @@ class Family:
 
     @property
     def has_integers(self) -> bool | None:
-        """Whether the values are integers; None for vectors, or if the class declares no support."""
+        """Whether the values are integers, or None if they are vectors or the class declares no support."""
         support: Any = self.type.support
         with suppress(NotImplementedError, AttributeError):
             return None if support.event_dim else support.is_discrete
         return None
 
     def range_of(self, name: str) -> constraints.Constraint | None:
-        """Return the declared range of a parameter; None if it is not declared."""
+        """Return the declared range of a parameter, or None if it is not declared."""
         declared: Any = self.type.arg_constraints
         return declared.get(name) if isinstance(declared, Mapping) else None
 
 
 FAMILIES: dict[type, Family] = {}
-"""The records by their types."""
+"""Each class of distributions with its record, a `Family`."""
 
 
 def symmetric_image(member: Any, loc: Tensor, scale: Tensor) -> Distribution:
@@ -170,12 +170,12 @@ def match_of_mean(name: str, of_mean: Callable[[Tensor, Parameters], Tensor]) ->
 
 
 def family_of(kind: type) -> Family | None:
-    """Return the record of a class, or of its nearest base class that has a record; None if there is no record."""
+    """Return the `Family` of a class, or of its nearest base class that has a `Family`, or None if there is none."""
     return next((FAMILIES[each] for each in kind.__mro__ if each in FAMILIES), None)
 
 
 def support_of(d: Distribution) -> Any:
-    """Return the support of a distribution, a constraint; None if its class declares none."""
+    """Return the constraint that is the support of a distribution, or None if its class declares none."""
     with suppress(NotImplementedError, AttributeError):
         return d.support
     return None

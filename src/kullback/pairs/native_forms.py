@@ -86,7 +86,7 @@ class NativeForm:
         return self._of_logits.form
 
     def __call__(self, p: Any, q: Any) -> Tensor | None:
-        """Return the divergence; None if the kernel does not support P and Q."""
+        """Return the divergence, or None if the kernel does not support P and Q."""
         if not is_ordinary_call():
             return None
         variant = self._of_logits if self._of_probs is None else self._variant_of(p, q)
@@ -101,7 +101,7 @@ class NativeForm:
         return divergence(variant.form, parameters, required)
 
     def _variant_of(self, p: Any, q: Any) -> _Variant | None:
-        """Return the kernel for the parameters that the user passed; None if one side has logits, the other probs."""
+        """Return the kernel for the user's parameters, or None if one side has logits and the other side has probs."""
         in_logits = {
             given_logits(getattr(d, "_categorical", d))
             for d, has_choice in zip((p, q), self._has_choice, strict=True)
@@ -126,7 +126,7 @@ def _variant(function: FormFunction, code: Code, parameters: tuple[str, str], ch
 
 
 def reader_of(name: str, *others: str) -> Reader:
-    """Return a function that returns a tuple of these attributes of a distribution."""
+    """Return a function that returns a tuple of the attributes of a distribution with these names."""
     if others:
         return attrgetter(name, *others)
     get: Callable[[Any], Tensor] = attrgetter(name)
@@ -134,7 +134,7 @@ def reader_of(name: str, *others: str) -> Reader:
 
 
 def divergence_of(form: Form, parameters: Parameters) -> Tensor | None:
-    """Return the divergence by a kernel, in the dtype of the parameters; None if the kernel cannot be used."""
+    """Return the divergence by a kernel, in the dtype of the parameters, or None if the kernel cannot be used."""
     required = required_gradients(parameters)
     if required is None and any(isinstance(x, Tensor) and x.is_inference() for x in parameters):
         parameters = tuple(map(recordable, parameters))  # autograd cannot save a tensor of inference mode

@@ -14,7 +14,7 @@ _MIXTURE = "MixtureSameFamily(Categorical(torch.tensor({weights})), {parts})"
 
 
 def line_for(x: object, name: str) -> str | None:
-    """Return the line of code that turns an object into a distribution or draws; None for an unknown object.
+    """Return the line of code that turns an object into a distribution or draws, or None for an unknown object.
 
     Arguments:
         x: the object, which the user passed as an argument.
@@ -31,7 +31,7 @@ def line_for(x: object, name: str) -> str | None:
 
 
 def _of_class(x: type) -> str | None:
-    """Return the line of code that makes an instance, for a user who passed a class; None for an unknown class."""
+    """Return the line of code that makes an instance of the class x, which the user passed, or None if x is unknown."""
     is_scipy = any(kind.__name__ == "_ProbabilityDistribution" for kind in x.__mro__)
     if not (is_scipy or issubclass(x, Distribution)):
         return None

@@ -38,7 +38,7 @@ from kullback.pairs.registry import is_plain
 
 
 def plain_form(d: Distribution) -> Distribution:
-    """Return the same distribution with fewer wrappers and transforms; `d` itself if none can be removed."""
+    """Return the same distribution with fewer wrappers and transforms, or `d` itself if none can be removed."""
     if is_plain(type(d)) or overrides_density(d):
         return d
     if isinstance(d, Independent):
@@ -53,7 +53,9 @@ def plain_form(d: Distribution) -> Distribution:
 
 
 def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution] | None:
-    """Return P and Q after undoing the last transform of P, or of Q, that maps the line onto a part of it; else None.
+    """Return P and Q after undoing a transform of P or Q that maps the real line onto a part of it, such as exp.
+
+    The transforms after it are undone too. If neither P nor Q has such a transform, the result is None.
 
     A transform such as exp brings an infinite end close to 0, where float64 cannot resolve the mass of a slowly falling
     tail. Undoing the transform does not change the divergence, and float64 resolves this mass on the whole line.
@@ -102,7 +104,7 @@ def _of_map(d: TransformedDistribution) -> Distribution:
 
 
 def _image_in_family(base: Any, step: Transform) -> Distribution | None:
-    """Return the distribution of step(x) if it belongs to a registered family; None otherwise."""
+    """Return the distribution of step(x) if it belongs to a registered family, or None otherwise."""
     if overrides_density(base):
         return None
     if isinstance(step, AffineTransform):

@@ -48,8 +48,9 @@ FormT = TypeVar("FormT", bound=FormFunction)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    `error` is a function of P, Q and the value; None means the common bound in `kullback.pairs.rounding`. `native`
-    computes the same value in C++. If `yields` is true, another closed form for the same types replaces this form.
+    `error` is a function of P, Q and the value. If `error` is None, the bound is the common bound in
+    `kullback.pairs.rounding`. `native` computes the same value in C++. If `yields` is true, another closed form for the
+    same types replaces this form.
     """
 
     function: FormFunction
@@ -152,7 +153,7 @@ class Step(NamedTuple):
     """A rule that `solve` tries in a fixed order.
 
     Attributes:
-        rule: a function of the pair, the kind of divergence and the options, which returns None for other pairs.
+        rule: a function of the pair, the kind of divergence and the options. It returns None if it does not apply.
         kinds: whether the rule applies to KL, and whether it applies to other divergences.
         methods: the values of the option `method` that allow the rule.
         of_family: whether the rule uses the formulas of a family; such a rule is skipped if `log_prob` is overridden.
@@ -183,8 +184,8 @@ class Plan(NamedTuple):
         user_rules: the most specific rules of `register_kl`: none, one, or several that are equally specific.
         third_party: the rule that torch would call without kullback, unless it is torch's rule for torch's types.
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
-        closed_form: the closed form; None without one, or if a class overrides the `log_prob` of its family.
-        reduction: the reduction; None without one.
+        closed_form: the closed form, or None if there is none or a class overrides the `log_prob` of its family.
+        reduction: the reduction, or None if there is none.
         shortcut: a function that computes KL without checks, such as a C++ kernel. The shortcut is None if a subclass
             changes the support, or if a user, or another package for a subclass, has registered a rule.
         is_plain: whether both types are classes of torch that wrap no other distribution.
@@ -368,7 +369,7 @@ def _check_unserved(type_p: type, type_q: type) -> None:
             )
         )
     for other_p, other_q in rules:
-        # `first` and `second` match both pairs of types, and neither pair is more specific for them.
+        # The new rule and the other rule both match the types `first` and `second`. Neither rule is more specific.
         first, second = _narrower(type_p, other_p), _narrower(type_q, other_q)
         if first is None or second is None or (first, second) in {*rules, (type_p, type_q)}:
             continue

@@ -24,8 +24,8 @@ from kullback.pairs.density_overrides import overrides_density
 RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
 # An entry of _RULES has the families of P and Q, the formula, and the bound on the formula's rounding error.
 _RULES: list[tuple[tuple[type, ...], RenyiRule, Callable[..., Tensor] | None]] = []
-# _ROUNDING is the rounding error of a formula with a few dozen operations, relative to 1 + the value;
-# tests/pairs/closed_forms/test_renyi.py checks this bound.
+# _ROUNDING bounds the rounding error of a formula with a few dozen operations, relative to 1 + the value. The tests in
+# tests/pairs/closed_forms/test_renyi.py check this bound.
 _ROUNDING = 1e-13
 WIDE_RATIO = 1e150
 """The largest ratio of scales in the formulas: the square of a larger ratio may overflow."""
@@ -36,8 +36,8 @@ def renyi_form(
 ) -> Callable[[RenyiRule], RenyiRule]:
     """Register a formula for P and Q in any of these families: a function of P, Q, the order and 1 minus the order.
 
-    The formula may return None. `error` is a function of P, Q and the value that bounds the rounding error; None means
-    the common bound.
+    The formula may return None. `error` is a function of P, Q and the value, and bounds the rounding error. If `error`
+    is None, the common bound `_ROUNDING` is used.
     """
 
     def enter(rule: RenyiRule) -> RenyiRule:
@@ -50,9 +50,9 @@ def renyi_form(
 def renyi_in_closed_form(
     p: Distribution, q: Distribution, alpha: float, rest: float, *, wants_error: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return Renyi's divergence of an order from 1/2 on, except 1, and its rounding error; None without a formula.
+    """Return Renyi's divergence of an order from 1/2 on, except 1, and its rounding error.
 
-    The error is None unless `wants_error` is true.
+    The error is None unless `wants_error` is true. If there is no formula, the result is None.
     """
     if overrides_density(p) or overrides_density(q):
         return None
@@ -70,7 +70,10 @@ def renyi_in_closed_form(
 
 
 def mixed(to_p: Tensor, to_q: Tensor, finite: Tensor, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence from `to_p` = KL(R || P) and `to_q` = KL(R || Q)."""
+    """Return Renyi's divergence from `to_p` = KL(R || P) and `to_q` = KL(R || Q); +inf where `finite` is false.
+
+    The density of R is proportional to p^alpha q^(1 - alpha).
+    """
     return where_finite(finite, to_q + alpha / rest * to_p)
 
 

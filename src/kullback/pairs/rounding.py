@@ -20,7 +20,7 @@ from kullback.pairs.registry import ClosedForm
 # no larger error.
 _ROUNDING, _TINY = 1e-12, 1e-15
 # _TRIALS is the number of perturbed evaluations of a closed form between two families, and _SAFETY is the safety factor
-# for the spread of the values. tests/pairs/closed_forms/test_rounding_bounds.py checks the resulting bounds.
+# for the spread of the values. The tests in tests/pairs/closed_forms/test_rounding_bounds.py check the bounds.
 _TRIALS, _SAFETY = 8, 32.0
 # _FARTHEST_LOG is the largest |log x| of a positive float x, because the smallest positive float is e^-745.
 _FARTHEST_LOG = 745.0
@@ -49,7 +49,8 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
         places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
         mixed = (places + 40_503 * (next(patterns) + 1)) * 2_654_435_761 % (1 << 32)
         signs = ((mixed >> 15) % 3 - 1).to(x.dtype)
-        # These signs keep P's support inside Q's support.
+        # The ends of a Uniform P move inwards, and the ends of a Uniform Q outwards, so that P's support stays inside
+        # Q's support.
         if isinstance(owner, Uniform) and name in ("low", "high"):
             signs = (high if name == "high" else -high) * signs.abs() * x.sign()
         distance = safe_log(x.abs()).clamp(min=-_FARTHEST_LOG).abs()

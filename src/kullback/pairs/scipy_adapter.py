@@ -27,7 +27,7 @@ from kullback.pairs.numerics.parameters import given_logits
 
 # A list of probabilities has at most _MOST_OUTCOMES outcomes and takes at most 8 MB.
 _MOST_OUTCOMES = 1_000_000
-# If |sum - 1| of these probabilities is at most _MASS, the difference counts as rounding of SciPy's formulas.
+# The probabilities of a list may have a sum that differs from 1 by at most _MASS, because SciPy's formulas are rounded.
 _MASS = 1e-6
 
 _ONE = torch.Size()
@@ -89,7 +89,9 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 
 
 def with_equal_outcomes(p: Any, q: Any) -> tuple[Any, Any]:
-    """Return two Categoricals over 0, 1, ... with the same number of classes; added classes have probability 0.
+    """Return two Categoricals over the integers from 0 on with the same number of classes.
+
+    The added classes have probability 0.
 
     Other pairs are returned unchanged. The outcomes of SciPy's distributions are integers, not classes, so the outcomes
     0 to 9 and 0 to 19 are comparable.
@@ -129,7 +131,7 @@ def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
 
 
 def _form(name: str) -> ScipyForm | None:
-    """Return the `ScipyForm` of SciPy's distribution with this name; None if torch has no such family."""
+    """Return the `ScipyForm` of SciPy's distribution with this name, or None if torch has no such family."""
     return next((form for form in _forms() if form.name == name), None)
 
 

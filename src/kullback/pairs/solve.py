@@ -1,4 +1,4 @@
-"""The divergence of two distributions: `estimate` tries rules in a fixed order, and checks and rounds the result."""
+"""`estimate` returns the divergence of two distributions: it tries rules in a fixed order, and checks the result."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
 
 def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Return NaN without a gradient for batch elements with a NaN parameter, and another rule's values elsewhere."""
-    sums = map(torch.sum, map(torch.detach, pair.parameters))  # a sum is NaN if one of its terms is
+    sums = map(torch.sum, map(torch.detach, pair.parameters))  # a sum is NaN if an element is NaN
     if not can_inspect_all(pair.parameters) or not any(map(math.isnan, sums)):
         return None
     is_nan: Tensor | None = None
@@ -272,7 +272,7 @@ def _of_form(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions)
 
 
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
-    """Return the value with +inf, without a gradient, where the formula overflowed; None if another rule is needed.
+    """Return the value with +inf, without a gradient, where the formula overflowed, or None if another rule is needed.
 
     Another rule is needed if the value is NaN for valid parameters.
     """
@@ -360,7 +360,7 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
         return None
     p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
-    if is_small:  # equal to the divergence of (Q, P) at order 1 - alpha
+    if is_small:  # then the divergence of (Q, P) of order 1 - alpha gives the divergence
         p, q, alpha, rest = q, p, rest, alpha
     with sides_exchanged() if is_small and not torch.compiler.is_compiling() else nullcontext():
         result = _renyi(pair.call, p, q, alpha, rest, options)
@@ -377,7 +377,10 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
 def _power_of_renyi(
     renyi: Tensor, error: Tensor | None, alpha: float, rest: float, times: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `times` (1 - e^(-rest R)) / (alpha rest) for R = `renyi`, and its error; an overflow becomes +inf."""
+    """Return the power divergence `times` (1 - e^(-rest R)) / (alpha rest) for R = `renyi`, and its error.
+
+    Here `renyi` is Renyi's divergence of order alpha, and rest is 1 - alpha. An overflow becomes +inf.
+    """
     exponent = -rest * renyi
     beyond = exponent > LARGEST_EXPONENT
     value = -times / (alpha * rest) * torch.expm1(torch.where(beyond, 0, exponent))
@@ -389,7 +392,7 @@ def _power_of_renyi(
 def _renyi(
     call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: SolveOptions
 ) -> Estimate | None:
-    """Return Renyi's divergence of order alpha = 1 - rest; None without a formula.
+    """Return Renyi's divergence of order alpha = 1 - rest, or None if there is no formula.
 
     For `Independent` distributions, the divergence is the sum over the event dimensions.
     """
@@ -420,7 +423,7 @@ def _renyi(
 
 
 def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence of the plain forms of P and Q; None if both have no simpler form."""
+    """Return the divergence of the plain forms of P and Q, or None if both have no simpler form."""
     p, q = plain_form(pair.p), plain_form(pair.q)
     if p is pair.p and q is pair.q:
         return None
@@ -429,7 +432,7 @@ def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estim
 
 
 def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return 0 if P and Q are equal; None if they differ, or have different tensors that require gradients."""
+    """Return 0 if P and Q are equal, or None if they differ, or have different tensors that require gradients."""
     p, q = pair.p, pair.q
     if torch.compiler.is_compiling() and p is not q:
         return None
@@ -537,8 +540,8 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
     """Return a sum or an integral if its error is small enough, otherwise the result of another computation.
 
-    The other computation returns 0 if P = Q, or the divergence after undoing the last transforms of P and Q. If neither
-    applies, an error is raised.
+    If P = Q, the other computation returns 0. If P and Q differ, the other computation is the divergence after undoing
+    the last transforms of P and Q. If there are no such transforms, an error is raised.
     """
     error = cast("Tensor", result.error)
     # A NaN parameter makes both the value and the error NaN.

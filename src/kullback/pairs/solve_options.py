@@ -17,7 +17,7 @@ MASS_ERROR = 1e-10
 
 # `_AIM` and `_REQUIRED` are pairs of a relative and an absolute error of sums and integrals. `_AIM` is the target of
 # the computation, which the docstring of `kl_divergence` states. `_REQUIRED` is the largest error of a result that is
-# returned by default; tests/pairs/test_sweep.py checks this limit.
+# returned by default. The tests in tests/pairs/test_sweep.py check this limit.
 _AIM = (1e-10, 1e-15)
 _REQUIRED = (1e-6, 1e-9)
 

@@ -1,4 +1,4 @@
-"""The tests for an infinite divergence: P has mass outside of Q's support, or -log q grows too fast in P's tail."""
+"""The tests for an infinite divergence, if P has mass outside of Q's support or -log q grows too fast in P's tail."""
 
 from __future__ import annotations
 
@@ -95,7 +95,10 @@ def _is_discrete(support: Any) -> bool | None:
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:
-    """Return whether KL is +inf for all parameters of two families, from the supports and parameter-free tails."""
+    """Return whether KL is +inf for all parameters of two families, because of the supports or the tails.
+
+    Only properties of the tails that do not depend on parameters are used.
+    """
     if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
         return False
     tails = _constant_tails(p), _constant_tails(q)
@@ -117,7 +120,7 @@ def is_always_finite(p: type, q: type) -> bool:
 
 
 def _unknown_density(family: Family) -> Density | None:
-    """Return the density of a family with NaN in place of every parameter; None if `family.density` is no class."""
+    """Return a family's density with unknown parameters (NaN), or None if `family.density` is not a class."""
     if not isinstance(family.density, type):
         return None
     unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")
@@ -146,7 +149,7 @@ def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
 
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
-    """Return a mask of the batch elements where KL is certainly +inf; None if no test applies to the densities."""
+    """Return a mask of the batch elements where KL is certainly +inf, or None if no test applies to the densities."""
     if p.has_equal_tails and q.has_equal_tails:
         return _diverges_at(None, None, p.lower_tail(), q.lower_tail())
     lower, upper = _both_ends(p, q)
@@ -163,7 +166,7 @@ def _both_ends(p: Density, q: Density) -> list[_Ends]:
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:
-    """Return the elementwise `or` of the masks that are not None; None if all masks are None."""
+    """Return the elementwise `or` of the masks that are not None, or None if all masks are None."""
     mask: Tensor | None = None
     for test in tests:
         if test is not None:
@@ -172,10 +175,10 @@ def _any(*tests: Tensor | None) -> Tensor | None:
 
 
 def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
-    """Return a - b for P's tail u^-a and -log q ~ u^b, at the lower and at the upper ends of both supports.
+    """Return a - b for P's tail u^-a and -log q ~ u^b, at the lower ends and at the upper ends of both supports.
 
-    A result is infinite where the ends differ or a tail is not of this form. A result is None if this is true of all
-    elements of the batch.
+    Here u is |x| at an infinite end, and 1 / distance at a finite end. The difference is infinite where the ends of P
+    and Q differ, or where a tail is not of this form. If this is true of all elements of the batch, the result is None.
     """
     lower, upper = p.lower_tail(), p.upper_tail()
     of_lower = of_upper = None
@@ -199,7 +202,7 @@ def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail)
 
 
 def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Tensor | None:
-    """Return a mask of the elements where P has mass beyond an end, or in a gap, of Q's support; None for nowhere."""
+    """Return a mask of the elements where P has mass outside of Q's support, or None if there are none."""
     return _any(_reaches_out(*lower, below=True), _reaches_out(*upper, below=False), _reaches_into_gaps(p, q))
 
 
@@ -221,7 +224,10 @@ def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
-    """Return a mask of the elements where P's support extends beyond an end of Q's support; None for nowhere."""
+    """Return a mask of the elements where P's support extends beyond the end of Q's support.
+
+    An end that is None is infinite. If Q's end is infinite, the result is None.
+    """
     if end_q is None:
         return None
     if end_p is None:
@@ -230,7 +236,10 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
 
 
 def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges at it."""
+    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges at this end.
+
+    `tail` is P's tail, and `other` is Q's tail. The result is None if there are no such elements.
+    """
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     if end_p is end_q is None:
@@ -240,7 +249,7 @@ def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: 
 
 
 def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
-    """Return a mask of the elements where two ends are equal, or None for no elements; an end None is infinite."""
+    """Return a mask of the elements where two ends on the same side are equal. An end that is None is infinite."""
     if end_p is None and end_q is None:
         return torch.ones((), dtype=torch.bool, device="cpu")
     if end_p is None or end_q is None:
@@ -252,7 +261,8 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 def _diverges(tail: Tail, other: Tail) -> Tensor:
     """Return a mask of the elements where the mean of -log q over P's tail is infinite.
 
-    The mean is infinite if -log q grows at least as fast as 1 / (P's mass beyond x).
+    `tail` is P's tail, and `other` is Q's tail. The mean is infinite if -log q grows at least as fast as
+    1 / (P's mass beyond x).
     """
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
@@ -265,12 +275,15 @@ def _diverges(tail: Tail, other: Tail) -> Tensor:
 
 
 def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:
-    """Return a mask of the batch elements where a divergence is certainly +inf; None if no test applies."""
+    """Return a mask of the batch elements where a divergence is certainly +inf, or None if no test applies."""
     return _any(_is_infinite_as(p, q, growth.far), _is_infinite_as(q, p, growth.near))
 
 
 def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
-    """Return a mask of the elements with an infinite sum of terms; `end` describes their growth as q / p falls to 0."""
+    """Return a mask of the elements where the integral of the terms is infinite, or None if no test applies.
+
+    `end` describes the growth of the terms as q / p falls to 0.
+    """
     if end.limit < math.inf:
         return None
     if 0 < end.rate < math.inf:
@@ -281,7 +294,10 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
-    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf; None for nowhere."""
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf.
+
+    The result is None if there are no such elements.
+    """
     if 0 <= alpha <= 1:
         return None
     if alpha < 0:
@@ -298,7 +314,10 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
 def _power_diverges_at(
     end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail, alpha: float, factor: Tensor | float
 ) -> Tensor | None:
-    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha), for alpha > 1, diverges at P's end."""
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) diverges at P's end, for alpha > 1.
+
+    `tail` is P's tail, and `other` is Q's tail. For `factor` see `_outgrows`.
+    """
     same_end = _same_end(end_p, end_q)
     diverges = None if same_end is None else _outgrows(tail, other, alpha, factor) & same_end
     if end_p is None:
@@ -306,14 +325,16 @@ def _power_diverges_at(
     inside = end_p.isfinite() if same_end is None else end_p.isfinite() & ~same_end
     return _any(
         diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor)
-    )  # q is finite at an inner point
+    )  # inside of its support, q is finite, like a tail of power 1
 
 
 def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> Tensor:
-    """Return a mask of the elements where Q(x)^(1 - alpha) grows faster than P(x)^-alpha, for the tail masses P and Q.
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha), for alpha > 1, diverges in the tails.
 
-    If both functions grow alike in tails of level 0, the integrand is about u^factor. At higher levels, the integrand
-    is about constant. At lower levels, the comparison is unknown, and the result is false.
+    P(x) and Q(x) are the masses beyond x, described by `tail` and `other`. The integral diverges if Q(x)^(1 - alpha)
+    grows faster than P(x)^-alpha. If both grow alike in tails of level 0, the integrand is about u^factor, whose
+    integral diverges for a factor from -1 on. At level 1, the integrand is then about 1 / u, whose integral diverges;
+    so do the integrals at higher levels. At lower levels, the comparison is unknown, and the result is false.
     """
     level, power = (tensor_of(x, torch.float64) for x in tail[:2])
     diverges = tensor_of(factor, torch.float64) >= -1
@@ -324,7 +345,10 @@ def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> 
 
 
 def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
-    """Return the limit of the sign of (alpha - 1) log Q(x) - alpha log P(x) for the tail masses; 0 for unknown."""
+    """Return the limit of the sign of (alpha - 1) log Q(x) - alpha log P(x); 0 if it is unknown.
+
+    P(x) and Q(x) are the masses beyond x, described by `tail` and `other`.
+    """
     level, power, coefficient, level_q, power_q, coefficient_q = (
         tensor_of(x, torch.float64) for x in (*tail, *other)
     )
@@ -337,7 +361,10 @@ def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
 
 
 def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
-    """Return a mask of the elements where a divergence with terms that grow as powers of p / q is certainly finite."""
+    """Return a mask of the elements where a divergence is certainly finite.
+
+    The mask is false unless the terms grow as powers of p / q.
+    """
     result = torch.tensor(p.is_splittable() and q.is_splittable(), device="cpu")
     for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
         if end.limit < math.inf:

@@ -67,7 +67,7 @@ def is_of_torch(thing: type | TorchRule) -> bool:
 
 
 def third_party_rule(types: TypePair) -> ThirdPartyRule | None:
-    """Return the rule that torch would call for two types without kullback; None if torch defines this rule.
+    """Return the rule that torch would call for two types without kullback, or None if torch defines this rule.
 
     Torch's generic rule for exponential families is also returned if torch does not define P's class.
     """

@@ -45,19 +45,18 @@ _ALONE = 16
 # large temporary tensors are slow. In benchmarks/panel_constants.py, 2,048 pairs take 1.3 s in blocks of 64, 1.5 s in
 # blocks of 512, and 2.2 s in a single block.
 _BLOCK = 512
-# These are three limits for |log S|, where S is the sum of the terms of Renyi's divergence. Beyond the first limit, a
-# result that is not exact enough is computed again from the logarithms of the terms. Beyond the second limit, every sum
-# over integers is computed again, because large logarithms have large rounding errors. Beyond the third limit, every
-# integral is computed again, because the terms overflow. tests/pairs/integration/test_renyi_far_apart.py covers sums
-# and integrals of such pairs.
+# These are three limits for |log S|, where S is the sum or integral of the terms of Renyi's divergence. Above a limit,
+# S is computed again from the logarithms of the terms. The limit _FAR_APART is for results that are not exact enough.
+# The limit _OF_SUMS is for sums over integers, whose rounding errors grow with |log S|. The limit _OVERFLOW is for
+# integrals, whose terms overflow. The tests in tests/pairs/integration/test_renyi_far_apart.py cover such pairs.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
-# If the nodes missed the peak, the scale of the sum was wrong. The scale is then estimated again, at most _SCALINGS
-# times.
+# The logarithms of the terms are relative to an estimate of log S, the scale. If the nodes missed the peak of the
+# terms, the scale was wrong, and it is estimated again, at most _SCALINGS times.
 _SCALINGS = 3
 
 
 def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
-    """Return "summation" or "quadrature" for two densities; None if neither can compute the divergence."""
+    """Return "summation" or "quadrature" for two densities, or None if neither can compute the divergence."""
     if p.integer != q.integer or getattr(kind, "alpha", 0) == math.inf:
         return None
     return "summation" if p.integer else "quadrature"
@@ -81,7 +80,7 @@ class _Pair(NamedTuple):
         return self._replace(p=self.p.mapped(change), q=self.q.mapped(change), shape=shape)
 
     def elements(self, index: Tensor) -> _Pair:
-        """Return the elements with these indices, or in this mask, along the first dimension of the parameters."""
+        """Return the pair of the batch elements with these indices, or in this mask, of the first dimension."""
         size = int(index.sum()) if index.dtype == torch.bool else len(index)
         return self.mapped(lambda x: x[index], torch.Size([size]))
 
@@ -117,7 +116,7 @@ def _endless(pair: _Pair) -> Integral:
 
 
 def _finite(pair: _Pair) -> Integral:
-    """Return the divergences of a pair that is not known to have an infinite divergence."""
+    """Return the divergences of a pair without batch elements whose divergence is certainly infinite."""
     p, q, is_kl = pair.p, pair.q, isinstance(pair.kind, KL)
     if pair.splits:  # elements with an infinite end need another coordinate
         for density in (p, q):
@@ -140,7 +139,7 @@ def _chosen(
     one: Callable[[_Pair], Integral],
     other: Callable[[_Pair], Integral],
 ) -> Integral:
-    """Return the integrals of the chosen batch elements by the function `one`, and of the others by `other`."""
+    """Return the integrals of a batch, by `one` where the mask `chosen` is true, and by `other` where it is false."""
     if chosen is None or not bool(chosen.any()):
         return other(pair)
     chosen = chosen.expand(pair.shape)
@@ -156,7 +155,7 @@ def _chosen(
 
 
 def _joined(chosen: Tensor, one: Integral, other: Integral) -> Integral:
-    """Return the integrals `one` at the chosen positions of a batch, and `other` at the remaining positions."""
+    """Return a batch of integrals, from `one` where the mask `chosen` is true, and from `other` where it is false."""
     zero = torch.zeros(chosen.shape, dtype=torch.float64, device="cpu")
     return Integral(
         *(zero.masked_scatter(chosen, x).masked_scatter(~chosen, y) for x, y in zip(one, other, strict=True))
@@ -164,7 +163,10 @@ def _joined(chosen: Tensor, one: Integral, other: Integral) -> Integral:
 
 
 def _by_components(pair: _Pair) -> Integral:
-    """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each term in the unit of the component P_k."""
+    """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)) for a mixture P with components P_k and weights w_k.
+
+    Each summand is computed in the unit of the component P_k (see densities/own_scale.py).
+    """
     weights, part, whole, q = components_in_own_scale(pair.p, pair.q)
     weights = weights.expand([*pair.shape, -1])
     both = (_in_blocks(pair._replace(p=part, q=d, shape=weights.shape)) for d in (q, whole))
@@ -193,7 +195,7 @@ def _in_blocks(pair: _Pair) -> Integral:
         return Integral(value.reshape(shape), error.reshape(shape), unintegrated.reshape(shape))
     parts: list[Integral] = []
     with progress_bar("pairs", show=count > _BLOCK) as update:
-        # An element of a mixture has as many numbers as components, so blocks of mixtures are smaller.
+        # A batch element of a mixture has as many numbers as components, so blocks of mixtures have fewer elements.
         numbers = max(count, *map(torch.numel, (*p.tensors(), *q.tensors())))
         size = max(1, _BLOCK * count // numbers)
         for start in range(0, count, size):
@@ -225,7 +227,7 @@ def _in_rounds(pair: _Pair) -> Integral:
     short = (~enough).nonzero().squeeze(-1)
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
         result = replaced(short)
-        if size > 1:  # an element must not fail because other elements need panels
+        if size > 1:  # each element had to take panels that other elements needed
             value = result.value.detach()
             refused = ~options.is_accepted(value, result.error) & value.isfinite()
             for index in refused.nonzero().flatten()[:_ALONE].tolist():
@@ -249,7 +251,10 @@ def _in_rounds(pair: _Pair) -> Integral:
 
 
 def _computed(pair: _Pair) -> Integral:
-    """Return the integrals of the terms. For Renyi's divergence, a sum far from 1 uses the logarithms of its terms."""
+    """Return the integrals of the terms.
+
+    If the sum of the terms of Renyi's divergence is far from 1, it is computed from the logarithms of the terms.
+    """
     result, options = _of_terms(pair), pair.options
     order = order_of(pair.kind) if isinstance(pair.kind, Renyi) else None
     if order is None or order in (0.0, 1.0):
@@ -286,7 +291,7 @@ def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
     with torch.set_grad_enabled(torch.is_grad_enabled() and pair.has_derivatives):
         if not p.integer:
             result = _on_line(pair, p, q, terms, target)
-        elif isinstance(kind, KL):  # a small sum of few terms is exact
+        elif isinstance(kind, KL):  # even a tiny sum reaches the relative tolerance
             return sum_terms(p, q, shape, target._replace(atol=options.atol))
         else:
             return sum_divergence(p, q, terms, shape, target)
@@ -302,7 +307,10 @@ def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
 
 
 def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target: Tolerance) -> Integral:
-    """Return the integrals of the terms of p and q, which equal the pair's densities but may have other derivatives."""
+    """Return the integrals of the terms of p and q.
+
+    These densities have the same values as the pair's densities, but may have other derivatives.
+    """
     if isinstance(pair.kind, KL) and (pair.splits or is_far_and_narrow(p) is None):
         reaches_out = terms.beyond is not None
         return integrate_kl(

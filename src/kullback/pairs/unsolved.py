@@ -22,7 +22,7 @@ from kullback.results.estimate import Estimate
 def not_converged(
     call: str, names: str, result: Estimate, short: Tensor, kind: Divergence, options: SolveOptions
 ) -> Explanation:
-    """Return the message for a result; `short` is the mask of the elements that did not reach the required error."""
+    """Return the message for a result with elements, in the mask `short`, that did not reach the required error."""
     is_kl, error = isinstance(kind, KL), cast("Tensor", result.error)
     again = f"{call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
     return explain(

@@ -30,19 +30,23 @@ from kullback.pairs.numerics.triangular import as_function_of, plain_squares_bel
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""
 
-# _ACCEPTED is the largest accepted estimate of the relative error. For covariances with condition numbers up to
-# 100,000, true errors were less than a thirtieth of the estimates.
+# _ACCEPTED has, for each dtype, the largest accepted estimate of KL's relative error. For covariances with condition
+# numbers up to 100,000, true errors were less than a thirtieth of the estimates.
 _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
-# `_error` estimates a matrix norm from its products with 4 random vectors. The norm may be 8 times the estimate.
+# `_error` estimates the norm of a matrix from products of the matrix with _VECTORS random vectors. The norm is assumed
+# to be at most _SPREAD_OF_ESTIMATE times the estimate.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
-"""The largest accepted diagonal entry of M's Cholesky factor: products with the precision then lose five digits."""
+"""The largest accepted diagonal entry of the Cholesky factor of M = I + U^T U (see `factor_models`).
+
+Products with the precision matrix then lose at most five digits.
+"""
 
 _ROUNDING = torch.finfo(torch.float64).eps
 
 
 class _StoredRoot(NamedTuple):
-    """The Cholesky factor of a matrix or of its inverse, and a copy of the matrix."""
+    """The Cholesky factor of a matrix, or of its inverse if `of_inverse`, and a copy of the matrix."""
 
     root: Tensor
     of_inverse: bool
@@ -56,7 +60,8 @@ _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Full(NamedTuple):
     """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is the diagonal of this matrix; None if it is unknown. `is_exact` says that the user passed L.
+    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. `is_exact` says that the
+    user passed L.
     """
 
     mean: Tensor
@@ -67,7 +72,10 @@ class _Full(NamedTuple):
 
 
 class _LowRank(NamedTuple):
-    """A mean and a covariance W W^T + D: W, D, D^(1/2), U = D^(-1/2) W and the Cholesky factor of M = 1 + U^T U."""
+    """A mean and a covariance W W^T + D, as W and the diagonals of D and D^(1/2).
+
+    `whitened` has U = D^(-1/2) W and the Cholesky factor of M = I + U^T U.
+    """
 
     mean: Tensor
     factors: Tensor
@@ -81,7 +89,7 @@ _Sides = tuple[_Full, _Full] | tuple[_Full, _LowRank] | tuple[_LowRank, _Full]
 
 
 def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
-    """Return KL in the dtype of the parameters; None if rounding costs digits, so that an exact form is needed."""
+    """Return KL in the dtype of the parameters, or None if rounding costs digits, so that an exact form is needed."""
     sides = _sides(p, q)
     if sides is None:
         return None
@@ -93,7 +101,7 @@ def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
 
 
 def large_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
-    """Return a bound on the rounding error of `large_divergence`; None if that function returns None."""
+    """Return a bound on the rounding error of `large_divergence`, or None if that function returns None."""
     sides = _sides(p, q)
     if sides is None or not _is_accepted(sides, upcast(value), dtype_of(p, q)):
         return None
@@ -101,7 +109,10 @@ def large_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor | Non
 
 
 def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the factors are exact, or their rounding errors cost no digits of the dtype."""
+    """Return whether `value` is finite and its estimated rounding error is small for the dtype.
+
+    If the user passed the Cholesky factors of both full covariances, they are exact, and no error is estimated.
+    """
     if not bool(value.isfinite().all()):
         return False
     if all(isinstance(side, _Full) and side.is_exact for side in sides):
@@ -117,9 +128,9 @@ def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
 def _error(sides: _Sides, value: Tensor) -> Tensor:
     """Return an estimate of the rounding error of KL.
 
-    Rounding changes a covariance by D R D, where D^2 are the variances, and the entries of R are small multiples of the
-    machine epsilon. With the derivative G of KL with respect to the covariance, KL changes by the sum of the products
-    of the entries of R and D G D. Products with random vectors estimate the norm of D G D.
+    Rounding changes a covariance by D R D, where D is the diagonal matrix of the standard deviations, and the entries
+    of R are small multiples of the machine epsilon. With the derivative G of KL with respect to the covariance, KL
+    changes by the sum over i and j of R_ij (D G D)_ij. Products with random vectors estimate the norm of D G D.
     """
     with torch.no_grad():
         p, q = sides
@@ -147,7 +158,7 @@ def _precision_times(side: _Side, columns: Tensor) -> Tensor:
 
 
 def _precision_times_each(side: _Side, *columns: Tensor) -> tuple[Tensor, ...]:
-    """Return the precision times each of the matrices `columns`; a single product reads the precision only once."""
+    """Return the products of the precision matrix with each of the matrices `columns`, computed as one product."""
     batch = torch.broadcast_shapes(*(x.shape[:-2] for x in columns))
     together = torch.cat([x.expand(*batch, *x.shape[-2:]) for x in columns], -1)
     return _precision_times(side, together).split([x.shape[-1] for x in columns], -1)
@@ -167,7 +178,10 @@ def _variances(side: _Side) -> Tensor:
 
 
 def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
-    """Return the sum of the absolute terms of KL, which may cancel, plus the squared diagonal of the factor of M."""
+    """Return about the sum of the absolute terms of KL, to which the rounding error of KL is proportional.
+
+    For a low-rank covariance, the sum includes the squared diagonal of the Cholesky factor of M = I + U^T U.
+    """
     size = value.new_full((), p.mean.shape[-1])
     for side in (p, q):
         if isinstance(side, _LowRank):
@@ -179,7 +193,10 @@ def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
 
 @functools.cache
 def _random_vectors(size: int) -> Tensor:
-    """Return fixed normal draws of shape (size, 4); vectors of -1 and 1 could be orthogonal to x_i - x_j."""
+    """Return fixed normal draws of shape (size, _VECTORS).
+
+    Vectors with only the entries -1 and 1 could be orthogonal to a row such as (1, -1, 0, ..., 0) of a matrix.
+    """
     generator = torch.Generator(device="cpu").manual_seed(size)
     return torch.randn(size, _VECTORS, generator=generator, dtype=torch.float64, device="cpu")
 
@@ -196,7 +213,10 @@ def _of_means(p: _Side, q: _Side) -> Tensor:
 
 
 def _of_covariances(p: _Side, q: _Side) -> Tensor:
-    """Return tr K^-1 L L^T K^-T - d - log det L L^T + log det K K^T for the Cholesky factors L of P and K of Q."""
+    """Return tr K^-1 L L^T K^-T - d - log det L L^T + log det K K^T for d dimensions.
+
+    Here L and K are the Cholesky factors of the covariances of P and Q.
+    """
     if isinstance(q, _Full):
         return _low_rank_to_full(p, q.root) if isinstance(p, _LowRank) else _full_to_full(p.root, q.root)
     assert isinstance(p, _Full)  # noqa: S101 - for the type checker: one side is full
@@ -204,7 +224,7 @@ def _of_covariances(p: _Side, q: _Side) -> Tensor:
 
 
 def _full_to_full(root_p: Tensor, root_q: Tensor) -> Tensor:
-    """Return `_of_covariances` as a sum over the entries of M = K^-1 L, whose diagonal is l_ii / k_ii."""
+    """Return `_of_covariances` as a sum over the entries of M = K^-1 L, for L = `root_p` and K = `root_q`."""
     of_p, of_q = (root.diagonal(dim1=-2, dim2=-1) for root in (root_p, root_q))
     ratio = of_p / of_q
     squares = ratio**2
@@ -213,7 +233,10 @@ def _full_to_full(root_p: Tensor, root_q: Tensor) -> Tensor:
 
 
 def _low_rank_to_full(p: _LowRank, root_q: Tensor) -> Tensor:
-    """Return `_of_covariances` for a low-rank P, as a sum over the entries of K^-1 W and K^-1 D^(1/2)."""
+    """Return `_of_covariances` for P's covariance W W^T + D, from the entries of K^-1 W and K^-1 D^(1/2).
+
+    Here K is `root_q`, the Cholesky factor of Q's covariance.
+    """
     total = itakura_saito(p.noise, root_q.diagonal(dim1=-2, dim2=-1) ** 2).sum(-1)
     deviations = torch.diag_embed(p.deviations)
     total = total + _squares_below(deviations, root_q, is_difference=False)
@@ -226,7 +249,10 @@ def _squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor
 
 
 def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
-    """Return `_of_covariances` for a low-rank Q. With X = D^(-1/2) L, the trace is tr X^T (1 - B B^T) X."""
+    """Return `_of_covariances` for Q's covariance W W^T + D and the Cholesky factor L of P's covariance.
+
+    With X = D^(-1/2) L, the trace is tr X^T (I - B B^T) X for B as in `factor_models`.
+    """
     root = _lower(p)
     own = root.diagonal(dim1=-2, dim2=-1) ** 2
     below = root.square().sum(-1) - own
@@ -235,18 +261,21 @@ def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
 
 
 def _explained(p: _Full, q: _LowRank) -> Tensor:
-    """Return |B^T D^(-1/2) L|^2, for B as in `factor_models`."""
+    """Return |B^T D^(-1/2) L|^2 for L of P, and D and B of Q (see `factor_models`)."""
     directions = q.whitened.b_transposed() / q.deviations.unsqueeze(-2)
     return ((directions @ _lower(p)) ** 2).sum((-2, -1))
 
 
 def _lower(p: _Full) -> Tensor:
-    """Return L with zeros above the diagonal, because torch does not check a user's `scale_tril` for zeros."""
+    """Return P's Cholesky factor with zeros above the diagonal.
+
+    A user's `scale_tril` may have other entries there, because torch does not check it.
+    """
     return p.root.tril() if p.is_exact else p.root
 
 
 def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
-    """Return root^-1 times columns. For one root and a batch of columns, no copies of the root are made."""
+    """Return root^-1 columns for a triangular `root`. For one root and a batch of columns, the root is not copied."""
     if root.ndim > 2 or columns.ndim == 2:
         return torch.linalg.solve_triangular(root, columns, upper=upper)
     together = columns.movedim(-2, 0)
@@ -255,10 +284,11 @@ def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
 
 
 def _sides(p: Distribution, q: Distribution) -> _Sides | None:
-    """Return the parameters of two normals of many dimensions, at least one with a full covariance; None otherwise.
+    """Return the parameters of two normal distributions of many dimensions, at least one with a full covariance.
 
-    If P and Q were made from precision matrices whose factors are not in float64, the first result has Q's precision,
-    and the second P's precision. KL has the same formula in these two matrices (see `factors_of`).
+    If both were made from precision matrices, and torch's Cholesky factors are not in float64, the first result has Q's
+    precision matrix, and the second result has P's. The formula of KL in these two matrices is the same as in the two
+    covariances (see `factors_of`). For any other pair, the result is None.
     """
     if p.event_shape != q.event_shape or len(p.event_shape) != 1 or p.event_shape[0] < LARGE_MATRIX:
         return None
@@ -274,7 +304,7 @@ def _sides(p: Distribution, q: Distribution) -> _Sides | None:
 
 
 def _do_broadcast(p: Distribution, q: Distribution) -> bool:
-    """Return whether the batch shapes broadcast. If they do not, the caller raises the error."""
+    """Return whether the batch shapes of P and Q broadcast."""
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
@@ -305,7 +335,10 @@ def _has_rounded_precision(d: MultivariateNormal) -> bool:
 
 
 def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
-    """Return the parameters of a full covariance; None if the user's matrix needs a gradient but L has none."""
+    """Return the mean and the Cholesky factor of a normal distribution with a full covariance.
+
+    The result is None if the factor cannot be read, or has no gradient although the user's matrix needs one.
+    """
     attributes = vars(d)
     name = matrix_of(d)
     root: Tensor | None = attributes.get("_unbroadcasted_scale_tril")
@@ -327,9 +360,9 @@ def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
 def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
     """Return the float64 Cholesky factor of a matrix or of its inverse, with the unexpanded batch shape of `own`.
 
-    The factor is stored for the next call, because its computation takes longer than the rest of the divergence. The
-    factor is not stored under a transform such as forward-mode differentiation, nor for an inverse whose gradient is
-    needed, because torch must then record the computation.
+    The factor is stored for the next call, because its computation takes longer than the rest of the divergence. If
+    torch must record the computation, the factor is not stored. This is the case under a transform such as forward-mode
+    differentiation, and for an inverse whose gradient is needed.
     """
     needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
     if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):

@@ -1,4 +1,4 @@
-"""Closed forms of matrix-variate families: Wishart, and Cholesky factors of correlation matrices (LKJ)."""
+"""Closed forms of the Wishart family and of LKJCholesky, the Cholesky factors of correlation matrices."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from kullback.pairs.registry import closed_form
 __all__: list[str] = []
 
 # For x > _FAR, lgamma(x) - lgamma(x + 1/2) = -log(x) / 2 + sum_k c_k x^-(2k - 1) with the coefficients c = _HALF_STEP.
+# The next two tuples are, up to the sign, the coefficients in the first and the second derivative of this sum.
 _FAR = 10
 _HALF_STEP = (1 / 8, -1 / 192, 1 / 640, -17 / 14336, 31 / 18432, -691 / 180224)
 _HALF_STEP_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
 _HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DERIVATIVE))
+# The Bregman divergence from a to b is computed by quadrature if |b - a| < _NEAR (a + b).
 _NEAR = 0.05
-# The kernels compute KL only if KL is at least 1/8 of the sum of the terms that may cancel, so that at most three bits
-# are lost. The derivative with respect to the degrees of freedom also has canceling terms as large as the degrees of
-# freedom. If this derivative is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits
-# remain.
+# These are limits for KL from the kernels of `_by_kernels`. KL must be at least the fraction _LEAST_SHARE of the sum of
+# the terms that may cancel, so that at most three bits are lost. The derivative with respect to the degrees of freedom
+# has canceling terms as large as the degrees of freedom. If this derivative is needed, KL must be at least
+# _LEAST_WITH_DERIVATIVE times P's degrees of freedom, so that ten digits of the derivative remain.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
-# If the covariance is multiplied by 4, each of the three matrices is multiplied by the factor in _FOURFOLD.
+# _FOURFOLD maps each matrix parameter to its factor of change if the covariance is multiplied by 4.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
 _LOG_4 = math.log(4)
 
@@ -46,12 +48,12 @@ def wishart_rounding_error(p: Wishart, q: Wishart, value: Tensor) -> Tensor:
 
 
 def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
-    """Return KL from the KL of normal distributions with the same matrices; None if terms of the sum cancel.
+    """Return KL from the KL of normal distributions with the same matrices, or None if terms of the sum cancel.
 
-    With K(c) = KL(N(0, V) || N(0, c W)) for the scale matrices V and W, and with n and m the degrees of freedom,
+    With K(c) = KL(N(0, V) || N(0, c W)), the scale matrices V and W, the degrees of freedom n and m, and d dimensions,
     KL = n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2))
-    + sum_i KL(Gamma((n - i) / 2, 1) || Gamma((m - i) / 2, 1)) over i = 0 ... d - 1.
-    K(1) and K(4) have all digits of the matrices, unlike a log-determinant.
+    + sum_i KL(Gamma((n - i) / 2, 1) || Gamma((m - i) / 2, 1)) over i from 0 to d - 1.
+    K(1) and K(4) are computed to full precision, unlike the difference of two log-determinants.
     """
     name_p, name_q, size = matrix_of(p), matrix_of(q), p.event_shape[0]
     if name_p is None or name_q is None or size >= LARGE_MATRIX or not is_ordinary_call():
@@ -69,7 +71,7 @@ def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     if parameters[0].dtype is torch.float32 and name_p == name_q != "scale_tril":
         scales = (n, m) if name_p == "covariance_matrix" else (m, n)
         return _by_scaled_normals(form, (mean, of_p, of_q), scales, (n, m), (a, b))
-    rate = a.detach()  # KL does not depend on the rate that both sides share
+    rate = a.detach()  # KL of two Gamma distributions with equal rates does not depend on the rate
     near = divergence_of(form, (mean, of_p, mean, of_q))
     far = divergence_of(form, (mean, of_p, mean, of_q * _FOURFOLD[name_q]))
     gammas = divergence_of(kernel_of_gammas(), (a, rate, b, rate))
@@ -78,7 +80,8 @@ def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     less = n - m
     change = torch.sub(near, far, alpha=4) * (1 / 3) + size * (2 / 3 * _LOG_4 - 1 / 2)
     value = gammas.sum(-1).addcmul(n, near).addcmul(less, change)
-    # The positive and the negative terms are each below 2 |n - m| (K(1) + d), because K(4) <= K(1) + d log 2.
+    # The sum of the positive terms and the sum of the negative terms of `less` * `change` are each below
+    # 2 |n - m| (K(1) + d), because K(4) <= K(1) + d log 2.
     least = less.detach().abs() * (near.detach() + size) * _LEAST_SHARE
     if n.requires_grad or m.requires_grad:
         least = torch.maximum(least, _LEAST_WITH_DERIVATIVE * n.detach())
@@ -94,9 +97,10 @@ def _by_scaled_normals(
 ) -> Tensor | None:
     """Return KL of float32 Wishart distributions from only one KL of normal distributions, which takes less time.
 
+    For the scale matrices V and W, the degrees of freedom n and m, and d dimensions,
     KL = m KL(N(0, n V) || N(0, m W)) + sum_i KL(Gamma((n - i) / 2, n) || Gamma((m - i) / 2, m))
-    + d (d - 1) / 4 (m / n - 1 - log(m / n)), where no term is negative.
-    In float64, the products of float32 numbers are exact.
+    + d (d - 1) / 4 (m / n - 1 - log(m / n)) over i from 0 to d - 1, where no term is negative.
+    The products n V and m W of float32 numbers are exact in float64.
     """
     (mean, of_p, of_q), (n, m), (a, b) = matrices, df, halves
     scale_p, scale_q = (x[..., None, None] for x in scales)
@@ -112,10 +116,10 @@ def _by_scaled_normals(
 
 @closed_form(Wishart, Wishart, error=wishart_rounding_error, native=_by_kernels)
 def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
-    """Return KL of the factors of Bartlett's decomposition: d gamma distributions, and the part below the diagonal.
+    """Return KL of the Cholesky factors in Bartlett's decomposition: d gamma variables, and normals below the diagonal.
 
-    With n and m the degrees of freedom, M = K^-1 L as for normal distributions, x_i = m_ii^2, a_i = (n - i) / 2 and
-    b_i = (m - i) / 2 for i = 0 ... d - 1,
+    With the degrees of freedom n and m, the Cholesky factors L and K of the scale matrices of P and Q, M = K^-1 L,
+    x_i = m_ii^2, a_i = (n - i) / 2 and b_i = (m - i) / 2 for i from 0 to d - 1,
     KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
     + n / 2 times the sum of the squares of M below the diagonal.
     On the theory of statistical regression (Bartlett, 1933)
@@ -134,9 +138,10 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
 
 @closed_form(LKJCholesky, LKJCholesky)
 def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
-    """Return sum_i (i + 1) B(a + i / 2, b + i / 2) over i = 0 ... d - 2 for the concentrations a and b.
+    """Return the sum over i from 0 to d - 2 of (i + 1) B(a + i / 2, b + i / 2), for the concentrations a and b.
 
-    B is the Bregman divergence of f(x) = lgamma(x) - lgamma(x + 1 / 2); the log-normalizer is a sum of values of f.
+    Here d is the dimension of the matrices, and B(x, y) is the Bregman divergence of f(x) = lgamma(x) -
+    lgamma(x + 1 / 2) from x to y. The logarithm of the normalizing constant is a sum of values of f.
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
     a, b = (upcast(d.concentration).unsqueeze(-1) for d in (p, q))

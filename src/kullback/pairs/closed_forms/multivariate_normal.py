@@ -58,7 +58,8 @@ from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
 # If there are at least _MANY dimensions, a covariance W W^T + D is not computed as a matrix.
 _MANY = 64
-# Variances below _LEAST or above 1 / _LEAST may have lost digits when deviations were squared.
+# Variances in D below _LEAST or above 1 / _LEAST may have lost digits when standard deviations were squared, so KL is
+# then computed from Cholesky factors.
 _LEAST = 1e-290
 # If KL of the covariances is below _NEAR, KL is computed from the difference of the covariances, as an integral for
 # which four nodes give thirteen digits.
@@ -98,7 +99,7 @@ def form_of_normals(name_p: str, name_q: str) -> Form:
 
 
 def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL by the kernel, from the matrices that the user passed; None if the kernel cannot be used."""
+    """Return KL by the kernel from the matrices that the user passed, or None if the kernel cannot be used."""
     name_p, name_q = matrix_of(p), matrix_of(q)
     of_roots = name_p == name_q == "scale_tril"
     if p.event_shape[0] >= (_LARGE_ROOT if of_roots else LARGE_MATRIX):
@@ -112,9 +113,9 @@ def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
 
 @closed_form(MultivariateNormal, MultivariateNormal, error=rounding_error, native=_by_kernel)
 def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
-    """Return (tr M M^T - d - log det M M^T + |K^-1 (m_p - m_q)|^2) / 2 for M = K^-1 L.
+    """Return (tr M M^T - d - log det M M^T + |K^-1 (m_p - m_q)|^2) / 2 for M = K^-1 L and d dimensions.
 
-    L and K are the Cholesky factors of the covariances of P and Q.
+    L and K are the Cholesky factors of the covariances of P and Q, and m_p and m_q are the means.
     """
     first, second, precise = factors_of(p, q)
     shift = (upcast(p.loc) - upcast(q.loc)).unsqueeze(-1)
@@ -140,7 +141,10 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
 
 
 def _are_sums(p: FactorModel, q: FactorModel, dtype: torch.dtype) -> bool:
-    """Return whether to compute KL from W and D: for many dimensions, if the squares in D lost no digits."""
+    """Return whether to compute KL from W and D instead of Cholesky factors.
+
+    W and D are used for many dimensions, if no variance in D may have lost digits as the square of a deviation.
+    """
     if _is_formed(p, q):
         return False
     variances = p.variances, q.variances
@@ -162,7 +166,7 @@ def _divergence_of_moments(left: tuple[Tensor, Covariance], right: tuple[Tensor,
 
 
 def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
-    """Return the mean and the covariance of a normal distribution; None for any other distribution.
+    """Return the mean and the covariance of a normal distribution, or None for any other distribution.
 
     A univariate Normal counts as a vector of size 1.
     """
@@ -195,7 +199,7 @@ def factor_model_divergence(p: FactorModel, q: FactorModel) -> Tensor:
 
 
 def _far(p: FactorModel, q: FactorModel) -> Tensor:
-    """Return tr(K^-1 L) - d - log det(K^-1 L) for the covariances L of P and K of Q."""
+    """Return tr(K^-1 L) - d - log det(K^-1 L) for the covariances L of P and K of Q, and d dimensions."""
     root = torch.sqrt(q.variances)
     of_p, of_q = whitened_factors(p.factors, torch.sqrt(p.variances)), whitened_factors(q.factors, root)
     rest, z = of_q.residual(p.factors / root.unsqueeze(-1))
@@ -207,13 +211,19 @@ def _far(p: FactorModel, q: FactorModel) -> Tensor:
 
 
 def _from_difference(p: FactorModel, q: FactorModel) -> Tensor:
-    """Return `_far` as the integral of (1 - t) tr (L_t^-1 (L - K))^2 over t in [0, 1], with L_t = K + t (L - K)."""
+    """Return `_far` as the integral over t in [0, 1] of (1 - t) tr (L_t^-1 (L - K))^2 with L_t = K + t (L - K).
+
+    Here L and K are the covariances of P and Q.
+    """
     one = torch.ones((), dtype=q.variances.dtype, device=q.variances.device)
     return bregman_by_quadrature(lambda ts: torch.stack([_square(p, q, t) for t in ts]), 0 * one, one)
 
 
 def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
-    """Return tr (L_t^-1 (L - K))^2 from the differences of W and D, which are accurate for nearly equal P and Q."""
+    """Return tr (L_t^-1 (L - K))^2 for the covariances L of P and K of Q, with L_t = K + t (L - K).
+
+    L - K is computed from the differences of W and D, which are accurate for nearly equal P and Q.
+    """
     root = torch.sqrt(q.variances + t * (p.variances - q.variances))
     both = torch.broadcast_tensors(torch.sqrt(1 - t) * q.factors, torch.sqrt(t) * p.factors)
     at = whitened_factors(torch.cat(both, -1), root)
@@ -234,10 +244,10 @@ def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
 def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
     r"""Return the derivatives of KL with respect to the mean, W and D of P, and the mean, W and D of Q.
 
-    With the covariances L of P and K of Q, C = L - K and s = K^-1 (m_p - m_q): dKL/dm_p = s,
-    dKL/dL = K^-1 C L^-1 / 2 and dKL/dK = -(K^-1 C K^-1 + s s^T) / 2. C is computed from the differences of W and D,
-    which is accurate if P and Q are nearly equal. The result is None if W is so much larger than D^(1/2) that
-    covariances computed as matrices are more accurate.
+    Let L and K be the covariances of P and Q, m_p and m_q the means, C = L - K, and s = K^-1 (m_p - m_q). Then
+    dKL/dm_p = s, dKL/dL = K^-1 C L^-1 / 2 and dKL/dK = -(K^-1 C K^-1 + s s^T) / 2. C is computed from the differences
+    of W and D, which is accurate if P and Q are nearly equal. The result is None if W is so much larger than D^(1/2)
+    that covariances computed as matrices are more accurate.
     """
     mean_p, w_p, d_p, mean_q, w_q, d_q = parameters
     ranks = [w.shape[-1] for w in (w_p, w_q)]
@@ -254,7 +264,7 @@ def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
     step, x_q, noise_both = q.times(columns).split([1, rank, 2 * rank], -1)
     x_p = p.times(x)
     y_p, y_q = v_p - x_p / 2, v_q + x_q / 2
-    # `by_w_p` is K^-1 C L^-1 W_p, and `by_w_q` is K^-1 C K^-1 W_q.
+    # `by_w_p` is K^-1 C L^-1 W of P, and `by_w_q` is K^-1 C K^-1 W of Q.
     by_w_p, by_w_q = (torch.cat([x_q, y_q], -1) @ (torch.cat([y, x], -1).mT @ both) + noise_both).split(
         rank, -1
     )
@@ -271,7 +281,7 @@ def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
 
 
 class _Precision(NamedTuple):
-    """The inverse of W W^T + D: D^(-1/2) (1 - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U M^-1."""
+    """The inverse of W W^T + D, which is D^(-1/2) (I - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U (I + U^T U)^-1."""
 
     inverse: Tensor  # the diagonal of D^(-1/2), as a vector
     root: Tensor
@@ -300,11 +310,11 @@ class _Precision(NamedTuple):
         return (1 - self.explained()) * self.inverse**2
 
     def explained(self) -> Tensor:
-        """Return the diagonal of U Z^T."""
+        """Return the diagonal of U Z^T, where the precision is D^(-1/2) (I - U Z^T) D^(-1/2)."""
         return _sum_of_columns(self.u * self.z)
 
     def diagonal_of_product(self, noise: Tensor, other: _Precision) -> Tensor:
-        """Return the diagonal of this precision times diag(`noise`) times the other precision."""
+        """Return the diagonal of the product of this precision matrix, diag(`noise`) and the other precision matrix."""
         weights = self.inverse * other.inverse
         scaled = weights * noise
         both = self.u.mT @ (scaled.unsqueeze(-1) * other.u)
@@ -355,7 +365,7 @@ def _sum_of_columns(x: Tensor) -> Tensor:
 
 
 def _form_of_factors(derive: Callable[[Parameters], Parameters | None]) -> Form:
-    """Return the kernel of low-rank covariances; `derive` computes the derivatives of KL in float64."""
+    """Return the kernel of low-rank covariances, whose derivatives the function `derive` computes in float64."""
 
     def gradients(parameters: Parameters, grad: Tensor) -> Parameters | None:
         derivatives = derive(tuple(map(upcast, parameters))) if can_inspect(grad) else None
@@ -432,7 +442,7 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
 @closed_form(Independent, LowRankMultivariateNormal, error=_error_of_diagonal, native=_of_diagonal)
 @closed_form(LowRankMultivariateNormal, Independent, error=_error_of_diagonal, native=_of_diagonal)
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
-    """Return KL for covariances of any form; None if the dimensions are independent but not normal."""
+    """Return KL for covariances of any form, or None if the dimensions are independent but not normal."""
     of_p, of_q = as_factor_model(p), as_factor_model(q)
     if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
         return factor_model_divergence(of_p, of_q)
@@ -442,11 +452,12 @@ def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
 
 @renyi_form(MultivariateNormal, LowRankMultivariateNormal, Independent, error=rounding_error)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
-    """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha + rest M M^T.
+    """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha I + rest M M^T.
 
-    M = K^-1 L and v = K^-1 (m_P - m_Q) are as in the formula of KL. Because tr T T^T - d = rest (tr M M^T - d), the
-    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. This form is used if M is near the
-    identity. The result is None if M M^T is too large.
+    Here M = K^-1 L and v = K^-1 (m_P - m_Q), where L and K are the Cholesky factors of the covariances of P and Q, and
+    m_P and m_Q are the means. Let D(X) = (tr X X^T - d - log det X X^T) / 2 for d dimensions. Because
+    tr T T^T - d = rest (tr M M^T - d), the terms with logarithms are D(M) - D(T) / rest, the form used if M is near
+    the identity. The result is None if M M^T is too large.
     """
     left, right = moments(p), moments(q)
     if left is None or right is None:

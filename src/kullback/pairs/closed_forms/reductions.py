@@ -96,9 +96,9 @@ def kl_of_dimensions(p: Distribution, q: Distribution, kl: SolvePair) -> Estimat
 
 
 def _in_dimensions(d: Distribution) -> Distribution:
-    """Return elementwise transforms of an `Independent` as an `Independent` of transformed numbers.
+    """Return `d`; if `d` applies elementwise transforms to an `Independent`, return an equal `Independent`.
 
-    Any other distribution is returned unchanged.
+    The base of this `Independent` is the transformed base of the original `Independent`.
     """
     base: Any = d.base_dist if type(d) is TransformedDistribution else None
     if not isinstance(base, Independent) or overrides_density(base):

@@ -17,12 +17,12 @@ from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import NativeForm, is_ordinary_call
 from kullback.pairs.registry import plan_for, shortcut
 
-# Rows of logits with more than _MOST_CLASSES classes have other kernels.
+# _MOST_CLASSES is the largest number of classes in `fused_divergence_of_logits`. Longer rows have other kernels.
 _MOST_CLASSES = 32
 
 
 def fused_divergence(p: object, q: object) -> Tensor | None:
-    """Return KL(P || Q) in the dtype of the parameters; None if no shortcut supports P and Q."""
+    """Return KL(P || Q) in the dtype of the parameters, or None if no shortcut supports P and Q."""
     if torch.compiler.is_compiling() or not (isinstance(p, Distribution) and isinstance(q, Distribution)):
         return None
     plan = plan_for(type(p), type(q))
@@ -34,7 +34,7 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
 
 
 def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
-    """Return KL between rows of logits; None for rows of more than 32 classes."""
+    """Return KL between rows of logits, or None if the kernel does not support them, such as more than 32 classes."""
     if not 0 < p.shape[-1] == q.shape[-1] <= _MOST_CLASSES:
         return None
     if torch.compiler.is_compiling() or not is_ordinary_call():
@@ -48,13 +48,13 @@ def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
 
 @shortcut(LogisticNormal, LogisticNormal)
 def fused_kl_of_bases(p: Any, q: Any) -> Tensor | None:
-    """Return KL of the base distributions if the transforms, which have no parameters, are equal."""
+    """Return KL of the base distributions, or None if the transforms of P and Q differ."""
     return fused_divergence(p.base_dist, q.base_dist) if p.transforms == q.transforms else None
 
 
 @shortcut(Independent, Independent)
 def fused_sum_of_dimensions(p: Any, q: Any) -> Tensor | None:
-    """Return the sum of KL over the event dimensions."""
+    """Return the sum of KL over the reinterpreted batch dimensions, or None if no shortcut supports P and Q."""
     dimensions: int = p.reinterpreted_batch_ndims
     if not dimensions or dimensions != q.reinterpreted_batch_ndims or p.event_shape != q.event_shape:
         return None

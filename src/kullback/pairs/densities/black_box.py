@@ -25,9 +25,10 @@ from kullback.pairs.sampling.generator import DrawsFrom
 UNDERFLOWED = -746.0
 """The log-density that a distribution may return where its density is positive but underflows to 0."""
 
+# _DRAWS is the number of draws. If fewer than _FEWEST draws are inside of the support, their quartiles are not used.
 _DRAWS, _FEWEST = 257, 8
-# Tails are evaluated at these points. _FAR are values of log(|x| / interquartile range) for an infinite end, and _NEAR
-# are values of -log(distance / unit) for a finite end.
+# Tails are evaluated at these points. For an infinite end, _FAR are values of log(|x| / interquartile range). For a
+# finite end, _NEAR are values of -log(distance / unit). The unit is |end|, or the interquartile range if the end is 0.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
 # _REACHES are the largest log-distances at which the density is evaluated. The square of e^200 does not overflow
@@ -36,7 +37,7 @@ _REACHES = (200.0, 40.0)
 # _RESOLUTION is the smallest distance from an end at which the density is evaluated, relative to the end's absolute
 # value.
 _RESOLUTION = 1e-8
-# A tail that falls faster than u^-_STEEPEST does not count as a power of u.
+# A tail that falls faster than u^-_STEEPEST for u = |x| does not count as a power of u.
 _STEEPEST = 1e4
 # The search for the point where the density underflows to 0 doubles the distance _STEPS times.
 _STEPS = 40
@@ -45,9 +46,9 @@ _DIGITS = 8
 
 
 class _Edge(NamedTuple):
-    """The point middle + sign e^log_u.
+    """The point middle + sign e^log_u, close to an end of the support.
 
-    `outwards` is 1 if log_u grows with the distance from the center of P, and -1 if log_u falls.
+    `outwards` is 1 if log_u grows towards this end (log_u = +inf at the end), and -1 if log_u falls towards this end.
     """
 
     sign: int
@@ -101,7 +102,7 @@ def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:
 
 
 def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:
-    """Return the lower and the upper end of a distribution's support; None for an infinite end."""
+    """Return the lower and the upper end of a distribution's support, each None if it is infinite."""
     constraint = distribution.support
     constraint = getattr(constraint, "base_constraint", constraint)
     ends: list[Tensor | None] = []
@@ -154,8 +155,8 @@ class BlackBoxDensity(Density):
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
         """Return `log_density`, extrapolated as a power of the distance at points too far out to be evaluated."""
         end = self.low if side < 0 else self.high
-        # `edge` is the last point at which the density is evaluated. `inner` and `outer` are the log-densities shortly
-        # before this point and at this point.
+        # `edge` is the last point at which the density is evaluated. `inner` is the log-density shortly before this
+        # point, and `outer` is the log-density at this point.
         edge, inner, outer = self._logs_at(side, _REACHES[0])
         if not bool((outer - inner).isfinite().all()):
             edge, inner, outer = self._logs_at(side, _REACHES[1])
@@ -178,7 +179,7 @@ class BlackBoxDensity(Density):
         first, middle, last, width = self.quartiles
         if end is None:
             log_u = torch.log(width) + reach
-            if other is not None:  # the quartiles are logarithms of distances from `other`
+            if other is not None:  # then the quartiles are logarithms of distances from the other end
                 log_u, middle = torch.maximum(last.abs(), first.abs()) + reach, other
             return _Edge(side, middle, log_u, 1)
         log_u = torch.minimum(side * -first, side * -last) if other is None else -middle.abs()
@@ -208,11 +209,11 @@ class BlackBoxDensity(Density):
         return end if end is None or not end.ndim else self._changed(end)
 
     def _read(self, side: int) -> list[Tensor]:
-        """Return the fields of the `Tail` at one end, as tensors of the batch shape."""
+        """Return the fields of the `Tail` at the lower end (side -1) or the upper end (side 1), of the batch shape."""
         with torch.no_grad():
             ends = _ends_of(self.distribution)
             end, (_, middle, _, scale) = ends[side > 0], self.quartiles
-            if (ends[0] is None) != (ends[1] is None):  # the quartiles are logarithms of distances
+            if (ends[0] is None) != (ends[1] is None):  # then the quartiles are logarithms of distances
                 scale = torch.exp(scale.clamp(max=300) + middle.clamp(-300, 300))
             tail = self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
             return [tensor_of(x).expand(self.distribution.batch_shape) for x in tail]
@@ -232,8 +233,8 @@ class BlackBoxDensity(Density):
     def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
         """Return the `Tail` of a density that soon underflows, from the last points where the density is positive.
 
-        If the slope of log(-log density) against log u is constant, -log density is a power of u. If the slope doubles
-        with u, -log density grows exponentially.
+        Let u be |x| at an infinite end, and 1 / distance at a finite end. If the slope of log(-log density) against
+        log u is constant, -log density is a power of u. If the slope doubles with u, -log density grows exponentially.
         """
         index = torch.arange(_STEPS, device="cpu").reshape(-1, *[1] * len(self.distribution.batch_shape))
         f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])
@@ -256,17 +257,18 @@ class BlackBoxDensity(Density):
 
 
 def _tail_where(where: Tensor, read: Tail, otherwise: Tail) -> Tail:
-    """Return the tail `read` where the mask is true, and the tail `otherwise` elsewhere."""
+    """Return the tail `read` where the mask `where` is true, and the tail `otherwise` elsewhere."""
     return Tail(*(torch.where(where, a, b) for a, b in zip(read, otherwise, strict=True)))
 
 
 def _tail(
     logs: list[Tensor], log_u: tuple[float, ...], jacobian: int, rate: Tensor, steepest: float, digits: int
 ) -> Tail:
-    """Return the tail from log-densities at three distances u with equal steps of log u.
+    """Return the tail from the log-densities `logs` at three points with equal steps of log u.
 
-    If the density is a power of u, the log-density falls equally in both steps. If -log density is a power of log u,
-    the log-density falls more in the second step, and the ratio gives the power. Otherwise the tail has level 0.
+    Here u is |x| at an infinite end, and 1 / distance at a finite end. If the density is a power of u, the log-density
+    falls equally in both steps. If -log density is a power of log u, the log-density falls more in the second step, and
+    the ratio gives the power. If the density falls faster than u^-steepest, the tail has level 0.
     """
     first, last = ((a - b) / (log_u[1] - log_u[0]) for a, b in itertools.pairwise(logs))
     mean = (first + last) / 2
@@ -296,10 +298,11 @@ def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
 
 @register_density(Distribution)
 def _of_any_other(d: Distribution) -> Density | None:
-    """Return the density of any other distribution; None if it is not univariate, or has no log_prob or support.
+    """Return the density of a distribution whose class has no registered density.
 
-    A discrete distribution must have the values 0, 1, ..., n. VonMises is excluded, because torch declares the whole
-    line as its support although x is an angle.
+    The result is None if the distribution is not univariate, or has no log_prob or support. A discrete distribution
+    must have the values 0, 1, ..., n. VonMises is excluded, because torch declares the whole line as its support
+    although x is an angle.
     """
     if (
         isinstance(d, VonMises)
@@ -316,7 +319,7 @@ def _of_any_other(d: Distribution) -> Density | None:
 
 
 def _of_all_values(d: Distribution) -> Density | None:
-    """Return the density with the probabilities of all values; None unless the values are 0, 1, ..., n."""
+    """Return the density with the probabilities of all values, or None unless the values are 0, 1, ..., n."""
     values = upcast(d.enumerate_support(expand=False)).flatten()
     if not bool((values == torch.arange(len(values), device=values.device)).all()):
         return None

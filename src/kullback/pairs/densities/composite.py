@@ -29,9 +29,9 @@ from kullback.pairs.numerics.parameters import first_given, log_probs_of
 
 @dataclass(frozen=True)
 class MixtureDensity(Density):
-    """The density sum_k e^log_weights_k p_k(x).
+    """The density sum_k e^log_weights_k p_k(x), where p_k is the density of component k.
 
-    The last dimension of `log_weights`, and of the parameters of `part`, is k.
+    The components are the last dimension of `log_weights` and of the parameters of `part`.
     """
 
     log_weights: Tensor
@@ -142,7 +142,7 @@ class MixtureDensity(Density):
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
-        """Return the mixture's coordinates of points from `marks`, the components' coordinates of these points."""
+        """Return points in the mixture's coordinate from `marks`, the same points in the components' coordinates."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low, self.high))
         )
@@ -168,7 +168,10 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
 @dataclass(frozen=True)
 class ZeroInflatedDensity(IntegerDensity):
-    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers."""
+    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers x.
+
+    Here p is the probability in `part`, `log_gate` is log(gate), and `log_rest` is log(1 - gate).
+    """
 
     log_gate: Tensor
     log_rest: Tensor
@@ -224,7 +227,7 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
     if part is None:
         return None
-    # Components that cannot be split are evaluated by the mixture's log_prob only.
+    # If `mapped` cannot select single components, only the mixture's log_prob is evaluated.
     if not part.is_splittable():
         low, high = part.low, part.high
         return density_on_image(

@@ -45,7 +45,10 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the points center + steps width and, if a width exceeds 6, points around a bend of the log-density."""
+    """Return the points center + steps width and, if a width exceeds 6, points around `bend`.
+
+    At the point `bend`, the slope of the log-density changes quickly.
+    """
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
@@ -146,7 +149,10 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, with 1 for an infinite `high`, and a mask of these elements; None if all are finite."""
+        """Return high - low, or 1 where `high` is infinite, and a mask of the elements with an infinite `high`.
+
+        If there are no such elements, None is returned instead of the mask.
+        """
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -249,7 +255,7 @@ class Density(ABC):
 
     @property
     def low(self) -> Tensor | None:
-        """The lower end of the support; None if it is -inf."""
+        """The lower end of the support, or None if it is -inf."""
         end = self.support[0]
         if isinstance(end, str):
             return getattr(self, end)
@@ -257,7 +263,7 @@ class Density(ABC):
 
     @property
     def high(self) -> Tensor | None:
-        """The upper end of the support; None if it is +inf."""
+        """The upper end of the support, or None if it is +inf."""
         end = self.support[1]
         if isinstance(end, str):
             return getattr(self, end)
@@ -297,11 +303,11 @@ class Density(ABC):
         return []
 
     def coordinate(self) -> Coordinate:
-        """Return a variable that maps the support to the whole line."""
+        """Return the coordinate that maps the support to the whole real line."""
         return Coordinate(self.low, self.high)
 
     def tail_factor(self) -> Tensor | float:
-        """Return k if the density falls as u^k e^(-a u) in a tail of level 0; NaN if k is unknown."""
+        """Return k if the density falls as u^k e^(-a u) for u = |x| in a tail of level 0, or NaN if k is unknown."""
         return math.nan
 
     def lower_tail(self) -> Tail:
@@ -388,7 +394,7 @@ def register_density(family: type | str) -> Callable[[DensityReaderT], DensityRe
 
 
 def density_of(distribution: Distribution) -> Density | None:
-    """Return the density of a distribution; None if no registered reader can return it.
+    """Return the density of a distribution, or None if no registered reader can return it.
 
     If a distribution overrides the `log_prob` of its family, the density uses only the methods of the distribution.
     """
@@ -403,6 +409,6 @@ def density_of(distribution: Distribution) -> Density | None:
 
 
 def densities_of(p: Distribution, q: Distribution) -> tuple[Density, Density] | None:
-    """Return the densities of P and Q; None if one of them is unknown."""
+    """Return the densities of P and Q, or None if one of them is unknown."""
     first, second = density_of(p), density_of(q)
     return None if first is None or second is None else (first, second)

@@ -1,6 +1,7 @@
 """The image of a support under transforms, and the density of a transformed distribution from torch's log_prob.
 
-Torch declares the codomain of the last transform as the support, but the image of the base's support may be smaller.
+Torch declares the codomain of the last transform as the support. The image of the base distribution's support may be
+smaller.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
-    """Return the ends of the image of an interval under a monotone transform; None if they are not known."""
+    """Return the ends of the image of an interval under a monotone transform, or None if they are not known."""
     if torch.compiler.is_compiling():  # a compiled graph cannot read the values of the ends
         return None
     try:
@@ -48,7 +49,7 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
 
 
 class _Image(Distribution):
-    """A distribution with a given support, such as the image of a transform instead of the transform's codomain."""
+    """A copy of a distribution with another support, for example the image of a transform instead of its codomain."""
 
     def __init__(self, base: Distribution, support: Any) -> None:
         self.base = unvalidated(base)
@@ -72,7 +73,7 @@ def density_on_image(d: Distribution, ends: Ends) -> Density:
 
 
 def interval_between(low: Tensor | None, high: Tensor | None) -> constraints.Constraint:
-    """Return the constraint low < x < high; None means that an end is infinite."""
+    """Return the constraint low < x < high. An end that is None is infinite."""
     if low is None:
         return constraints.real if high is None else constraints.less_than(high)
     return constraints.greater_than(low) if high is None else constraints.interval(low, high)

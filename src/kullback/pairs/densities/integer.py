@@ -65,7 +65,10 @@ class IntegerDensity(Density):
 
 
 def last_integer(is_zero: Tensor, like: Tensor) -> Tensor:
-    """Return 0 where `is_zero`, else infinity, in the dtype of `like`; torch's default may be half precision."""
+    """Return the last integer with mass: 0 where `is_zero` is true, else infinity.
+
+    The result has the dtype of `like`, because torch's default dtype may be half precision.
+    """
     return torch.where(is_zero, 0.0, torch.inf).to(like.dtype)
 
 
@@ -77,7 +80,7 @@ def log_power(n: Tensor, log_base: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CategoricalDensity(IntegerDensity):
-    """The probabilities of the classes 0, 1, ...; `log_mass` has the classes along the last dimension."""
+    """The probabilities of the integers from 0 on, from their logarithms along the last dimension of `log_mass`."""
 
     smooth: ClassVar[bool] = False
 

@@ -1,7 +1,8 @@
 """The densities of x = f(y) for an increasing f: exp, sigmoid, softplus, distribution functions, and their inverses.
 
-An `Increasing` record describes f by the logarithms of the distances of x and y from the ends of their supports. If f
-were a composition of elementary functions, log(e^y - 1) would overflow for a large y, although the result is about y.
+An `Increasing` record describes f by the logarithms of the distances of x and y from the ends of their supports. The
+functions are not composed of elementary functions, because log(e^y - 1), for example, would overflow for a large y,
+although the result is about y.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Increasing(NamedTuple):
         from_infinity: log(x - f(-inf)) and log(f(+inf) - x), from y.
         after: log |x - f(end)|, from log |y - end|, the end and y.
         before: log |y - end|, from log |x - f(end)|, the end, f(end) and y.
-        limits: f(-inf) and f(+inf); None if they are infinite.
+        limits: f(-inf) and f(+inf), each None if it is infinite.
         growths: how f changes a tail at -inf and at +inf.
         keeps_coordinate: whether y is the `Coordinate` of x, such as y = log x for x = e^y.
     """
@@ -123,7 +124,7 @@ class MappedDensity(Density):
         return None if pieces is None else (self._image(pieces[0]), self._image(pieces[1]))
 
     def _part_end(self, side: int) -> Tensor | None:
-        """Return an end of the part's support; None if the end is infinite or is mapped to infinity."""
+        """Return an end of the part's support, or None if the end is infinite or is mapped to infinity."""
         return self.part.high if side else self.part.low
 
     def _tail_end(self, side: int) -> Tensor | None:
@@ -266,7 +267,10 @@ class InverseMappedDensity(MappedDensity):
         return self.reaches[side] or (mask is not None and bool(mask.all()))
 
     def _at_limit(self, part: Density, side: int) -> Tensor | None:
-        """Return a mask of the elements whose end of `part` is f(-inf) or f(+inf); None if all elements are alike."""
+        """Return a mask of the elements where the end of `part` is f(-inf) or f(+inf).
+
+        The result is None if this is true of all elements, or cannot be true of any element.
+        """
         end, limit = part.high if side else part.low, self.function.limits[side]
         return None if self.reaches[side] or end is None or limit is None else end == limit
 
@@ -291,7 +295,7 @@ class InverseMappedDensity(MappedDensity):
         return self.function.growths[side].before(tail)
 
     def log_density(self, at: Points) -> Tensor:
-        # The two terms do not cancel, because log f'(x) is large only where the density is small.
+        # The two summands do not cancel, because |log f'(x)| is large only where the density of x is small.
         return self.part.log_density(self._before(at)) + self.function.log_slope(at.x)
 
     def _image(self, y: Tensor) -> Tensor:
@@ -352,7 +356,7 @@ def _log_log1p(log_d: Tensor) -> Tensor:
 
 
 def _log_minus_log1p(log_d: Tensor, result: Tensor) -> Tensor:
-    """Return log(-log(1 - d)) from log d, or log(`result`) for a d near 1; `result` is -log(1 - d)."""
+    """Return log(-log(1 - d)) from log d, or from `result` = -log(1 - d) if d is near 1."""
     d = torch.exp(log_d.clamp(-30, -0.1))
     far = torch.log(torch.where(log_d > -0.1, result, 1))
     return torch.where(log_d < -30, log_d, torch.where(log_d > -0.1, far, torch.log(-torch.log1p(-d))))
@@ -376,7 +380,10 @@ _LOG_HALF = math.log(0.5)
 
 
 def _normal_log_mass(y: Tensor) -> Tensor:
-    """Return log Phi(y) of the standard normal; the derivative of torch's `log_ndtr` is NaN where y^2 overflows."""
+    """Return log Phi(y) for the standard normal distribution function Phi.
+
+    Unlike torch's `log_ndtr`, this function has a finite derivative where y^2 overflows.
+    """
     far = y < -_FAR_OUT
     size = -y.clamp(_LEAST, -_FAR_OUT)
     asymptote = -(size**2) / 2 - torch.log(size) - HALF_LOG_2PI + torch.log1p(-1 / size**2)
@@ -384,7 +391,10 @@ def _normal_log_mass(y: Tensor) -> Tensor:
 
 
 def _normal_quantile(log_mass: Tensor) -> Tensor:
-    """Return the standard normal quantile by Newton's method, whose last two steps make two derivatives exact."""
+    """Return the standard normal quantile of the mass e^log_mass.
+
+    The result of Newton's method is differentiable: its last two steps make the first and second derivatives exact.
+    """
     fixed = log_mass.detach()
     square = (-2 * fixed).clamp(min=10.0)
     start = -torch.sqrt(square - math.log(2 * math.pi) - torch.log(square))
@@ -397,8 +407,8 @@ def _normal_quantile(log_mass: Tensor) -> Tensor:
     return y
 
 
-# For y > _FAR_OUT, the standard normal mass below -y is phi(y) / (y + 1/y) to full precision. An argument below _LEAST
-# counts as _LEAST, whose square does not overflow.
+# For y > _FAR_OUT, the standard normal mass below -y is phi(y) / (y + 1/y) to full precision, where phi is the density.
+# An argument below _LEAST counts as _LEAST, whose square does not overflow.
 _FAR_OUT, _LEAST = 1e4, -1e150
 
 
@@ -425,8 +435,8 @@ EXP = Increasing(
         lambda log_d, high, _, y: _log_minus_log1p(log_d - high, high - y),
     ),
 )
-# `LOG` is the record for the inverse of exp. Its `preimage` computes log x from x, not from the logarithm of the
-# distance from 0.
+# `LOG` is the record for the inverse of exp. The `preimage` of `LOG` computes log x from x, and the `preimage` of `EXP`
+# takes the logarithm of the distance of x from 0.
 LOG = EXP._replace(preimage=lambda at: torch.log(at.x))
 SIGMOID = Increasing(
     torch.sigmoid,
@@ -446,8 +456,8 @@ SIGMOID = Increasing(
     ),
     limits=(0.0, 1.0),
 )
-# `LOGIT` is the record for the inverse of sigmoid. Its functions `after` and `before` get the ends of a support as x
-# instead of y, so their formulas differ from the formulas in SIGMOID.
+# `LOGIT` is the record for the inverse of sigmoid. The functions `after` and `before` of `LOGIT` get the ends of a
+# support as x instead of y, so their formulas differ from the formulas in `SIGMOID`.
 LOGIT = SIGMOID._replace(
     after=(
         lambda log_d, low, y: logsigmoid(low) + logsigmoid(-y) + _log_expm1(log_d),

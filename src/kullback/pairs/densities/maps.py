@@ -46,7 +46,7 @@ _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
 def inverted_by(step: Transform) -> Transform | None:
-    """Return f if `step` is torch's wrapper for the inverse of f; None for any other transform."""
+    """Return f if `step` is torch's wrapper for the inverse of f, or None for any other transform."""
     return getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
 
 
@@ -117,7 +117,7 @@ def _parts(transform: Transform) -> list[Transform]:
 
 
 def _side_by_side(transform: Transform) -> list[Transform]:
-    """Return the transforms of the slices of a StackTransform or CatTransform; an empty list for others."""
+    """Return the transforms of the slices of a StackTransform or CatTransform, or [] for any other transform."""
     return list(transform.transforms) if isinstance(transform, StackTransform | CatTransform) else []
 
 
@@ -165,7 +165,7 @@ def _shortened(steps: list[Any]) -> list[Transform] | None:
 
 
 def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
-    """Return the steps of log(a + b e^y) for b > 0; None if a or b is unknown or has different signs in the batch.
+    """Return the steps of log(a + b e^y) for b > 0, or None if a or b is unknown or has different signs in the batch.
 
     For a > 0 the result is log a + softplus(y + log(b / a)). For a < 0 the result is log |a| + g(y + log(b / |a|)),
     where g is the inverse of softplus. For a = 0 the result is y + log b.
@@ -183,7 +183,7 @@ def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
 
 
 def _is_identity(steps: list[Any]) -> bool:
-    """Return whether the composition of affine steps is the identity; for several steps, up to rounding."""
+    """Return whether the composition of affine steps is the identity, up to rounding errors if there are several."""
     loc, scale, size = 0.0, 1.0, 0.0
     for step in steps:
         own = [_constant(step.loc), _constant(step.scale)]
@@ -195,7 +195,7 @@ def _is_identity(steps: list[Any]) -> bool:
 
 
 def _constant(x: Tensor | float) -> Any:
-    """Return a parameter as a number if all elements are equal; None if they differ or cannot be read."""
+    """Return a parameter as a number if all elements are equal, or None if they differ or cannot be read."""
     if not isinstance(x, Tensor):
         return float(x)
     if torch.compiler.is_compiling() or not can_inspect(x) or is_differentiated(x) or not x.numel():
@@ -284,7 +284,7 @@ def exact(x: Tensor | float) -> Any:
 
 
 def standard_family(step: Transform) -> type | None:
-    """Return the family whose standard distribution function is this step; None for any other step."""
+    """Return the family whose standard distribution function is this step, or None for any other step."""
     return next((family for family, standard in _STANDARD.items() if step is standard), None)
 
 
@@ -300,7 +300,7 @@ def enter_standard(kind: type) -> None:
 
 
 def standardized(d: Any) -> list[Transform]:
-    """Return the steps of the distribution function F((x - loc) / scale) of a member of a location-scale family."""
+    """Return the steps of F((x - loc) / scale), the distribution function of a distribution with a loc and a scale."""
     steps = [shift(-exact(d.loc)), scaling(1 / exact(d.scale)), _STANDARD[type(d)]]
     return [step for step in steps if not (type(step) is AffineTransform and _is_identity([step]))]
 
@@ -327,7 +327,7 @@ def same_maps(a: Any, b: Any) -> bool:
 
 
 def _are_known_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal; False if Python cannot read the values.
+    """Return whether two tensors are equal, or False if Python cannot read the values.
 
     In a graph that torch.compile must not break, only the values of constants can be read.
     """
@@ -335,13 +335,16 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
         return can_inspect_all((a, b)) and are_equal(a, b)
     if not is_whole_graph():
         return outside_of_graphs(are_equal)(a, b)
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports SymPy, as the compiler did
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # loads SymPy, like the compiler
 
     return guard_or_false(cast("bool", (a == b).all().item()))
 
 
 def _is_compared_by_attributes(a: object) -> bool:
-    """Return whether to compare `a` by attributes: its class has no __eq__, or none that torch.compile can trace."""
+    """Return whether to compare `a` by its attributes instead of __eq__.
+
+    Some classes define no __eq__ by value, and torch.compile cannot trace the __eq__ of torch's transforms.
+    """
     if isinstance(a, Distribution):
         return True
     if not (isinstance(a, Transform) and is_of_torch(type(a))):
@@ -382,9 +385,10 @@ def move_apart(a: object, b: object) -> bool:
 
 
 def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
-    """Return the number of last steps that are bijective and equal in both lists: divergences do not depend on them.
+    """Return the number of last steps that are bijective and equal in both lists.
 
-    Steps with equal values count as different if their parameters are different tensors that require gradients.
+    A divergence of the mapped distributions does not depend on these steps. Steps with equal values count as different
+    if their parameters are different tensors that require gradients.
     """
     count = 0
     for step, other in zip(reversed(steps), reversed(others), strict=False):
@@ -395,5 +399,5 @@ def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
 
 
 def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
-    """Return the distribution of a draw from the base after the steps; the base itself if there are no steps."""
+    """Return the distribution of a draw from `base` after the maps `steps`, or `base` itself if there are no steps."""
     return TransformedDistribution(base, steps, validate_args=False) if steps else base

@@ -37,11 +37,12 @@ _OUT = torch.exp(torch.linspace(-2, 2, 9, dtype=torch.float64, device="cpu"))
 
 
 def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Density]:
-    """Return P and Q in the unit of P if `of_p` is true, otherwise in the unit of the narrower density.
+    """Return the densities of (x - loc) / scale for x ~ P and for x ~ Q.
 
-    Both densities are returned unchanged if P has no location and scale. Q must also have a location and a scale,
-    unless `of_p` is true and Q's support is the whole line. A batch element does not change if a ratio of scales, or of
-    a distance to a scale, is extreme.
+    The unit (loc, scale) belongs to P if `of_p` is true, and to the narrower density otherwise. P and Q are returned
+    unchanged if P has no location and scale. Q must also have a location and a scale, unless `of_p` is true and Q's
+    support is the whole line. A batch element does not change if the ratio of both scales, or the ratio of the distance
+    between the locations to a scale, is extreme.
     """
     of_first, of_second = _location_and_scale(p), _location_and_scale(q)
     if of_first is None or (of_second is None and not (of_p and lives_everywhere(q))):
@@ -63,10 +64,10 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
 
 
 def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the unit, detached where a density is much narrower than the unit, and the mask of these elements.
+    """Return `loc` and `scale`, detached where a density is much narrower than `scale`, and a mask of these elements.
 
-    A small change of the unit shifts such a density by many of its widths. The derivatives with respect to the unit
-    would be sums of huge terms that cancel.
+    A small change of the unit (loc, scale) shifts such a density by many of its widths. The derivatives with respect to
+    the unit would be sums of huge terms that cancel.
     """
     is_fixed = torch.zeros_like(scale, dtype=torch.bool)
     for density in densities:
@@ -92,7 +93,10 @@ def is_far_and_narrow(d: Density) -> Tensor | None:
 
 
 def _far_components(d: Density) -> Tensor | None:
-    """Return a mask, of shape (..., components), of components with a large |loc| / scale; None without a location."""
+    """Return a mask, of shape (..., components), of the components with a large |loc| / scale.
+
+    The result is None if the components have no location and scale.
+    """
     own = _components(d)
     if own is None:
         return None
@@ -105,7 +109,10 @@ def _far_components(d: Density) -> Tensor | None:
 
 
 def _components(d: Density) -> tuple[Tensor, Tensor] | None:
-    """Return the locations and the scales of a density's components, of shape (..., components); None without them."""
+    """Return the locations and the scales of a density's components, both of shape (..., components).
+
+    The result is None if the components have no location and scale.
+    """
     is_mixture = isinstance(d, MixtureDensity)
     own = _location_and_scale(d.part if is_mixture else d)
     if own is None:
@@ -139,10 +146,11 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
 
 
 def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]:
-    """Return a pair of shares of P and Q for each narrow component, in the component's unit, and the remaining pair.
+    """Return pairs of shares of P and Q, which add up to P and Q.
 
-    The shares add up to P and Q. The weights are functions of x that do not depend on the parameters. So the
-    derivatives of the remaining pair, which is a function of x, come only from the tails of the components.
+    For each narrow component of P or Q, the list has a pair of shares in the component's unit. The last pair has the
+    remaining weight, and its densities are functions of x. The weights of the shares are functions of x that do not
+    depend on the parameters. So the derivatives of the last pair come only from the tails of the narrow components.
     """
     units: list[tuple[int, int, Tensor, Tensor]] = []
     for side, density in enumerate((p, q)):
@@ -167,7 +175,10 @@ def _side_by_side(numbers: list[Tensor]) -> Tensor:
 
 
 def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> Density:
-    """Return the density of (x - loc) / scale; `component` is the index of the component with this unit, if any."""
+    """Return the density of (x - loc) / scale for an x with density `d`.
+
+    `component` is the index of the component of `d` with this location and scale, or None if no component has them.
+    """
     if not isinstance(d, MixtureDensity):
         return _scaled(d, loc, scale, torch.full_like(scale, component is not None, dtype=torch.bool))
     own = torch.arange(d.log_weights.shape[-1], device=loc.device) == (-1 if component is None else component)
@@ -247,7 +258,10 @@ def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
 
 
 def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
-    """Return the density of (x - loc) / scale; where `own` is true, the location is set to 0 and the scale to 1."""
+    """Return the density of (x - loc) / scale for an x with density `d`.
+
+    Where `own` is true, `loc` and `scale` belong to `d`, so its new location is exactly 0 and its new scale exactly 1.
+    """
     if isinstance(d, LocationScaleDensity | AffineDensity):
         unit = -1.0 if isinstance(d, AffineDensity) and d.falls else 1.0
         place = torch.where(own, 0.0, (d.loc - loc) / scale), torch.where(own, unit, d.scale / scale)

@@ -128,7 +128,7 @@ def _transformed(d: TransformedDistribution) -> Density | None:
 
 
 def _after(part: Density, step: Transform, rounding: float) -> Density | None:
-    """Return the density of a variable with density `part` after the step; None if it is unknown."""
+    """Return the density of a variable with density `part` after the step, or None if it is unknown."""
     if isinstance(step, AffineTransform):
         return _affine(part, *exact_parameters(step))
     family = _IMAGES.get(type(step))
@@ -142,7 +142,7 @@ def _after(part: Density, step: Transform, rounding: float) -> Density | None:
 
 
 def _after_inverse(part: Density, inverse: Transform, rounding: float) -> Density | None:
-    """Return the density of a variable with density `part` after the inverse of `inverse`; None if it is unknown."""
+    """Return the density of a variable with density `part` after the inverse of `inverse`, or None if it is unknown."""
     from_zero = _reaches(part, 0.0, 0, rounding)
     if from_zero is None:
         return None
@@ -166,7 +166,7 @@ _IMAGES: dict[type, Callable[[Density], Density]] = {
 
 
 def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | None:
-    """Return whether an end of the support equals an edge of a map's domain; None for an end outside of the domain.
+    """Return whether an end of the support equals an edge of a map's domain, or None for an end outside of the domain.
 
     The comparison allows for the rounding error of the end of an affine image.
     """
@@ -186,7 +186,7 @@ _OUTSIDE = 1e-6
 
 
 def _curve_of(step: Transform) -> Increasing | None:
-    """Return the `Increasing` record of a standard distribution function; None for any other step."""
+    """Return the `Increasing` record of a standard distribution function, or None for any other step."""
     family = standard_family(step)
     return None if family is None else FAMILIES[family].curve
 

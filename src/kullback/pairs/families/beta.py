@@ -69,13 +69,13 @@ def _from_beta_to_unit(p: Beta) -> Tensor:
 
 @closed_form(Beta, Uniform, native=ElementForm.BETA_UNIFORM)
 def kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
-    """Return KL(P || Beta(1, 1)) + log(high - low)."""
+    """Return KL(P || Beta(1, 1)) + log(high - low) for Q = Uniform(low, high)."""
     return _from_beta_to_unit(p) + log_room(q)
 
 
 @closed_form(Beta, ContinuousBernoulli, native=ElementForm.BETA_CONTINUOUS_BERNOULLI_LOGITS)
 def kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
-    """Return KL(P || Beta(1, 1)) + A(l) - l E X for X ~ P, Q's logit l and A(l) = log((e^l - 1) / l)."""
+    """Return KL(P || Beta(1, 1)) + A(l) - l E X, where X ~ P, l is Q's logit, and A(l) = log((e^l - 1) / l)."""
     a, b = upcast(p.concentration1), upcast(p.concentration0)
     value = _from_beta_to_unit(p) + cross_entropy_to(logits_of(q), a / (a + b), b / (a + b))
     return value.clamp(min=0)
@@ -91,7 +91,7 @@ def _of_beta(d: Beta) -> LogMoments:
 
 
 def log_beta_entropy(a: Tensor, b: Tensor) -> Tensor:
-    """Return the entropy of log X for a Beta variable X."""
+    """Return the entropy of log X for X ~ Beta(a, b)."""
     total = a + b
     of_odds = log_gamma_entropy(a) + log_gamma_entropy(b) - log_gamma_entropy(total)
     return of_odds + digamma(b) - digamma(total)
@@ -113,9 +113,10 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
-    """Return the concentrations with psi(a_k) - psi(sum a) = E log x_k, by Newton's method on a concave function.
+    """Return the concentrations a of a Dirichlet distribution of x with given `mean_logs`, E log x_k of each class k.
 
-    The result is NaN if no concentrations exist, because only a point mass has these mean logarithms.
+    Newton's method solves digamma(a_k) - digamma(sum a) = E log x_k, the condition for the maximum of a concave
+    function. The result is NaN if no concentrations solve it, because only a point mass has these mean logarithms.
     """
     a = torch.full_like(mean_logs, 0.1)
     for _ in range(200):

@@ -32,7 +32,10 @@ def kl_categorical_categorical(p: Classes, q: Classes) -> Tensor:
 
 @closed_form(Multinomial, Multinomial)
 def kl_multinomial_multinomial(p: Multinomial, q: Multinomial) -> Tensor:
-    """Return n times KL of one draw; +inf for different n, because no outcome is then possible under both."""
+    """Return `total_count` times KL of one draw.
+
+    For different values of `total_count`, no outcome is possible under both P and Q, and the result is +inf.
+    """
     rows = _rows(p, q)
     if p.total_count != q.total_count:
         return torch.where(rows >= 0, torch.inf, rows)

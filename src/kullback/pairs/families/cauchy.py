@@ -57,7 +57,9 @@ class HalfCauchyDensity(HalfLineDensity):
 
 @closed_form(Cauchy, Cauchy, native=ElementForm.CAUCHY)
 def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
-    """Return log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)) for the scales s and the difference d of the locations.
+    """Return log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)).
+
+    Here s_p and s_q are the scales of P and Q, and d is the difference of the locations.
 
     A closed-form formula for the Kullback-Leibler divergence between Cauchy distributions (Chyzak and Nielsen, 2019)
     """
@@ -67,7 +69,9 @@ def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
 def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -> Tensor:
     """Return KL between Cauchy distributions whose locations differ by `shift`.
 
-    Unless KL is near 0, log(((s_p + s_q)^2 + d^2) / (4 s_p s_q)) is computed as a sum of terms that do not overflow.
+    Let s_p and s_q be the scales, and d = `shift`. If KL is below 0.5, it is computed as
+    log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)), to full precision near 0. Otherwise KL is computed as
+    log(((s_p + s_q)^2 + d^2) / 4) - log s_p - log s_q, where no square overflows.
     """
     more, shift = scale_p - scale_q, tensor_of(shift)
     far = (
@@ -83,15 +87,16 @@ def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -
 
 @closed_form(HalfCauchy, HalfCauchy, native=ElementForm.HALF_CAUCHY)
 def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
-    """Return log((s_p + s_q)^2 / (4 s_p s_q)), as for Cauchy distributions with location 0."""
+    """Return log((s_p + s_q)^2 / (4 s_p s_q)) for the scales s_p and s_q, as for Cauchy distributions at location 0."""
     return cauchy_divergence(0.0, upcast(p.scale), upcast(q.scale))
 
 
 @closed_form(Cauchy, StudentT)
 def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
-    """Return E_P[-log q] - log(4 pi s_p), where E_P log((x - m_q)^2 + c^2) = log(d^2 + (s_p + c)^2).
+    """Return E_P[-log q] - log(4 pi s_p), from E_P log((x - m_q)^2 + c^2) = log(d^2 + (s_p + c)^2).
 
-    Here c is s_q sqrt(df), and d is the difference of the locations.
+    Here s_p is P's scale, m_q, s_q and df are Q's parameters, c = s_q sqrt(df), and d is the difference of the
+    locations.
     """
     half, scale_p = upcast(q.df) / 2, upcast(p.scale)
     reach = upcast(q.scale) * torch.sqrt(2 * half)

@@ -91,7 +91,7 @@ def continuous_bernoulli_divergence(a: Tensor, b: Tensor, distance: Tensor) -> T
 
 
 def mean_from_end(x: Tensor) -> Tensor:
-    """Return 1 / x - 1 / (e^x - 1) for x >= 0: 1 minus the mean of t on [0, 1] with a density proportional to e^xt."""
+    """Return 1 / x - 1 / (e^x - 1) for x >= 0, which is 1 - E T for the ContinuousBernoulli T with logit x."""
     series = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000)
     small = x.clamp(max=0.5)
     large = x.clamp(min=0.5)
@@ -101,7 +101,7 @@ def mean_from_end(x: Tensor) -> Tensor:
 
 
 def continuous_bernoulli_variance(x: Tensor) -> Tensor:
-    """Return the variance for the logit x: A''(x) = 1 / x^2 - 1 / (4 sinh^2(x / 2)), which is 1 / 12 at 0."""
+    """Return the variance 1 / x^2 - 1 / (4 sinh^2(x / 2)) of the ContinuousBernoulli with logit x, 1 / 12 at x = 0."""
     series = (1 / 12, -1 / 240, 1 / 6048, -1 / 172800, 1 / 5322240, -691 / 118879488000, 1 / 5748019200)
     size = x.abs()
     small = torch.where(size < 0.7, x, 0)
@@ -115,7 +115,7 @@ def continuous_bernoulli_variance(x: Tensor) -> Tensor:
 
 
 def cross_entropy_to(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """Return A(l) - l m for A(l) = log((e^l - 1) / l) and the mean m = `below` = 1 - `above`."""
+    """Return A(l) - l m with A(l) = log((e^l - 1) / l), for the logits l and the mean m = `below` = 1 - `above`."""
     down = logits < 0
     size = torch.where(down, -logits, logits)
     small = size < 1
@@ -125,7 +125,7 @@ def cross_entropy_to(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
 
 
 def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, Tensor]:
-    """Return P's logit l, E X and -H(X) = l E X - A(l), which is KL to the ContinuousBernoulli with logit 0."""
+    """Return P's logit, E X and -H(X) for X ~ P, where -H(X) is KL from P to the ContinuousBernoulli with logit 0."""
     logits = logits_of(p)
     down = logits < 0
     from_end = mean_from_end(torch.where(down, -logits, logits))
@@ -134,20 +134,23 @@ def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, 
 
 
 def log_room(q: Uniform) -> Tensor:
-    """Return log(high - low) for an interval that contains [0, 1]."""
+    """Return log(high - low) for Q = Uniform(low, high) with an interval that contains [0, 1]."""
     room = (upcast(q.high) - 1) - upcast(q.low)
     return torch.log1p(torch.where(room >= 0, room, 0))
 
 
 @closed_form(ContinuousBernoulli, Uniform, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
-    """Return KL(P || ContinuousBernoulli with logit 0) + log(high - low)."""
+    """Return KL(P || R) + log(high - low) for Q = Uniform(low, high) and the ContinuousBernoulli R with logit 0."""
     return _mean_and_negative_entropy(p)[2] + log_room(q)
 
 
 @closed_form(ContinuousBernoulli, Normal, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL)
 def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for X ~ P and Q = Normal(m, s)."""
+    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for X ~ P and Q = Normal(m, s).
+
+    Here H is the entropy.
+    """
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale = upcast(q.scale)
     shift = (mean - upcast(q.loc)) / scale
@@ -157,7 +160,7 @@ def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
 
 @closed_form(ContinuousBernoulli, Exponential, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_EXPONENTIAL)
 def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) -> Tensor:
-    """Return r E X - log r - H(X) for X ~ P and Q's rate r."""
+    """Return r E X - log r - H(X) for X ~ P, where r is Q's rate and H is the entropy."""
     _, mean, negative_entropy = _mean_and_negative_entropy(p)
     rate = upcast(q.rate)
     return rate * mean - torch.log(rate) + negative_entropy
@@ -165,9 +168,9 @@ def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) 
 
 @closed_form(ContinuousBernoulli, Gumbel)
 def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, where m and s are Q's location and scale.
+    """Return log s + E z + E e^-z - H(X) for X ~ P and Q = Gumbel(m, s), with z = (X - m) / s and the entropy H.
 
-    With P's logit l and A as in `_log_normalizer`, E e^-z = e^(m / s + A(l - 1 / s) - A(l)).
+    The code uses log E e^(-X / s) = A(l - 1 / s) - A(l), where l is P's logit and A(l) = log((e^l - 1) / l).
     """
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale, loc = upcast(q.scale), upcast(q.loc)
@@ -176,7 +179,7 @@ def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
 
 
 def _log_normalizer(logits: Tensor) -> Tensor:
-    """Return A(l) = log((e^l - 1) / l)."""
+    """Return A(l) = log((e^l - 1) / l) for the logits l."""
     down = logits < 0
     size = torch.where(down, -logits, logits)
     return torch.where(down, 0, size) + log_mean_decay(size)
@@ -189,9 +192,9 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     middle = (rest - mean) / 2  # 1/2 - smaller, up to the sign
 
     def excess(y: Tensor) -> Tensor:
-        """Return min(E X, 1 - E X) - (1/2 - L(y/2)/2), with Langevin's function L.
+        """Return min(E X, 1 - E X) minus the mean for the logit -y.
 
-        The subtracted number is the mean for the logit -y.
+        The mean is 1/2 - L(y/2)/2 with Langevin's function L(h) = coth h - 1/h.
         """
         near = y < 0.5
         h = torch.where(near, y, 0) / 2

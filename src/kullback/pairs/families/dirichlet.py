@@ -29,15 +29,17 @@ from kullback.pairs.renyi import mixed, renyi_form
 _BLOCK = 2**15
 # A row of the kernel has at most _LONGEST_ROW classes.
 _LONGEST_ROW = 256
-# The differences of the groups' totals in P and Q are rounded. If the sum of the absolute differences is at most
-# _DIGITS_OF_TOTALS times KL, this rounding costs at most three of the 16 digits of KL.
+# `_in_groups` adds up the concentrations of each group of classes. The differences between the totals of P and of Q are
+# rounded. If the sum of the absolute differences is at most _DIGITS_OF_TOTALS times KL, this rounding costs at most
+# three of the 16 digits of KL.
 _DIGITS_OF_TOTALS = 1e3
 
 
 def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
-    """Return a bound on the rounding error of KL, from the only term of the formula that is subtracted."""
+    """Return a bound on the rounding error of KL, which comes mainly from the only subtracted term of the formula."""
     totals = [concentrations(d).detach() for d in (p, q)]
-    # For huge totals the term depends only on the ratio of the totals, so they are scaled down and do not overflow.
+    # For huge totals, the subtracted term depends only on the ratio of the totals. So the concentrations are scaled
+    # down, because their sums could overflow.
     is_huge = torch.maximum(*(x.amax(-1) for x in totals)) > 1e290
     shrunk = torch.where(is_huge, torch.full_like(totals[0][..., 0], 1e-10), 1.0)
     p_total, q_total = ((x * shrunk.unsqueeze(-1)).sum(-1) for x in totals)
@@ -52,7 +54,7 @@ def concentrations(d: Any) -> Tensor:
 
 
 def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
-    """Return KL by the kernel; None if the kernel does not support the parameters."""
+    """Return KL by the kernel, or None if the kernel does not support the parameters."""
     if p.concentration.shape[-1] <= _LONGEST_ROW:
         return _KERNEL(p, q)
     parameters = p.concentration, q.concentration
@@ -64,10 +66,11 @@ def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
 @closed_form(Beta, Beta, error=rounding_error, native=ElementForm.BETA)
 @closed_form(Dirichlet, Dirichlet, error=rounding_error, native=_by_kernel)
 def kl_dirichlet_dirichlet(p: Beta | Dirichlet, q: Beta | Dirichlet) -> Tensor:
-    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_pi, a_qi) - R(A_p, A_q), with totals A and R = `stirling_bregman`.
+    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_pi, a_qi) - R(A_p, A_q) for R = `stirling_bregman`.
 
-    The source of the formula before regrouping is KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
-    (Penny, 2001)
+    Here a_pi and a_qi are the concentrations of class i, and A_p and A_q are the sums of the concentrations. The terms
+    are regrouped from the formula in
+    KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
     return dirichlet_divergence(concentrations(p), concentrations(q))
 
@@ -110,10 +113,11 @@ _KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, Dirichlet, Diric
 
 
 def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
-    """Return KL over more classes than a row of the kernel has; None if the kernel does not support the parameters.
+    """Return KL for more than `_LONGEST_ROW` classes as a sum over groups of classes.
 
-    The totals of groups of classes have a Dirichlet distribution, and so have the proportions within each group. All
-    these totals and proportions are independent, so KL is the sum of their KL divergences. No summand is negative.
+    The totals of the groups have a Dirichlet distribution, and so have the proportions within each group. All these
+    distributions are independent, so KL is the sum of their KL divergences, which are not negative. The result is None
+    if the kernel does not support the parameters.
     """
     form, dtype = _KERNEL.form, p.dtype
     a, b = torch.broadcast_tensors(upcast(p), upcast(q))
@@ -142,7 +146,7 @@ def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
 @renyi_form(Dirichlet)
 @renyi_form(Beta)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence of two Dirichlet or two Beta distributions."""
+    """Return Renyi's divergence of order alpha = 1 - rest of two Dirichlet or two Beta distributions."""
     a, b = concentrations(p), concentrations(q)
     c = a + rest * (b - a)
     finite = (c > 0).all(-1)

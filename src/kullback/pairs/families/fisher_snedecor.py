@@ -1,4 +1,4 @@
-"""The FisherSnedecor family of F distributions: the ratio of two chi-squared variables, each divided by its mean."""
+"""The FisherSnedecor family: the distributions of the ratio of two chi-squared variables, each divided by its mean."""
 
 from __future__ import annotations
 

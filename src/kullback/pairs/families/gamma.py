@@ -112,7 +112,7 @@ class ExponentialDensity(DelegatingDensity):
 
     @property
     def part(self) -> GammaDensity:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The same density, as a Gamma density."""
+        """This density as a `GammaDensity` with concentration 1."""
         return GammaDensity(torch.ones_like(self.rate), self.rate)
 
     def tail_factor(self) -> float:
@@ -139,10 +139,11 @@ def shape_and_rate(d: Any) -> tuple[Tensor, Tensor]:
 @closed_form(Gamma, Exponential, native=ElementForm.GAMMA_EXPONENTIAL)
 @closed_form(Exponential, Gamma, native=ElementForm.EXPONENTIAL_GAMMA)
 def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamma | Exponential) -> Tensor:
-    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus the Bregman divergence of lgamma(a) - a log a + a.
+    """Return a_q (x - 1 - log x) + R(a_p, a_q) with x = mean_P / mean_Q and the concentrations a_p and a_q.
 
-    The source of the formula before regrouping is KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
-    (Penny, 2001)
+    R is the Bregman divergence of lgamma(a) - a log a + a. For InverseGamma variables X, mean_P and mean_Q are means of
+    1 / X. The terms are regrouped from the formula in
+    KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
     return gamma_divergence(*shape_and_rate(p), *shape_and_rate(q))
 
@@ -182,7 +183,10 @@ def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
 @closed_form(Gamma, Gumbel, native=ElementForm.GAMMA_GUMBEL)
 @closed_form(Exponential, Gumbel, native=ElementForm.EXPONENTIAL_GUMBEL)
 def kl_gamma_gumbel(p: Gamma | Exponential, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, where E e^(-X / s) = (1 + 1 / (r s))^-a."""
+    """Return log s + E z + E e^-z - H(X) for X ~ P and Q = Gumbel(m, s), with z = (X - m) / s and the entropy H.
+
+    E e^(-X / s) = (1 + 1 / (r s))^-a, where a and r are P's concentration and rate.
+    """
     (a, rate), loc, scale = shape_and_rate(p), upcast(q.loc), upcast(q.scale)
     unit = torch.ones_like(rate) / rate / scale
     return kl_to_gumbel(_of_gamma(p), loc, scale, a * unit, -a * torch.log1p(unit))
@@ -190,7 +194,7 @@ def kl_gamma_gumbel(p: Gamma | Exponential, q: Gumbel) -> Tensor:
 
 @closed_form(Exponential, Laplace)
 def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
-    """Return log(2 b r) - 1 + E|X - m| / b for P's rate r and Q = Laplace(m, b).
+    """Return log(2 b r) - 1 + E|X - m| / b for X ~ P with the rate r, and Q = Laplace(m, b).
 
     For m > 0, E|X - m| is m - 1 / r + 2 e^(-r m) / r.
     """
@@ -199,7 +203,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
     start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
-    # For a smaller spread, `decay` is negligible, and the derivative of the quotient overflows.
+    # For a smaller spread, the derivative of the quotient overflows, and `decay` is negligible, so `decay` is set to 0.
     is_large = spread > 1e-300
     divisor = torch.where(is_large, spread, 1)
     decay = torch.where(is_large, 2 * divisor * torch.exp(-clamped_quotient(inside, divisor, 745)), 0)
@@ -210,7 +214,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
 @renyi_form(Gamma, Exponential)
 @renyi_form(InverseGamma)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence of two Gamma or Exponential distributions, or of two InverseGamma distributions."""
+    """Return Renyi's divergence of order alpha = 1 - rest of two Gamma, Exponential or InverseGamma distributions."""
     (a, rate_p), (b, rate_q) = shape_and_rate(p), shape_and_rate(q)
     c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)
@@ -243,7 +247,10 @@ def _of_inverse_gamma(d: InverseGamma) -> LogMoments:
 
 
 def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) + a jensen_gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
+    """Return a (x - 1 - log x) + a jensen_gap(1) + lgamma(a) - a log a + a - H(log X), with x = E X / mean_Q.
+
+    Here X is the variable of the moments `p`, H is the entropy, and a is Q's concentration.
+    """
     a = upcast(q.concentration)
     log_mean, rate = p.log_mean(), upcast(q.rate)
     means = scaled_expm1mx(a, log_mean + log_ratio(rate, a), log_mean + torch.log(rate))
@@ -282,7 +289,8 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str], *, power: in
 
     def gap(at: Points, log_mean: Tensor) -> Tensor:
         d = log_x(at) - log_mean
-        return torch.expm1(d) - d  # the mean of these non-negative terms is log E x - E log x
+        # This statistic is not negative, and its mean is log E[y] - E[log y] for y = x^power.
+        return torch.expm1(d) - d
 
     s = target.mean_of(gap, mean.log())
     a = log_root(lambda a: s + digamma_minus_log(a), s)

@@ -66,14 +66,20 @@ class GeneralizedParetoDensity(PositiveAtEnds):
 
 @closed_form(GeneralizedPareto, Exponential)
 def kl_generalized_pareto_exponential(p: GeneralizedPareto, q: Exponential) -> Tensor:
-    """Return m - 1 - log m - c - log(1 - c) + rate loc, with m = rate scale / (1 - c) and c the concentration."""
+    """Return m - 1 - log m - c - log(1 - c) + rate loc, with m = rate scale / (1 - c).
+
+    Here `loc`, `scale` and c are the location, the scale and the concentration of P, and `rate` is the rate of Q.
+    """
     scale, rate, c = upcast(p.scale), upcast(q.rate), _below(upcast(p.concentration), 1.0)
     return expm1mx(log_product(scale, rate, 1 - c)) - log1pmx(-c) + rate * upcast(p.loc)
 
 
 @closed_form(GeneralizedPareto, Normal)
 def kl_generalized_pareto_normal(p: GeneralizedPareto, q: Normal) -> Tensor:
-    """Return log(s_q / s_p) - c - 1 + log(2 pi) / 2 + (variance + (mean - loc)^2) / (2 s_q^2)."""
+    """Return log(s_q / s_p) - c - 1 + log(2 pi) / 2 + (Var X + (E X - loc)^2) / (2 s_q^2) for X ~ P.
+
+    Here s_p and c are the scale and the concentration of P, and `loc` and s_q are the location and the scale of Q.
+    """
     return _generalized_pareto_normal(p, upcast(q.loc), upcast(q.scale))
 
 
@@ -94,7 +100,10 @@ def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Ten
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
-    """Return c where c < `limit`, and 0, with finite moments, elsewhere; the caller returns +inf for the latter."""
+    """Return c where c < `limit`, and 0 elsewhere.
+
+    For c >= limit, a moment and KL are infinite, and the caller of the closed form returns +inf.
+    """
     return torch.where(c < limit, c, 0)
 
 

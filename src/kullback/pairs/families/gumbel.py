@@ -61,15 +61,16 @@ class GumbelDensity(LocationScaleDensity):
 
 @closed_form(Gumbel, Gumbel, native=ElementForm.GUMBEL)
 def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
-    """Return `gumbel_divergence` for the shift (m_q - m_p) / s_q, with the locations m and the scales s."""
+    """Return `gumbel_divergence` for the shift (m_q - m_p) / s_q, with the locations m_p and m_q and Q's scale s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     return gumbel_divergence(within_floats((upcast(q.loc) - upcast(p.loc)) / scale_q), scale_p, scale_q)
 
 
 def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor:
-    """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r for t = `shift` and r = s_p / s_q.
+    """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r for t = `shift` and r = `scale_p` / `scale_q`.
 
-    This is the sum of e^d - 1 - d at d = t + lgamma(1 + r) and the Bregman divergence of lgamma from 1 to r.
+    Here gamma is Euler's constant. The result is computed as (e^d - 1 - d) + B, with d = t + lgamma(1 + r) and the
+    Bregman divergence B of lgamma from 1 to r.
     """
     ratio, more = (x.clamp(max=1e308) for x in (scale_p / scale_q, (scale_p - scale_q) / scale_q))
     small = ratio < 0.5  # for a small r, 1 / r may overflow
@@ -99,7 +100,10 @@ def _lgamma_beyond_two(z: Tensor) -> Tensor:
 
 @closed_form(Gumbel, Normal, native=ElementForm.GUMBEL_NORMAL)
 def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
-    """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2, with t = (E_P x - m) / s_q."""
+    """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2, with t = (E_P x - m) / s_q.
+
+    Here m is Q's location, r = s_p / s_q, s_p and s_q are the scales, and gamma is Euler's constant.
+    """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q + EULER_GAMMA * ratio
@@ -109,9 +113,11 @@ def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
 
 @closed_form(Gumbel, Laplace)
 def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
-    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q, c = (m_q - m_p) / s_p and y = e^-c.
+    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q and c = (m_q - m_p) / s_p.
 
-    E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y), because E1(y) = Ein(y) - log y - gamma is E(c - t)+.
+    Here m_p and m_q are the locations, s_p and s_q are the scales, gamma is Euler's constant, and t is a standard
+    Gumbel variable. With y = e^-c, E max(c - t, 0) is E1(y) = Ein(y) - log y - gamma. Hence
+    E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y).
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     quotient, further = scale_p / scale_q, upcast(q.loc) - upcast(p.loc)
@@ -128,13 +134,24 @@ def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
 
 
 def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
-    """Return KL to Gumbel(loc, scale), with `mean` = E X / scale and `log_decay` = log E e^(-X / scale) for X ~ P."""
+    """Return KL(P || Gumbel(loc, scale)) for a positive X ~ P.
+
+    Arguments:
+        p: the moments of log X.
+        loc: the location of Q.
+        scale: the scale of Q.
+        mean: E X / scale.
+        log_decay: log E e^(-X / scale).
+    """
     start = within_floats(loc / scale)
     return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy
 
 
 def _cdf(d: Gumbel) -> list[Transform]:
-    """Return the steps of e^-e^-z. Torch's steps are not used, because their base, a Uniform, has rounded ends."""
+    """Return the elementary steps of the distribution function e^-e^-z with z = (x - loc) / scale.
+
+    Torch's own steps start from a Uniform with rounded ends, so they are not used.
+    """
     z = [shift(-exact(d.loc)), scaling(-1 / exact(d.scale))]
     return [*z, ExpTransform(), scaling(-1.0), ExpTransform()]
 

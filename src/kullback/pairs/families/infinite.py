@@ -36,7 +36,12 @@ def _reader(family: Family, *, of_q: bool = False) -> Reader | None:
 
 
 def infinite_divergence(read_p: Reader, read_q: Reader, may_be_empty: bool, p: Any, q: Any) -> Tensor | None:
-    """Return +inf, with a gradient of 0, for P and Q of a pair in `ALWAYS_INFINITE`; None if another rule is needed."""
+    """Return +inf, with a gradient of 0, for distributions whose types are a pair in `ALWAYS_INFINITE`.
+
+    The result is None, and another rule computes KL, if the shapes or the dtypes of the parameters differ, or if a
+    parameter is NaN. If `may_be_empty` is true, the result is also None unless P's first parameter is known to be
+    positive, because all mass of P may be at 0.
+    """
     # These loops are in plain Python for speed: one look-up of a constant of torch takes as long as ten of these lines.
     parameters = read_p(p) + read_q(q)
     first = parameters[0]

@@ -25,7 +25,7 @@ class KumaraswamyDensity(PowersAtEnds):
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
-        # Near 1, log x has lost digits, so log x is computed from log(1 - x).
+        # Near x = 1, log x has lost digits, so log x is computed from log(1 - x).
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
         # Where 1 - x^a underflows, a (1 - x) replaces 1 - x^a.
         tiny = a * log_x > -1e-100
@@ -34,7 +34,8 @@ class KumaraswamyDensity(PowersAtEnds):
         return torch.log(a) + torch.log(b) + (a - 1) * log_x + (b - 1) * inner
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
-        # x^a = 1 - v^(1/b) for uniform v: the median and two deciles give the center and the width.
+        # If v is uniform, x with x^a = 1 - v^(1/b) has this density. The median of x is the center, and the distance
+        # between the first and the last decile gives the width.
         def logit_at(v: float) -> Tensor:
             inner = -torch.expm1(math.log(v) / self.b)
             log_x = torch.log(inner) / self.a
@@ -47,14 +48,14 @@ class KumaraswamyDensity(PowersAtEnds):
 
 @closed_form(Kumaraswamy, Uniform)
 def kl_kumaraswamy_uniform(p: Kumaraswamy, q: Uniform) -> Tensor:
-    """Return -H(X) + log(high - low) for X ~ P and the entropy H."""
+    """Return -H(X) + log(high - low) for X ~ P and Q = Uniform(low, high), with the entropy H."""
     moments = _of_kumaraswamy(p)
     return (log_room(q) - moments.entropy - moments.mean()).clamp(min=0)
 
 
 @closed_form(Kumaraswamy, ContinuousBernoulli)
 def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) -> Tensor:
-    """Return -H(X) + A(l) - l E X for X ~ P, Q's logit l and A(l) = log((e^l - 1) / l)."""
+    """Return -H(X) + A(l) - l E X for X ~ P and Q's logit l, with the entropy H and A(l) = log((e^l - 1) / l)."""
     moments = _of_kumaraswamy(p)
     mean = torch.exp(moments.log_mean())
     return (cross_entropy_to(logits_of(q), mean, 1 - mean) - moments.entropy - moments.mean()).clamp(min=0)

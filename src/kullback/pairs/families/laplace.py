@@ -53,12 +53,14 @@ class LaplaceDensity(LocationScaleDensity):
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y = |m_p - m_q| / s_p.
 
-    For y > 2, the formula omits the terms r and -r, because their derivatives cancel only up to rounding.
+    Here m_p and m_q are the locations of P and Q, and s_p and s_q are the scales. For y > 2, the code omits the
+    summands r and -r, because rounding would leave a difference between their derivatives.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     shift = upcast(p.loc) - upcast(q.loc)
-    distance = torch.where(shift < 0, -shift, shift)  # unlike |shift|, this has second derivatives at 0
-    # The product r y may be finite although y or r overflows.
+    # The derivative of torch.abs is 0 at 0, which would make the second derivative of KL at equal locations 0.
+    distance = torch.where(shift < 0, -shift, shift)
+    # The product r y may be finite although y or r overflows, so y is clamped.
     y = clamped_quotient(distance, scale_p, 1000)
     far = y > 2
     scaled = torch.where(far, distance + torch.exp(-y) * scale_p, expm1mx(-y) * scale_p) / scale_q
@@ -68,7 +70,10 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
 
 @closed_form(Laplace, Normal, native=ElementForm.LAPLACE_NORMAL)
 def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b) for the scales b of P and s of Q."""
+    """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b).
+
+    Here b is the scale of P, s is the scale of Q, and d is the difference of the locations.
+    """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
@@ -77,7 +82,10 @@ def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
 
 @closed_form(Laplace, Gumbel)
 def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
-    """Return t + e^-t / (1 - r^2) - log(2 r) - 1, with t = (m_p - m_q) / s_q and r = s_p / s_q below 1."""
+    """Return t + e^-t / (1 - r^2) - log(2 r) - 1 for r < 1, with t = (m_p - m_q) / s_q and r = s_p / s_q.
+
+    Here m_p and m_q are the locations of P and Q, and s_p and s_q are the scales. For r >= 1, KL is infinite.
+    """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     light = ratio < 1
@@ -88,7 +96,7 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
 
 
 def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    loc = start["loc"] if "loc" in fixed else target.median()  # the median minimizes E|x - m|
+    loc = start["loc"] if "loc" in fixed else target.median()  # the location that minimizes E|x - loc|
     if "scale" in fixed:
         return {"loc": loc, "scale": start["scale"]}
     scale = target.mean_of(lambda at, center: (at.x - center).abs(), loc, corner=loc)

@@ -91,7 +91,10 @@ class HalfNormalDensity(HalfLineDensity):
 @closed_form(Normal, Normal, native=ElementForm.NORMAL)
 @closed_form(LogNormal, LogNormal, native=ElementForm.NORMAL)
 def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
-    """Return (d / s_q)^2 / 2 + (r^2 - 1) / 2 - log r, with d the difference of the means and r = s_p / s_q."""
+    """Return (d / s_q)^2 / 2 + (r^2 - 1) / 2 - log r, with r = s_p / s_q.
+
+    Here s_p and s_q are the scales of P and Q, and d is the difference of their parameters `loc`.
+    """
     return normal_divergence(upcast(p.loc) - upcast(q.loc), upcast(p.scale), upcast(q.scale))
 
 
@@ -103,15 +106,15 @@ def normal_divergence(distance: Tensor | float, scale_p: Tensor, scale_q: Tensor
 
 @closed_form(HalfNormal, HalfNormal, native=ElementForm.HALF_NORMAL)
 def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
-    """Return (r^2 - 1) / 2 - log r at r = s_p / s_q, as for Normal distributions with mean 0."""
+    """Return (r^2 - 1) / 2 - log r for the ratio r of P's scale to Q's, as for Normal distributions with mean 0."""
     return normal_divergence(0.0, upcast(p.scale), upcast(q.scale))
 
 
 @closed_form(Normal, Laplace, native=ElementForm.NORMAL_LAPLACE)
 def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
-    """Return log(2 b) - log(2 pi e s^2) / 2 + E|X - m| / b for X ~ P with the scale s, and Q = Laplace(m, b).
+    """Return log(2 b) - log(2 pi e s^2) / 2 + E|X - m| / b for X ~ P, where s is P's scale, and Q = Laplace(m, b).
 
-    E|X - m| = s sqrt(2 / pi) e^(-t^2 / 2) + d erf(t / sqrt 2) at t = d / s, where d is the difference of the means.
+    E|X - m| = s sqrt(2 / pi) e^(-t^2 / 2) + d erf(t / sqrt 2) with t = d / s and the difference d of the means.
     The Folded Normal Distribution (Leone, Nelson and Nottingham, 1961)
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -124,7 +127,10 @@ def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
 
 @closed_form(Normal, Gumbel, native=ElementForm.NORMAL_GUMBEL)
 def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
-    """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q."""
+    """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q.
+
+    Here m_p and m_q are the locations of P and Q, and s_p and s_q are the scales.
+    """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)
@@ -133,9 +139,9 @@ def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
 
 @closed_form(HalfNormal, Gumbel)
 def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s.
+    """Return log s + E z + E e^-z - H(X) for X ~ P and Q = Gumbel(m, s), with z = (X - m) / s and the entropy H.
 
-    E e^(-X / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2).
+    E e^(-X / s) = e^(t^2) erfc(t) with t = s_p / (s sqrt 2), where s_p is P's scale.
     """
     # Each parameter is converted only once. A parameter that is converted twice would get two gradients, each rounded
     # to float32, and the sum of both might be inf - inf.
@@ -151,8 +157,9 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return alpha d^2 / (2 S) + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
 
-    The scales are a and b, and the means differ by d. Two LogNormal or HalfNormal distributions have the same formula.
-    With r = (a / b)^2 - 1 and g(x) = x - log(1 + x), the logarithmic terms are (g(r) - g(rest r) / rest) / 2.
+    Here a and b are the scales of P and Q, d is the difference of their means, and `rest` is 1 - alpha. The formula
+    also applies to two LogNormal or two HalfNormal distributions. With r = (a / b)^2 - 1 and g(x) = x - log(1 + x), the
+    sum of the terms with logarithms is (g(r) - g(rest r) / rest) / 2.
 
     Rényi divergence measures for commonly used univariate continuous distributions (Gil, Alajaji and Linder, 2013)
     """
@@ -193,21 +200,30 @@ def _half_normal_moments(scale: Tensor) -> LogMoments:
 
 
 def _to_log_normal(p: LogMoments, q: LogNormal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var log X + (E log X - m)^2) / (2 s^2) - H(log X) for Q = LogNormal(m, s)."""
+    """Return log(2 pi s^2) / 2 + (Var log X + (E log X - m)^2) / (2 s^2) - H(log X) for Q = LogNormal(m, s).
+
+    Here X is the variable of the moments `p`, and H is the entropy.
+    """
     scale = upcast(q.scale)
     shift = (p.mean() - upcast(q.loc)) / scale
     return (p.variance(scale) + shift * shift) / 2 + torch.log(scale) + HALF_LOG_2PI - p.entropy
 
 
 def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
-    """Return (x - 1 - log x + 1 + jensen_gap(2) + log(pi / 2)) / 2 - H(log X), at x = E (X / scale)^2."""
+    """Return (x - 1 - log x + 1 + jensen_gap(2) + log(pi / 2)) / 2 - H(log X), with x = E (X / scale)^2.
+
+    Here X is the variable of the moments `p`, H is the entropy, and `scale` is Q's scale.
+    """
     gap = p.jensen_gap(2.0)
     log_square = p.log_square() - 2 * torch.log(upcast(q.scale))
     return (expm1mx(log_square) + gap + (1 + math.log(math.pi / 2))) / 2 - p.entropy
 
 
 def _to_normal(p: LogMoments, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for Q = Normal(m, s)."""
+    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for Q = Normal(m, s).
+
+    Here X is the variable of the moments `p`, and H is the entropy.
+    """
     scale = upcast(q.scale)
     mean, variance = p.first_two(scale)
     infinite = mean.isinf() | variance.isinf()

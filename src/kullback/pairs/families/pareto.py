@@ -30,8 +30,8 @@ class ParetoDensity(PositiveAtEnds):
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale)
-        # `log_ratio` is -log(x / scale). It is not computed by torch's softplus, which has an error of 2e-9 where
-        # softplus becomes linear.
+        # `log_ratio` is -log(x / scale). Torch's softplus is not used, because it has an error of 2e-9 where it becomes
+        # linear.
         log_ratio = logsigmoid(log_scale - at.log_above(self.scale))
         return torch.log(self.alpha) + (self.alpha + 1) * log_ratio - log_scale
 
@@ -46,9 +46,9 @@ class ParetoDensity(PositiveAtEnds):
 
 @closed_form(Pareto, Pareto, native=ElementForm.PARETO)
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
-    """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
+    """Return x - 1 - log x + alpha_q log(s_p / s_q) with x = alpha_q / alpha_p and the scales s_p and s_q.
 
-    At P = Q the gradient is 0, although the one-sided derivative with respect to s_P is not 0.
+    At P = Q the gradient is 0, although the one-sided derivative with respect to s_p is not 0.
     """
     alpha_p, alpha_q, scale_p, scale_q = upcast(p.alpha), upcast(q.alpha), upcast(p.scale), upcast(q.scale)
     equal = (scale_p == scale_q) & (alpha_p == alpha_q)
@@ -60,7 +60,7 @@ def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
 def kl_pareto_laplace(p: Pareto, q: Laplace) -> Tensor:
     """Return log(2 b alpha / s) - 1 / alpha - 1 + E|X - loc| / b for X ~ P = Pareto(s, alpha) and Q = Laplace(loc, b).
 
-    With L = log(loc / s), or L = 0 if loc < s, E|X - loc| = E X - loc + 2 E(loc - X)+ and
+    E|X - loc| = E X - loc + 2 E(loc - X)+, where y+ = max(y, 0). With L = log(loc / s), or L = 0 if loc < s,
     E(loc - X)+ = (loc - s)+ - s (e^((1 - alpha) L) - 1) / (1 - alpha).
     """
     scale, loc, width = upcast(p.scale), upcast(q.loc), upcast(q.scale)

@@ -49,17 +49,18 @@ class PoissonDensity(IntegerDensity):
 
 @closed_form(Poisson, Poisson, native=ElementForm.POISSON)
 def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
-    """Return a log(a / b) - a + b for the rates a and b."""
+    """Return a log(a / b) - a + b for the rates a of P and b of Q."""
     a, b = rate_of(p), rate_of(q)
     return generalized_kl_of(a, b)
 
 
 @renyi_form(Poisson)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence as a sum of KL(R || P) and KL(R || Q), for R with the rate m_P^alpha m_Q^(1 - alpha).
+    """Return Renyi's divergence from KL(R || P) and KL(R || Q) for the Poisson distribution R (see `mixed`).
 
-    If a rate is 0, the result is the limit: m_Q + alpha / (1 - alpha) m_P for orders below 1. For orders above 1 the
-    limit is m_Q if m_P is 0, and +inf otherwise.
+    R has the rate m_P^alpha m_Q^(1 - alpha), where m_P and m_Q are the rates of P and Q. If a rate is 0, the result is
+    the limit of the formula. For orders alpha below 1, this limit is m_Q + alpha / (1 - alpha) m_P. For orders above 1,
+    the limit is m_Q if m_P is 0, and +inf otherwise.
     """
     rate_p, rate_q = upcast(p.rate), upcast(q.rate)
     empty = (rate_p == 0) | (rate_q == 0)

@@ -66,7 +66,10 @@ def _reader(family: Family) -> DensityReader:
 
 
 def _enter_by_log_moments(p: Family, q: Family) -> None:
-    """Register KL from the moments of log X, and the kernel that has the families' names, like `BETA_GAMMA`, if any."""
+    """Register the closed form of KL from the moments of log X for X ~ P.
+
+    If a kernel has the names of both families, such as `BETA_GAMMA`, this kernel is registered too.
+    """
     moments_of, divergence = p.log_moments, q.from_log_moments
     assert moments_of is not None  # noqa: S101
     assert divergence is not None  # noqa: S101

@@ -47,7 +47,10 @@ class StudentTDensity(LocationScaleDensity):
 
 @closed_form(StudentT, Normal)
 def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
-    """Return (v - 1 - log v + (d / s_q)^2) / 2 plus KL to the Normal of P's mean and variance; v = Var P / s_q^2."""
+    """Return (v - 1 - log v + (d / s_q)^2) / 2 + KL(P || R), where R is the Normal with P's mean and variance.
+
+    Here v = Var P / s_q^2, s_q is Q's scale, and d is the difference of the locations.
+    """
     half = upcast(p.df) / 2
     half = torch.where(half > 1, half, 2)
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)

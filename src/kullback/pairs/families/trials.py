@@ -32,7 +32,7 @@ from kullback.pairs.registry import closed_form
 
 
 def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
-    """Return the logarithm of (a + b)! / (a! b!) p^a (1 - p)^b for a, b > 0 and 0 < p < 1."""
+    """Return log((a + b)! / (a! b!) p^a (1 - p)^b) for a, b > 0, where 0 < p < 1 is the probability of success."""
     n = a + b
     log_n = torch.log(n)
     exponent = stirling_error(n) - stirling_error(a) - stirling_error(b)
@@ -63,7 +63,7 @@ class _Trials(IntegerDensity):
 
 
 class BinomialDensity(_Trials):
-    """The probability n! / (x! (n - x)!) p^x (1 - p)^(n - x)."""
+    """The probability n! / (x! (n - x)!) p^x (1 - p)^(n - x) for n = `total_count` and the probability p of success."""
 
     @property
     def low(self) -> Tensor | None:
@@ -87,9 +87,9 @@ class BinomialDensity(_Trials):
 
 
 class NegativeBinomialDensity(_Trials):
-    """The probability (x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r.
+    """The probability (x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r for r = `total_count`.
 
-    As in torch, p is the probability of the counted outcome.
+    As in torch, x counts the successes, and p is the probability of success.
     """
 
     @property
@@ -115,7 +115,7 @@ class NegativeBinomialDensity(_Trials):
 
 @dataclass(frozen=True)
 class GeometricDensity(IntegerDensity):
-    """The probability p (1 - p)^x."""
+    """The probability p (1 - p)^x of x failures before the first success, where p is the probability of success."""
 
     log_success: Tensor
     log_failure: Tensor
@@ -140,13 +140,15 @@ class GeometricDensity(IntegerDensity):
 
 # _ENTROPY_SERIES are the coefficients in (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...).
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
+# _LOG_HUGE is the largest exponent of exp without overflow. If both probabilities of success are below _TINY, KL of
+# Geometric distributions is computed from the ratio of the probabilities.
 _LOG_HUGE = 709.0
 _TINY = 1e-30
 _EVEN = (0.5, 0.5, -math.log(2), -math.log(2))  # `Probabilities` of a fair coin
 
 
 def _one_trial(p: Probabilities, q: Probabilities) -> Tensor:
-    """Return KL of one trial."""
+    """Return KL of the outcomes of one trial with the probabilities `p` and `q`."""
     success, failure = log_ratios(p, q)
     if p.logits is None and q.logits is None:
         of_success = generalized_kl_of(p.success, q.success)
@@ -157,13 +159,13 @@ def _one_trial(p: Probabilities, q: Probabilities) -> Tensor:
 
 @closed_form(Bernoulli, Bernoulli, native=ElementForm.BERNOULLI_LOGITS)
 def kl_bernoulli_bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
-    """Return p log(p / q) + (1 - p) log((1 - p) / (1 - q))."""
+    """Return p log(p / q) + (1 - p) log((1 - p) / (1 - q)) for the probabilities p and q of 1."""
     return _one_trial(probabilities_of(p), probabilities_of(q))
 
 
 @closed_form(Binomial, Binomial, native=ElementForm.BINOMIAL_LOGITS)
 def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
-    """Return n times KL of one trial if the counts are equal; otherwise there is no closed form."""
+    """Return `total_count` times KL of one trial, or None if the values of `total_count` differ."""
     counts = upcast(p.total_count), upcast(q.total_count)
     if not all_equal(*counts, "total_count"):
         return None
@@ -172,10 +174,10 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
 
 @closed_form(Geometric, Geometric, native=ElementForm.GEOMETRIC_LOGITS)
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
-    """Return KL of one trial times the mean number of trials, 1 / p."""
+    """Return KL of one trial times the mean number of trials 1 / p, where p is P's probability of success."""
     a, b = probabilities_of(p), probabilities_of(q)
-    # For tiny probabilities of success, the odds against success may overflow. Then KL depends only on the ratio of the
-    # two probabilities. If both have logits, the general formula gives this ratio more exactly.
+    # For tiny probabilities of success, the odds against success may overflow, and KL depends only on the ratio of the
+    # two probabilities. If both P and Q were made from logits, the general formula gives this ratio more exactly.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     tiny = tiny & (a.logits is None or b.logits is None)
     left, right = (
@@ -194,7 +196,10 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
 
 @closed_form(NegativeBinomial, NegativeBinomial)
 def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinomial) -> Tensor | None:
-    """Return KL of one trial times the mean number of trials, r / (1 - p), for equal and constant r."""
+    """Return KL of one trial times the mean number of trials r / (1 - p), for P's probability p and r = `total_count`.
+
+    The result is None if the values of r differ or need derivatives.
+    """
     counts = upcast(p.total_count), upcast(q.total_count)
     if any(map(is_differentiated, counts)) or not all_equal(*counts, "total_count"):
         return None
@@ -206,7 +211,9 @@ def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinom
 
 
 def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
-    """Return KL of the number of trials until an outcome: KL of one trial divided by P's probability of this outcome.
+    """Return KL of the number of trials until an outcome occurs, called the last outcome.
+
+    The result is KL of one trial divided by P's probability of the last outcome.
 
     Arguments:
         last: log(p / q) of the last outcome.
@@ -214,8 +221,8 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
         log_odds: log(P(other outcome) / P(last outcome)).
         log_odds_of_q: log(Q(other outcome) / P(last outcome)).
     """
-    # The second term is proportional to the odds, which may overflow although the term is finite. So the odds are
-    # divided by e^beyond, and the term is multiplied by e^beyond.
+    # The term of the other outcome is proportional to the odds, which may overflow although the term is finite. So the
+    # odds are divided by e^beyond, and the term is multiplied by e^beyond.
     beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
     odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
@@ -223,7 +230,7 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
 
 @closed_form(Bernoulli, Poisson, native=ElementForm.BERNOULLI_LOGITS_POISSON)
 def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
-    """Return the sum of p log(p / b) - p + b and (1 - p) log(1 - p) + p, for the rate b."""
+    """Return (p log(p / b) - p + b) + ((1 - p) log(1 - p) + p) for P's probability p of 1 and Q's rate b."""
     probabilities, rate = probabilities_of(p), rate_of(q)
     success, failure = probabilities.success, probabilities.failure
     near = success < 0.3

@@ -62,7 +62,7 @@ class UniformDensity(PositiveAtEnds):
 
 @closed_form(Uniform, Uniform, native=ElementForm.UNIFORM)
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
-    """Return log(1 + room / width), for P's width and room = Q's width - P's width.
+    """Return log(1 + room / width), where `width` is the width of P's interval, and `room` is Q's width minus P's.
 
     At P = Q the gradient is 0, although the one-sided derivatives are not 0.
     """
@@ -72,14 +72,17 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval, or an arbitrary interval within the bounds if P's interval exceeds a bound."""
+    """Return the ends of P's interval, or arbitrary ends from `least` to `most` if P's interval exceeds these bounds.
+
+    In the latter case KL is infinite.
+    """
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
 
 
 def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
-    """Return E log(X / E X) for X / E X uniform on the interval from 1 - t = `start` to 1 + t.
+    """Return E log Y for Y = X / E X, where Y is uniform on the interval from 1 - t = `start` to 1 + t.
 
     The formula is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. At t = 1, where the interval begins at 0, the
     derivative is infinite. The gradient is then the finite part of the derivative.
@@ -94,7 +97,7 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
 
 
 def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return 2 m, w / (2 m) and low / m for an interval from `low` >= 0 with middle m and width w."""
+    """Return 2 m, width / (2 m) and low / m, where m is the middle of the interval from `low` >= 0 to low + width."""
     twice = 2 * low + width  # 2 m is computed, because m may be rounded
     start = 2 * low / twice
     from_end = start < 0.5
@@ -104,7 +107,10 @@ def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL)
 def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + (E X - m)^2) / (2 s^2) for P's width w and Q = Normal(m, s)."""
+    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + (E X - m)^2) / (2 s^2) for X ~ P and Q = Normal(m, s).
+
+    Here w is the width of P's interval.
+    """
     return _from_uniform_to_normal(p, upcast(q.loc), upcast(q.scale))
 
 
@@ -123,9 +129,9 @@ def _from_uniform_to_normal(p: Uniform, loc: Tensor | float, scale: Tensor) -> T
 
 @closed_form(Uniform, Laplace)
 def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
-    """Return log(2 b / w) + E|X - m| / b for P's width w and Q = Laplace(m, b).
+    """Return log(2 b / w) + E|X - m| / b for X ~ P = Uniform(low, high) and Q = Laplace(m, b), with w = high - low.
 
-    E|X - m| is (u^2 + v^2) / (2 w) for an m inside of P's interval, with u = low - m and v = high - m.
+    If m is inside of P's interval, E|X - m| is (u^2 + v^2) / (2 w) with u = low - m and v = high - m.
     """
     start, end, loc, scale = upcast(p.low), upcast(p.high), upcast(q.loc), upcast(q.scale)
     across = (start < loc) & (end > loc)
@@ -137,9 +143,10 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
 
 @closed_form(Uniform, Gumbel, native=ElementForm.UNIFORM_GUMBEL)
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
-    """Return log(s / w) + E z + E e^-z for P's width w and z = (X - m) / s, with Q = Gumbel(m, s).
+    """Return log(s / w) + E z + E e^-z for X ~ P and Q = Gumbel(m, s), with z = (X - m) / s.
 
-    E e^-z = e^-z_low (1 - e^-y) / y at y = w / s.
+    E e^-z = e^-z_low (1 - e^-y) / y with y = w / s, where w is the width of P's interval, and z_low is z at its lower
+    end.
     """
     start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
     low, width = within_floats((start - upcast(q.loc)) / scale), (end - start) / scale
@@ -148,7 +155,7 @@ def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
 
 @closed_form(Uniform, Exponential, native=ElementForm.UNIFORM_EXPONENTIAL)
 def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
-    """Return r (low + high) / 2 - log(r w) for P's width w and Q's rate r."""
+    """Return r (low + high) / 2 - log(r (high - low)) for P = Uniform(low, high) and Q's rate r."""
     start, rate = upcast(p.low), upcast(q.rate)
     width = upcast(p.high) - start
     return start * rate + width * rate / 2 - log_product(width, rate)
@@ -158,7 +165,7 @@ def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X).
 
-    Here x is E X / mean_Q, a is Q's concentration, and w is P's width.
+    Here X ~ P, x = E X / mean_Q, a is Q's concentration, and w is the width of P's interval.
     """
     low, high = _ends(p, least=0.0)
     a, rate = upcast(q.concentration), upcast(q.rate)
@@ -174,7 +181,7 @@ def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
 
 @closed_form(Uniform, Pareto, native=ElementForm.UNIFORM_PARETO)
 def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
-    """Return (alpha + 1) E log X - alpha log s - log(alpha w) for P's width w and Q = Pareto(s, alpha)."""
+    """Return (alpha + 1) E log X - alpha log s - log(alpha w) for X ~ P with width w, and Q = Pareto(s, alpha)."""
     low, high = _ends(p, least=0.0)
     alpha = upcast(q.alpha)
     twice, t, start = _relative(low, high - low)
@@ -187,9 +194,10 @@ def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
 
 @closed_form(Uniform, Beta, native=ElementForm.UNIFORM_BETA)
 def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
-    """Return log B(a, b) - log w - (a - 1) E log X - (b - 1) E log(1 - X) for P's width w and Q = Beta(a, b).
+    """Return log B(a, b) - log w - (a - 1) E log X - (b - 1) E log(1 - X) for X ~ P and Q = Beta(a, b).
 
-    The large terms are (a + b) KL((m_Q, 1 - m_Q) || (m_P, 1 - m_P)), where m_P and m_Q are the means.
+    Here B is the beta function, and w is the width of P's interval. The terms that are large for large a and b add up
+    to (a + b) KL((m_Q, 1 - m_Q) || (m_P, 1 - m_P)), where m_P and m_Q are the means.
     """
     low, high = _ends(p, least=0.0, most=1.0)
     a, b = upcast(q.concentration1), upcast(q.concentration0)
@@ -209,7 +217,7 @@ def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
 
 @closed_form(Uniform, ContinuousBernoulli, native=ElementForm.UNIFORM_CONTINUOUS_BERNOULLI_LOGITS)
 def kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tensor:
-    """Return A(l) - l E X - log w for P's width w, Q's logit l and A(l) = log((e^l - 1) / l)."""
+    """Return A(l) - l E X - log w for X ~ P with width w, and Q's logit l, with A(l) = log((e^l - 1) / l)."""
     low, high = upcast(p.low), upcast(p.high)
     half = (high - low) / 2
     return (cross_entropy_to(logits_of(q), low + half, (1 - high) + half) - torch.log(2 * half)).clamp(min=0)

@@ -41,10 +41,9 @@ class VonMisesDensity(PositiveAtEnds):
 
 @closed_form(VonMises, VonMises)
 def kl_von_mises_von_mises(p: VonMises, q: VonMises) -> Tensor:
-    """Return B(k_p -> k_q) + 2 A(k_p) k_q sin^2(d / 2), with d = loc_p - loc_q.
+    """Return B(k_p, k_q) + 2 A(k_p) k_q sin^2(d / 2) for the concentrations k_p and k_q, with d = loc_p - loc_q.
 
-    B is the Bregman divergence of log I0 for the Bessel function I0, and A = I1 / I0.
-
+    B(a, b) is the Bregman divergence of log I0 from a to b, and A = I1 / I0, where I0 and I1 are Bessel functions.
 
     Directional Statistics (Mardia and Jupp, 2000), for the family and its moments
     """
@@ -54,13 +53,14 @@ def kl_von_mises_von_mises(p: VonMises, q: VonMises) -> Tensor:
 
 
 def mean_cosine(k: Tensor) -> Tensor:
-    """Return A = I1(k) / I0(k)."""
+    """Return E cos(x - loc) = I1(k) / I0(k) for the concentration k."""
     small = k.clamp(max=_LARGE)
     of_small = torch.special.i1e(small) / torch.special.i0e(small)
     return torch.where(k < _LARGE, of_small, 1 + _log_i0_minus_k_derivative(k))
 
 
-# For k > _LARGE, log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n with the coefficients c = _LOG_I0.
+# For k > _LARGE, log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n with the coefficients c = _LOG_I0. The other two
+# tuples are, up to the sign, the coefficients in the first and the second derivative of this sum.
 _LARGE = 40.0
 _LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
 _LOG_I0_DERIVATIVE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
@@ -92,7 +92,7 @@ def _log_i0_minus_k_derivative(k: Tensor) -> Tensor:
 
 
 def _log_i0_curvature(k: Tensor) -> Tensor:
-    """Return the derivative of A = I1 / I0, which is 1 - A^2 - A / k."""
+    """Return the derivative of A(k) = I1(k) / I0(k), which is 1 - A^2 - A / k."""
     small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
     mean = torch.special.i1e(small) / torch.special.i0e(small)
     square = inverse * inverse
@@ -107,7 +107,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
         loc = torch.atan2(sine, cosine)
     if "concentration" in fixed:
         return {"loc": loc, "concentration": start["concentration"]}
-    # 1 - E cos(x - loc) = 2 E sin^2((x - loc) / 2), which is accurate for a large concentration.
+    # 1 - E cos(x - loc) is computed as 2 E sin^2((x - loc) / 2), which does not cancel for a large concentration.
     rest = target.mean_of(lambda at, loc: 2 * torch.sin((at.x - loc) / 2) ** 2, loc)
 
     def excess(k: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def _on_the_circle(k: Tensor, loc: Tensor, scale: Tensor) -> Distribution | None:
-    """Return the VonMises distribution; None for a scale other than 1, because torch's circle has the length 2 pi."""
+    """Return VonMises(loc, k), or None if a scale is not 1, because torch's circle has the length 2 pi."""
     return VonMises(loc, k) if bool((scale == 1).all()) else None
 
 

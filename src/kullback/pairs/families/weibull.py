@@ -73,12 +73,12 @@ def kl_weibull_exponential(p: Weibull, q: Exponential) -> Tensor:
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a function of k and a that is 0 at k = a = 1.
+    """Return a (x - 1 - log x) + f(k, a), with x = mean_P / mean_Q and a function f that is 0 at k = a = 1.
 
-    With y = 1 / k, this function is a B(1 -> y) + R(1 -> a) + (a - 1) log y. B and R are the Bregman divergences of
-    lgamma and of its Stirling remainder. For large k, the function is computed as a B(1 -> 1 + y) + R(a) + log k - 1 -
-    gamma, without cancellation. Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions
-    (Bauckhage, 2014)
+    Here k is P's concentration, and a is Q's. With y = 1 / k, f(k, a) = a B(1, y) + R(1, a) + (a - 1) log y. B and R
+    are the Bregman divergences of lgamma and of its Stirling remainder S(x) = lgamma(x) - x log x + x. For k > 2, f is
+    computed as a B(1, 1 + y) + S(a) + log k - 1 - gamma, without cancellation; gamma is Euler's constant.
+    Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
     """
     a, k, scale, rate = upcast(q.concentration), upcast(p.concentration), upcast(p.scale), upcast(q.rate)
     one = torch.ones_like(k)
@@ -107,7 +107,10 @@ def _of_weibull(d: Weibull) -> LogMoments:
 
 
 def _to_weibull(p: LogMoments, q: Weibull) -> Tensor:
-    """Return x - 1 - log x + 1 + jensen_gap(k) - log k - H(log X), at x = E (X / scale)^k."""
+    """Return x - 1 - log x + 1 + jensen_gap(k) - log k - H(log X), with x = E (X / scale)^k.
+
+    Here X is the variable of the moments `p`, H is the entropy, and k is Q's concentration.
+    """
     k = upcast(q.concentration)
     gap = p.jensen_gap(k)
     return expm1mx(p.log_power(k) - k * torch.log(upcast(q.scale))) + 1 + gap - torch.log(k) - p.entropy

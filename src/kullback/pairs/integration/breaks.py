@@ -1,9 +1,9 @@
 """Corners and jumps of an integrand whose positions depend on the parameters, and their contributions to derivatives.
 
-The derivatives of an integral are the derivatives of the sum over the nodes. In a panel next to a jump, the edge at the
-jump has the derivatives of the jump's position, and so have the nodes and weights. All other nodes are constants. A
-corner does not contribute to the first derivatives. The corner's contribution to the second derivative is the change of
-the integrand's slope at the corner times the square of the derivative of the corner's position.
+The derivatives of an integral are the derivatives of the sum over the nodes. In a panel next to a jump, the position of
+the jump determines the edge, the nodes and the weights of the panel, so they have derivatives. All other nodes are
+constants. A corner does not contribute to the first derivatives. The corner's contribution to the second derivative is
+the change of the integrand's slope at the corner times the square of the derivative of the corner's position.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kullback.pairs.numerics.parameters import is_tracked
 # _STEPS are the step sizes of the finite differences for one-sided slopes, relative to the span of the panels. The
 # log-density may have another break at any distance, so the smallest step is 8^-15, which is close to rounding.
 _STEPS = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
-# These weights of the values at x + h, ..., x + 5 h give the value at x and h times the slope at x by extrapolation.
-# The result is exact for polynomials of degree 4.
+# _FOR_LEVEL and _FOR_SLOPE are weights of a function's values at x + h, ..., x + 5 h. The weighted sums extrapolate the
+# value at x, and h times the slope at x. The extrapolation is exact for polynomials of degree 4.
 _FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
 _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
 # The absolute values of _FOR_SLOPE add up to 56, and each value has a relative rounding error near eps, so _ROUNDING
@@ -40,7 +40,7 @@ class Break(NamedTuple):
     """A point at which the log-density of P or Q has a corner or a jump; all tensors have shape (..., 1)."""
 
     side: int
-    """0 for the density of P, 1 for the density of Q."""
+    """The value 0 for a break of P's log-density, or 1 for a break of Q's log-density."""
     place: Tensor
     """The position of the break as a value of v, with derivatives by the parameters."""
     jumps: Tensor
@@ -129,7 +129,9 @@ def moving(edges: Tensor, breaks: list[Break]) -> Tensor:
 
 
 def corner_terms(breaks: list[Break], derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """Return a value of 0 whose first derivatives are 0 and whose second derivatives are the corners' contributions.
+    """Return a 0 whose second derivatives are the contributions of corners to the second derivatives of an integral.
+
+    The first derivatives are 0.
 
     Arguments:
         breaks: the breaks of both densities.

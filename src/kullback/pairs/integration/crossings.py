@@ -26,9 +26,9 @@ values up to 1e-9.
 # A scan (see `line.scan_points`) cuts a piece at no more than _CROSSINGS crossings. In benchmarks/panel_constants.py,
 # the value 2 needs 12 % more evaluation points than 8.
 _CROSSINGS = 8
-# `last_where` divides the width of an interval by 2^_BITS, a little more than the precision of float64. Fewer than
-# _FEW_INTERVALS intervals are cut into four parts in each step. In benchmarks/panel_constants.py, one pair takes 8 %
-# more time if `last_where` bisects all intervals.
+# `last_where` divides the width of an interval by 2^_BITS, a little more than the precision of float64. Each step cuts
+# fewer than _FEW_INTERVALS intervals into four parts, and more intervals into two parts. In
+# benchmarks/panel_constants.py, one pair takes 8 % more time if `last_where` always cuts into two parts.
 _BITS, _FEW_INTERVALS = 56, 1000
 
 
@@ -46,7 +46,10 @@ def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level
 
 
 def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -> Places:
-    """Return the panels, each cut at the first crossing of `level` by log p - log q between nodes."""
+    """Return the panels of a piece; each panel is cut at the first point where log p - log q crosses `level`.
+
+    A crossing is found only if log p - log q is on different sides of `level` at successive nodes.
+    """
     v, _ = panel_nodes(lower, upper)
     v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
     log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
@@ -67,14 +70,15 @@ def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -
 
 
 def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, corner: Corner) -> Tensor:
-    """Return the value 0, whose second derivatives are the contributions of the crossings of one corner of the terms.
+    """Return a 0 whose second derivatives are the contributions of crossings to the second derivatives of an integral.
 
-    Let s be the slope of log p - log q at a crossing. The contribution is p / |s| times the change of f' at the corner,
-    times the square of the derivative of log p - log q by a parameter. See also `corner_terms`.
+    The terms q f(p / q) have a corner where log p - log q crosses `corner.at`. Let s be the slope of log p - log q at a
+    crossing. The contribution is p / |s| times the change of f' at the corner, times the square of the derivative of
+    log p - log q by a parameter. See also `corner_terms`.
     """
     v = panel_nodes(lower, upper)[0].flatten(-2).sort(-1).values
     d = piece.log_ratio(v) - corner.at
-    # At a crossing, the sign of d is rounding error.
+    # Where |d| is at most SAME, the sign of d is rounding error.
     is_reliable = (d.abs() > SAME) & d.isfinite()
     last = torch.where(is_reliable, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
@@ -95,7 +99,10 @@ def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, 
 
 
 def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
-    """Return the points v between two points where log p - log q crosses `level`, upwards where `rises` is true."""
+    """Return the points v between `lower` and `upper` where log p - log q crosses `level`.
+
+    The difference crosses the level upwards where `rises` is true, and downwards elsewhere.
+    """
 
     def is_left(v: Tensor) -> Tensor:
         at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
@@ -105,11 +112,12 @@ def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: 
 
 
 def last_where(holds: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two adjacent floats between `first` and `second`: a condition is true at the first and false at the other.
+    """Return, for each interval, the last point where the condition `holds` is true, and the next float.
 
-    `holds` gets the same number of points of each interval, one interval after the other along the last dimension. If
-    there are few intervals, each step cuts an interval into four parts, and `holds` is called half as often. If there
-    are many intervals, each step bisects an interval, and `holds` gets fewer points.
+    The condition is true at the end `first` of an interval, and false at its end `second`. The function `holds` gets
+    the same number of points of each interval, one interval after the other along the last dimension. If there are few
+    intervals, each step cuts an interval into four parts, and `holds` is called half as often. If there are many
+    intervals, each step bisects an interval, and `holds` gets fewer points.
     """
     if not first.numel():
         return first, second

@@ -1,8 +1,8 @@
 """The integrands q f(p / q), called terms, of the divergences other than KL.
 
-The integrand is homogeneous of degree 1 in p and q. So a node of weight w contributes the integrand at the masses w p
-and w q. The sum over the nodes is the divergence of two finite distributions with these masses. The `total` and the
-`derivatives` of a kind of divergence apply to these masses.
+The integrand is homogeneous of degree 1 in p and q. So the contribution of a node of weight w is the integrand at the
+masses w p and w q. The sum over the nodes is the divergence of two finite distributions with these masses. So the
+methods `total` and `derivatives` of a kind of divergence compute the integral and its derivatives from these masses.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class DivergenceTerms(NamedTuple):
 
     kind: Divergence
     beyond: int | None = None
-    """The density, 0 for P and 1 for Q, that may have mass outside the support of the other density, next to a shared
-    end. Outside this support, the divergence is a multiple of the mass. The derivatives by the masses of this density
-    do not include the multiple."""
+    """The index, 0 for P or 1 for Q, of the density that may have mass outside the other density's support, next to an
+    end that both supports share. There, the divergence is a constant times the mass. The derivatives
+    by the masses of this density do not include this constant."""
     log_scale: Tensor | None = None
-    """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of distant P and Q; else None. If
-    `log_scale` is given, the terms are p^a q^(1 - a) / e^log_scale. The terms of the power divergence would add up to a
-    multiple of S - 1, and this subtraction would lose the digits of a small S."""
+    """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of order a of distant P and Q; else
+    None. If `log_scale` is given, the terms are p^a q^(1 - a) / e^log_scale. The terms of the power divergence would
+    add up to a multiple of S - 1, and this subtraction would lose the digits of a small S."""
 
     @property
     def order(self) -> float:
@@ -125,7 +125,9 @@ class DivergenceTerms(NamedTuple):
         sides: list[Tensor] = []
         for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
             clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
-            # The total mass is 1, so the derivative by the total mass is only rounding error, and is subtracted.
+            # The total mass is 1 for all parameters, so the derivative by the total mass cancels in every derivative
+            # by a parameter. The derivative by the total mass is subtracted here, because rounding would make the
+            # cancellation inexact.
             if side != self.beyond:
                 mass = torch.exp(log)
                 mean = clean.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -134,8 +136,8 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        # Order 0 depends on which masses are 0, and order inf on a single class, so that masses of 0 must not be
-        # replaced.
+        # Renyi's divergence of order 0 depends on which masses are 0, and of order inf on a single mass. So masses of 0
+        # must not be replaced.
         if isinstance(self.kind, Renyi):
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
         # A negligible mass replaces a mass of 0, because the derivative by log 0 is undefined.
@@ -143,14 +145,17 @@ class DivergenceTerms(NamedTuple):
         return self._whole().derivatives(pair_of_logs(*logs))
 
     def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Return the derivatives by log p and log q; for `side`, without the multiple that `beyond` describes."""
+        """Return the derivatives by log p and by log q.
+
+        The derivatives by the masses of the density `side` do not include the constant that `beyond` describes.
+        """
         logs = log_p, log_q
         alone = [torch.full_like(x[..., :1], _ALONE if k == side else -torch.inf) for k, x in enumerate(logs)]
         if self.kind.additive:
             sides = list(self._derivatives(*logs))
             alone[side] = torch.zeros_like(alone[side])
             multiple = self._derivatives(*alone)[side]
-        else:  # the derivative at each node depends on the masses of all nodes
+        else:  # then the derivative at each node depends on the masses of all nodes
             both = (torch.cat(x, -1) for x in zip(logs, alone, strict=True))
             sides = list(self._derivatives(*both))
             multiple = sides[side][..., -1:] * math.exp(-_ALONE)
@@ -177,7 +182,10 @@ class DivergenceTerms(NamedTuple):
         return by_p, by_q
 
     def _power_derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (A - p) / (alpha - 1) and (q - A) / alpha times the kind's factor, for A = p^alpha q^(1 - alpha)."""
+        """Return c (A - p) / (alpha - 1) and c (q - A) / alpha, where A = p^alpha q^(1 - alpha).
+
+        The factor c depends on the kind: 1 for `Alpha`, and alpha / sum of A for `Renyi`.
+        """
         alpha = self.order
         log_power = self._log_power(log_p, log_q)
         # These derivatives omit multiples of p and q, because `derivatives` removes such multiples.
@@ -186,7 +194,7 @@ class DivergenceTerms(NamedTuple):
             return alpha / (alpha - 1) * shares, -shares
         there = log_power > -torch.inf
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
-        # Renyi's derivatives are the derivatives of `Alpha` times alpha / sum of A.
+        # The derivatives of `Renyi` are the derivatives of `Alpha` times alpha / sum of A.
         if isinstance(self.kind, Renyi):
             log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
         else:
@@ -213,7 +221,7 @@ class DivergenceTerms(NamedTuple):
         return torch.where(there, self.order * a + (1 - self.order) * b, -torch.inf)
 
     def error(self, value: Tensor, error: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the error of the divergence, a function of the sum of terms, from the error of the sum."""
+        """Return the error of the divergence `value` from `error`, the error of the sum of its terms."""
         if self.kind.additive:
             return error
         if not isinstance(self.kind, Renyi):

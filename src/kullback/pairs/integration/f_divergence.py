@@ -1,9 +1,9 @@
 """Divergences other than KL of two densities: an integral over both supports, or a sum over their integers.
 
 On the real line, each piece between ends of supports has panels, and the panels of all pieces are refined together. On
-the integers, every term is summed. At the nodes, weight times density gives the masses of two finite distributions. The
-`total` and the `derivatives` of a kind of divergence give the divergence of these distributions and the derivatives by
-their masses.
+the integers, every term is summed. The products of the weights of the nodes and the densities are the masses of two
+finite distributions. The methods `total` and `derivatives` of a kind of divergence give the divergence of these
+distributions, and the derivatives by their masses.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
 # then both quadrature rules may miss a corner.
 _OF_A_CORNER = 0.03
 
-# `Shares` is a function that splits P and Q into pairs of densities. The pairs add up to P and Q, and each pair has its
-# own length scale.
+# `Shares` is a function that splits the densities of P and Q into pairs of densities. The pairs add up to P and Q, and
+# each pair has a separate length scale (see densities/own_scale.py).
 Shares = Callable[[Density, Density], list[Both]]
 
 
@@ -70,8 +70,8 @@ def _integral(
         log_masses: returns the logarithms of the masses of two densities at the nodes, shape (..., nodes).
         error: returns the error of the sum of terms, from the logarithms of the masses.
         diverges: a mask of the batch elements whose divergence is infinite.
-        second_order: returns the value 0, whose second derivatives are the contributions that the sum over the nodes
-            lacks.
+        second_order: returns a 0 whose second derivatives are the contributions of corners, which the sum over the
+            nodes lacks.
     """
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)
@@ -124,8 +124,8 @@ def integrate_divergence(
         first = [first_panels(piece, breakpoints, terms) for piece, breakpoints in placed]
         integrands = [partial(_integrated, piece, terms, len(fixed) > 1) for piece in pieces]
         diverges, fails = (torch.stack(flags).any(0) for flags in tuple(zip(*first, strict=True))[1:3])
-        # In the length scale of a pair, the derivatives are much smaller than the value, so they have a separate error
-        # estimate.
+        # `in_units` are the pieces of the pairs with a separate length scale. For these pairs, the derivatives are much
+        # smaller than the value, so they have a separate error estimate.
         in_units = [k for k, piece in enumerate(pieces) if piece.share < len(fixed) - 1]
 
         def slope_error(parts: list[Panels]) -> Tensor:
@@ -168,14 +168,14 @@ def integrate_divergence(
 
 
 def _sums(parts: list[Panels]) -> Tensor:
-    """Return the sums over all panels: the value, its error, the error of the masses and the rounding error."""
+    """Return four sums over all panels: the value, its error, the error of the masses, and the rounding error."""
     return torch.stack([torch.stack([x.sum(-1) for x in part.columns[:4]]) for part in parts]).sum(0)
 
 
 def _integrated(
     piece: Piece, terms: DivergenceTerms, with_slopes: bool, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return for each panel the integral of the terms, its error, the error of both masses, and the rounding error.
+    """Return for each panel the integral of the terms, its error, the error of both masses, and its rounding error.
 
     If `with_slopes`, two tensors of shape (2, ..., panels) follow. The first tensor has the errors of the integrals of
     the derivatives by log p and by log q. The second tensor has the integrals of the absolute derivatives.
@@ -184,7 +184,7 @@ def _integrated(
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
-    for corner in terms.growth.corners:  # both quadrature rules may miss a corner
+    for corner in terms.growth.corners:  # Gauss's and Kronrod's rules may both miss a corner
         at_ends = piece.log_ratio(torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack(at_ends.chunk(2, -1), -1)], -1)
         crosses = (d > corner.at + SAME).any(-1) & (d < corner.at - SAME).any(-1)
@@ -204,8 +204,8 @@ def _log_masses(
 ) -> tuple[Tensor, Tensor]:
     """Return log(mass of P) and log(mass of Q) at all nodes of all pieces.
 
-    If the edge of a panel is at a jump of a density, the position of the jump determines the edge and the nodes, so
-    they have derivatives by the parameters.
+    If the edge of a panel is at a jump of a density, the edge and the panel's nodes depend on the position of the jump.
+    So the edge and these nodes have derivatives by the parameters.
     """
     logs: list[Tensor] = []
     start = 0
@@ -236,7 +236,7 @@ def _second_order(
         densities = tracked[piece.share]
 
         def derivatives(place: Tensor, piece: Piece = piece) -> tuple[Tensor, Tensor]:
-            # The masses of this additional node are multiplied by e^-_FEW and do not change the total.
+            # The node at `place` is added with its masses multiplied by e^-_FEW, so that it does not change the total.
             at = (log - _FEW for log in piece.logs(place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))
@@ -274,8 +274,9 @@ def sum_divergence(
 def _window(
     p: Density, q: Density, batch_shape: torch.Size, terms: DivergenceTerms, target: Tolerance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the integers to sum, the last needed integer, the larger upper end of the supports, and two masks.
+    """Return the integers to sum, the last integer with a term that is not negligible, the upper end, and two masks.
 
+    The upper end is the larger of the upper ends of both supports.
     The first mask selects the batch elements whose sum diverges. The second mask selects the batch elements whose sum
     is truncated by the limit on nodes.
     """

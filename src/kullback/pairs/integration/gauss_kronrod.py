@@ -1,4 +1,4 @@
-"""The quadrature rule on a panel of the real line: Gauss and Kronrod's 15 nodes, which give an integral and its error.
+"""Gauss and Kronrod's quadrature rule with 15 nodes on a panel of the real line, which gives an integral and its error.
 
 QUADPACK: A Subroutine Package for Automatic Integration (Piessens, de Doncker-Kapenga, Überhuber and Kahaner, 1983)
 """
@@ -48,7 +48,8 @@ _GAUSS = (
     0.129484966168869693270611432679082,
     0.0,
 )
-# With these weights, the 8 nodes that Gauss's rule does not use integrate polynomials of degree 7 exactly.
+# _OTHERS are weights of a third rule, whose nodes are the 8 nodes that Gauss's rule does not use. The rule is exact for
+# polynomials of degree 7.
 _OTHERS = (
     0.0,
     0.408761012378475661805401336835692,
@@ -80,10 +81,10 @@ def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Return Kronrod's integrals over the panels and their error estimates, both of shape (..., panels).
 
-    The error estimate is, as in QUADPACK, a power 3/2 of the difference between Kronrod's and Gauss's rules. This power
-    falls as fast as the error of a smooth integrand. The integrand may have a corner if the difference exceeds 1/100 of
-    the difference between Kronrod's rule and a third rule of lower degree. Then the estimate is the difference itself,
-    without the power.
+    As in QUADPACK, the error estimate is the power 3/2 of the difference between Kronrod's and Gauss's rules. This
+    power falls as fast as the error of a smooth integrand. If the difference exceeds 1/100 of the difference between
+    Kronrod's rule and a third rule of lower degree, the integrand may have a corner. In this case, the error estimate
+    is the difference between Kronrod's and Gauss's rules itself.
     """
     weights = WEIGHTS.to(f.device)
     fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)
@@ -95,7 +96,7 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def relative_errors(errors: Tensor, sizes: Tensor) -> Tensor:
-    """Return the largest errors along the first dimension, relative to the sum of `sizes` over all panels."""
+    """Return `errors` divided by the sum of `sizes` over all panels; the largest quotient along the first dimension."""
     return (errors / sizes.sum(-1, keepdim=True).clamp(min=1e-300)).amax(0)
 
 

@@ -29,7 +29,7 @@ def kl_forms(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 class KLTotals(NamedTuple):
-    """The sums over all panels in the chosen form of the terms; `errors` has the error of each panel."""
+    """The sums over all panels of the terms in one of their two forms, and the error of each panel in `errors`."""
 
     value: Tensor
     error: Tensor

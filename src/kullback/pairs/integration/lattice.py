@@ -46,7 +46,7 @@ def _tables() -> _Tables:
     details = [torch.zeros(2, _NODES, dtype=torch.float64, device="cpu")] * 2
     sizes = [2.0**power for power in range(4, _LARGEST_POWER + 1)]
     for size in sizes[1:]:
-        # The recurrence coefficients of the polynomials that are orthogonal on `size` equidistant points.
+        # `beta` are the recurrence coefficients of the polynomials that are orthogonal on `size` equidistant points.
         beta = torch.sqrt(k**2 * (1 - (k / size) ** 2) / (4 * (4 * k**2 - 1)))
         eigenvalues, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
         nodes.append((size - 1) / 2 + size * eigenvalues)
@@ -57,7 +57,7 @@ def _tables() -> _Tables:
 
 
 def sizes_of(kinds: Tensor) -> Tensor:
-    """Return the number of integers in a panel of each kind; the same shape as `kinds`."""
+    """Return the numbers of integers in panels of the given kinds, in the shape of `kinds`."""
     return _tables().sizes.to(kinds.device)[kinds]
 
 
@@ -73,7 +73,7 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
     size = sizes_of(kind)
     first = torch.floor(low / size)
     count = torch.floor(high / size) - first + 1
-    # A wider window would contain more panels. The caller finds that the mass of the clamped window is below 1.
+    # A window with more than _PANELS + 2 panels is clamped. The caller finds that the mass of the window is below 1.
     if smooth:
         count = count.clamp(max=_PANELS + 2)
     index = torch.arange(int(count.max()) if count.numel() else 1, dtype=low.dtype, device=low.device)

@@ -32,8 +32,8 @@ UNDERFLOW = -700.0
 # `out_to_ends` adds _OUTER_PANELS panels between an end of the line and the nearest panel that contributes to the
 # value. In benchmarks/panel_constants.py, all answers are correct for values from 8 to 48.
 _OUTER_PANELS = 24
-# _EPS bounds the relative rounding error of a few operations. tests/pairs/test_sweep.py compares the error bounds with
-# the true errors.
+# _EPS bounds the relative rounding error of a few operations. The tests in tests/pairs/test_sweep.py compare the error
+# bounds with the true errors.
 _EPS = 8 * torch.finfo(torch.float64).eps
 # _LADDER lists the distances of a density's breakpoints from its center, in units of the density's width. The distances
 # from 40 to 5e9 are needed for the log-density of a mixture, which nearly has a corner wherever another component
@@ -121,9 +121,10 @@ class Line(NamedTuple):
 def breakpoints_on(
     coordinate: Coordinate, densities: Sequence[Placed], shape: torch.Size, *places: Tensor
 ) -> list[Tensor]:
-    """Return breakpoints as values of a coordinate: shape (..., steps) for each peak, (..., 1) for others.
+    """Return a list of the breakpoints of densities, as values of `coordinate`.
 
-    The breakpoints of shape (..., 1) are the points at which a density is not smooth, and the points x in `places`.
+    The list has a tensor of shape (..., steps) for each peak of a density. For each point at which a density is not
+    smooth, and for each point x in `places`, the list has a tensor of shape (..., 1).
     """
     breakpoints: list[Tensor] = []
     for density, own in densities:
@@ -148,7 +149,10 @@ def _is_same(coordinate: Coordinate, other: Coordinate) -> bool:
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
-    """Return a sorted grid of points v that includes breakpoints, to search for the span that is not negligible."""
+    """Return a sorted grid of points v that includes the breakpoints.
+
+    The densities are evaluated on this grid, to find the span where the integrand is not negligible.
+    """
     are_many = len(breakpoints) > _MANY_PEAKS
     marks = _snapped(breakpoints) if are_many else breakpoints
     marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in marks]
@@ -165,8 +169,8 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> Places:
     """Return the edges of the first panels: equal panels from `start` to `stop`, cut at the breakpoints in between.
 
-    If a peak is much narrower than a panel, the panels are cut at all breakpoints of the peak within one panel's size
-    of its center. Without these cuts, the peak could fall between the nodes of a panel.
+    If a peak is much narrower than a panel, the panels are also cut at the peak's breakpoints that are closer to its
+    center than the width of a panel. Without these cuts, the peak could fall between the nodes of a panel.
     """
     size = (stop - start) / panels
     steps = torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)
@@ -211,19 +215,19 @@ def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
 
 
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
-    """Return the breakpoints; of the breakpoints of a peak, only the center and the points 2 widths from the center."""
+    """Return the breakpoints, but for each peak only its center and the points two widths from the center."""
     return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
 
 
 def matters(log_f: Tensor) -> Tensor:
-    """Return a mask of the points where f is not negligible relative to its largest value, from log f."""
+    """Return a mask of the points where f is not negligible relative to its largest value, from `log_f` = log f."""
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 
 def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
     """Return the last point of a sorted grid before all needed points, and the first point after them.
 
-    Both have shape (..., 1).
+    Both results have shape (..., 1).
     """
     last = v.shape[-1] - 1
     first = is_needed.to(torch.uint8).argmax(-1, keepdim=True)
@@ -232,9 +236,9 @@ def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
-    """Add panels up to the distance e^NEAREST from the finite ends of the line.
+    """Return the panels, and additional panels up to the distance e^NEAREST from each finite end of the line.
 
-    The added panels have almost no mass, but may contribute most of the derivative by an end.
+    The additional panels have almost no mass, but may contribute most of the derivative by an end.
     """
     steps = torch.linspace(0, 1, _OUTER_PANELS + 1, dtype=lower.dtype, device=lower.device)
     for end, side in ((line.coordinate.low, -1), (line.coordinate.high, 1)):

@@ -19,12 +19,12 @@ from kullback.pairs.sampling.generator import DrawsFrom
 
 LIBRARIES = ("torch.", "kullback.")
 """Prefixes of module names. Classes in these modules have normalized densities and are not checked."""
-# The first panels have an edge at every 16th of 1,000 sorted draws, so that panels are small where the density has
-# mass. _EVALUATIONS is the limit on nodes. tests/pairs/densities/test_black_box.py checks densities with mass 1 and
-# with other masses.
+# The first panels have about _EDGES edges, equally spaced in the sorted list of _DRAWS draws, so that panels are small
+# where the density has mass. At most _EVALUATIONS nodes are used. The tests in tests/pairs/densities/test_black_box.py
+# check densities with mass 1 and with other masses.
 _DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
-# A mass may differ from 1 by _ALLOWED plus 10 times the estimated error of the mass. _ALLOWED is about 250 times the
-# machine epsilon of float32.
+# A mass may differ from 1 by _ALLOWED plus 10 times the estimated error of the mass. The value of _ALLOWED is about 250
+# times the machine epsilon of float32.
 _ALLOWED = 3e-5
 # A mass above _LARGEST is reported as infinite, because its computed value depends only on the range of float64.
 _LARGEST = 1e100
@@ -37,7 +37,7 @@ def check_masses(
 ) -> None:
     """Raise if P or Q is, or contains, a distribution of a user's own class whose density does not integrate to 1.
 
-    `densities` are the densities of P and Q; None for a density that the caller does not know.
+    `densities` are the densities of P and Q, each None if the caller does not know it.
     """
     for argument, side, density_of_side in zip(("p", "q"), sides, densities, strict=True):
         own: Any = side

@@ -57,13 +57,14 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
     v = scan_points(breakpoints)
     log_p, log_q, has_terms = _scanned(piece, v, growth)
     if not growth.is_bounded and not bool(has_terms.all()):
-        # Near the last point that has terms, the points of the scan may be too sparse.
+        # Near the last point that has terms, the points of the scan may be too sparse, so points are added.
         v = _with_points_to_the_end(piece, v, has_terms, growth)
         log_p, log_q, has_terms = _scanned(piece, v, growth)
     either = torch.maximum(log_p, log_q)
     log_size = torch.where(has_terms, terms.log_size(log_p, log_q), -torch.inf)
     diverges = runs_away(log_size, has_terms) | runs_away(log_size.flip(-1), has_terms.flip(-1))
-    # Rounding errors alone may make the terms grow in the tails, so the known decay of the tails decides.
+    # Rounding errors alone may make the terms grow in the tails. So a divergence that is finite by the formulas of both
+    # tails does not count as infinite.
     if bool(diverges.any()):
         diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
@@ -71,7 +72,7 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     is_lost = (is_needed & (vanishing < UNDERFLOW) & (log_size > either)).any(-1)
     underflows = is_lost & ~diverges & (not terms.is_of_ratio and terms.log_scale is None)
-    # The tails of a density that cannot be split are extrapolated, and extrapolated tails prove no divergence.
+    # A density with `is_splittable()` false has extrapolated tails, which do not prove that the integral diverges.
     if not (p.is_splittable() and q.is_splittable()):
         underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
     start, stop = span(v, is_needed)
@@ -90,7 +91,10 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
 
 
 def either_matters(log_size: Tensor, either: Tensor) -> Tensor:
-    """Return a mask of the points where the terms, or the densities of P or Q, are not negligible."""
+    """Return a mask of the points where the terms, or the densities of P or Q, are not negligible.
+
+    `log_size` is the logarithm of the terms' size, and `either` is the logarithm of the larger density.
+    """
     return matters(log_size) | (either > -NEGLIGIBLE)
 
 
@@ -125,7 +129,7 @@ def _is_infinite(log_p: Tensor, log_q: Tensor, growth: Growth) -> Tensor:
 
 
 def _with_points_to_the_end(piece: Piece, v: Tensor, has_terms: Tensor, growth: Growth) -> Tensor:
-    """Return the scan with more points on both sides, from the last point that has terms to the end of the terms."""
+    """Return the points v with more points on both sides, from the last point that has terms to their exact end."""
     count = v.shape[-1]
     ordered, has_terms = (torch.stack([x, x.flip(-1)], -2) for x in (v, has_terms))
     last = _last(has_terms)

@@ -28,9 +28,9 @@ _ONE_PLACE = 1e-2
 Both = tuple[Density, Density]
 """The densities of P and Q."""
 Ends = tuple[Tensor | None, Tensor | None]
-"""The lower and upper end of a piece or support; None for an infinite end."""
+"""The lower and the upper end of a piece or of a support, each None if it is infinite."""
 Needed = tuple[Tensor, Tensor] | None
-"""A mask for P and a mask for Q of the nodes at which the density is evaluated; None for all nodes."""
+"""A mask for P and a mask for Q of the nodes at which the density is evaluated, or None for all nodes."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tens
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
     width = torch.where(reach > 0, reach / 2, 1.0)
-    # Several breakpoints may be equal after rounding. Their distances then do not measure the widths of the densities.
+    # Several breakpoints may be equal after rounding. The median distance then does not measure the widths of the
+    # densities, so the width of the narrowest density is used.
     spans = [(x[..., -1:] - x[..., :1]).nan_to_num(nan=torch.inf) for x in coarse if x.shape[-1] > 1]
     narrowest = torch.stack(spans).amin(0) if spans else torch.full_like(reach, torch.inf)
     width = torch.where((reach < _ONE_PLACE * narrowest) & narrowest.isfinite(), narrowest / 4, width)
@@ -165,7 +166,7 @@ def _density_on(density: Density, line: Line, at: Points, needed: Tensor) -> Ten
 
 
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
-    """Return the points, with the density's center instead where `lives` is false, to make the log-density finite."""
+    """Return the points, replaced by the density's center where `lives` is false, so that the log-density is finite."""
     center = density.coordinate().points(density.center_and_width()[0].detach())
 
     def replaced(x: Tensor | None, own: Tensor | None, otherwise: Tensor | float) -> Tensor | None:

@@ -90,11 +90,11 @@ def integrate_kl(
 ) -> Integral:
     """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
-    If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. The
-    result then includes, for each end, the integral of the terms from the end, as a variable, to its current value. The
-    midpoint rule gives this integral: the distance between the variable and its current value, times the integrand at
-    the midpoint. The value of this integral is 0, and its first and second derivatives are exact. So the derivatives
-    use q next to the end, where the nodes may be too sparse to resolve q.
+    If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. Then
+    the result includes, for each end, the integral of the terms from the end to the detached value of the end. The
+    midpoint rule gives this integral as the difference of both, which is 0 but has derivatives, times the integrand at
+    the midpoint. The first and second derivatives of this integral are exact. The derivatives use q next to the end,
+    where the nodes may be too sparse to resolve q.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
@@ -118,8 +118,8 @@ def integrate_kl(
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
         line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
         pair = _Pair(fixed_p, fixed_q, line)
-        # If the ends of P and Q differ, Q's mass on P's support is not 1 and depends on P's ends, so the terms must
-        # exclude q.
+        # If the ends of P and Q differ, Q's mass on P's support is not 1 and depends on P's ends. So the terms must be
+        # p log(p / q), not p log(p / q) - p + q.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
         judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels
@@ -226,7 +226,7 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
     p, q = torch.exp(log_p), torch.exp(log_q)
     f = kl_forms(log_p, log_q)
     integrals, errors = integrate_panels(torch.cat([f, torch.stack([p, q])]), half)
-    # The derivative of a term by log q is q - p if the term is p log(p / q) - p + q, and -p if it is p log(p / q).
+    # The derivative of a term by log q is q - p for the term p log(p / q) - p + q, and -p for the term p log(p / q).
     by_q = torch.stack([(p - q).abs(), p])
     by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
     changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]

@@ -90,7 +90,7 @@ def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
 
 
 def _log_size(d: Density, side: int) -> Tensor:
-    """Return the logarithm of the distance of the center of a density from its lower or upper end."""
+    """Return the logarithm of the distance of a density's center from its lower end (side 0) or upper end (side 1)."""
     center = d.coordinate().points(d.center_and_width()[0])
     log_distance = center.log_above_low if side == 0 else center.log_below_high
     return torch.zeros_like(center.x) if log_distance is None else log_distance.nan_to_num(nan=0.0)
@@ -112,12 +112,16 @@ def _power(tail: Tail) -> Tensor:
 
 
 def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: bool) -> tuple[Tensor, Tensor]:
-    """Return the masks of elements whose nodes keep their distance from the inner end, and from the outer end.
+    """Return two masks of batch elements, which say how the nodes near a shared end move with the parameters.
 
-    In elements outside both masks, the ends are constants. The inner density has the smaller support. At the distance d
-    from the end, the inner density is about d^(a - 1) and the outer density is about d^(b - 1). The integrand of the
-    derivative by the outer end is d^(s a + (1 - s) b - 2), where s is an order of the kind (see `_orders`). If b is 1,
-    the derivative of the outer density is bounded, so the nodes keep their distance from the inner end.
+    The inner density has the smaller support. Where the first mask is true, the nodes keep their distance from the end
+    of the inner density. Where the second mask is true, the nodes keep their distance from the end of the outer
+    density. Where both masks are false, the ends are constants.
+
+    For a = `inner` and b = `outer`, at the distance d from the end, the inner density is about d^(a - 1) and the outer
+    density is about d^(b - 1). The integrand of the derivative by the outer end is d^(s a + (1 - s) b - 2), where s is
+    an order of the kind (see `_orders`). If b is 1, the derivative of the outer density is bounded, so the nodes keep
+    their distance from the inner end.
     """
     near, far = _orders(kind, q_is_smaller)
     order = torch.where(inner > outer, near, torch.where(inner < outer, far, 0.0))
@@ -132,10 +136,10 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
 
 
 def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
-    """Return s for p / q to 0, and s for p / q to infinity: the derivative by log q is about p^s q^(1 - s).
+    """Return an exponent s for p / q near 0, and an exponent s for p / q near infinity.
 
-    Multiples of q are excluded from this derivative; s is infinite if the derivative is 0. If Q's support is smaller
-    than P's, P and Q are exchanged.
+    In these limits, the derivative of the divergence by log q, without multiples of q, is about p^s q^(1 - s). If this
+    derivative is 0, s is infinite. If Q's support is smaller than P's, P and Q are exchanged.
     """
     order = order_of(kind)
     if order is not None:
@@ -150,7 +154,10 @@ def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
 
 
 def _rate(kind: Divergence, sign: int) -> float:
-    """Return r if the derivative by the smaller mass grows as (larger mass / smaller mass)^r; else 0."""
+    """Return r if the derivative by the smaller of two masses grows as (larger mass / smaller mass)^r; else 0.
+
+    The smaller mass is Q's if `sign` is 1, and P's if `sign` is -1.
+    """
     d = sign * torch.tensor([_NEARER, _FARTHER], dtype=torch.float64, device="cpu")
     logs = d.clamp(max=0), -d.clamp(min=0)
     smaller = 1 if sign > 0 else 0
@@ -189,10 +196,11 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 
 @dataclass(frozen=True)
 class _FollowingDensity(DelegatingDensity):
-    """A density `part` at nodes that keep their distance from an equal end of another density, `lower` or `upper`.
+    """The density `part` at nodes that keep their distance from the end of another density, `lower` or `upper`.
 
-    The masks `at_low` and `at_high` select the batch elements. In the selected elements, the distance of a node from
-    the end of `part` is differentiable by both ends.
+    The end of the other density has the same value as the end of `part`. The masks `at_low` and `at_high` select the
+    batch elements. In the selected elements, the distance of a node from the end of `part` is differentiable by both
+    ends.
     """
 
     part: Density
@@ -232,7 +240,10 @@ class _FollowingDensity(DelegatingDensity):
 
 
 def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:
-    """Return log(distance + more), where `more` has the value 0 but derivatives that are not 0."""
+    """Return log(distance + more), where `more` is a 0 with derivatives, in the elements where `follows` is true.
+
+    In these elements, a distance below e^least is replaced by e^least. In other elements, log(distance) is returned.
+    """
     follows = follows & (more.detach() == 0)
     log_distance = torch.where(follows & (log_distance < least), least, log_distance)
     return log_distance + torch.log1p(

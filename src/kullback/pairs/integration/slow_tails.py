@@ -11,14 +11,13 @@ from kullback.pairs.densities.density import Density
 from kullback.pairs.integration.line import NEGLIGIBLE, Line
 from kullback.pairs.support import tail_margins
 
-# At the distance e^_FARTHEST, panels end and a closed form begins. log q may grow as the square of this distance, and
-# the square does not overflow float64. In benchmarks/panel_constants.py, all answers are correct for values from 300 to
-# 350.
+# At the distance e^_FARTHEST, panels end and a closed form begins. The function log q may grow as the square of the
+# distance, and the square of e^_FARTHEST does not overflow float64. In benchmarks/panel_constants.py, all answers are
+# correct for values from 300 to 350.
 _FARTHEST = 345.0
 # _NOT_A_POWER bounds the relative deviation of the tail from a pure power at the distance e^_FARTHEST = 7e149.
 _NOT_A_POWER = 1e-12
-# _READ is the error of the power of a tail if the power is measured from values of the density; see
-# densities/black_box.py.
+# _READ is the error of a tail's power that is estimated from values of the density, as in densities/black_box.py.
 _READ = 1e-7
 
 
@@ -27,7 +26,7 @@ class SlowTail(NamedTuple):
 
     With s = log u, the integrand is C e^(-margin s) for s > _FARTHEST. So the integral from _FARTHEST to infinity is
     the integrand at _FARTHEST divided by the margin. `side` is -1 for the lower end and 1 for the upper end. `is_slow`
-    is the mask of the batch elements with such a tail, and `v` and `t` are the coordinates of s = _FARTHEST.
+    is the mask of the batch elements with such a tail, and `v` and `t` are the coordinates of the point s = _FARTHEST.
     """
 
     side: int
@@ -45,7 +44,7 @@ class SlowTail(NamedTuple):
     def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
         """Return the integral over the tail beyond _FARTHEST, with its gradient, and the error of this integral.
 
-        Both are 0 for batch elements without a slow tail or with an infinite divergence.
+        Both results are 0 for batch elements without a slow tail or with an infinite divergence.
         """
         margin = tail_margins(p, q)[0 if self.side < 0 else 1]
         is_slow = self.is_slow & is_finite.unsqueeze(-1)

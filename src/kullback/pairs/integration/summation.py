@@ -20,8 +20,8 @@ from kullback.pairs.integration.lattice import LATTICE, first_panels, nodes_of, 
 from kullback.pairs.integration.panels import Integral, Panels, integrate
 from kullback.pairs.solve_options import Tolerance
 
-# Terms are ignored if p (1 + |log(p / q)|) times P's width is less than e^-140 = 1e-61, so a sum of 1e-40 is exact to
-# 20 digits. In benchmarks/panel_constants.py, all answers are correct for values from -70 to -280.
+# Terms are ignored if p (1 + |log(p / q)|) times P's width is less than e^_NEGLIGIBLE = 1e-61, so a sum of 1e-40 is
+# exact to 20 digits. In benchmarks/panel_constants.py, all answers are correct for values from -70 to -280.
 _NEGLIGIBLE = -140.0
 # _LOG_ZERO replaces log 0, because e^-700 is negligible but does not round to 0.
 _LOG_ZERO = -700.0
@@ -51,7 +51,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
 
         def totals(panels: Panels) -> tuple[KLTotals, Tensor]:
             columns = KLColumns(*panels.columns)
-            # If Q's mass outside the panels is negligible, the terms p log(p / q) - p + q have the same sum.
+            # If Q's mass outside the panels is negligible, p log(p / q) - p + q has the same sum as p log(p / q).
             is_negligible = rest_of_q <= (1e-13 * columns.values[0].sum(-1)).clamp(min=1e-40)
             is_whole = is_negligible & ((columns.mass_q.sum(-1) - 1).abs() < 1e-8)
             return columns.totals(is_whole), is_whole
@@ -77,7 +77,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
 def _summed(p: Density, q: Density, starts: Tensor, kinds: Tensor) -> KLColumns:
     x, weights = nodes_of(starts, kinds)
     log_p, log_q, outside = _log_densities(p, q, x.flatten(-2))
-    # The derivative of a term by log q is q - p if the term is p log(p / q) - p + q, and -p if it is p log(p / q).
+    # The derivative of a term by log q is q - p for the term p log(p / q) - p + q, and -p for the term p log(p / q).
     logs = 1 + log_p.abs() + log_q.abs() + _drift(p, x.flatten(-2)) + _drift(q, x.flatten(-2))
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
     changes = torch.stack([(masses[0] - masses[1]).abs(), masses[0]]) * logs
@@ -103,7 +103,10 @@ def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first and last integers of the window, (..., 1), and a bound on the sum of |terms| outside it."""
+    """Return the first and the last integer of the window, and a bound on the sum of |terms| outside of the window.
+
+    The integers have shape (..., 1).
+    """
     shape = (*batch_shape, 1)
     peaks = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
     marks = torch.floor(torch.cat(peaks, -1))
@@ -129,12 +132,15 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
 
 
 def _rate_of(density: Density) -> Tensor:
-    """Return the rate r of an exponential upper tail e^(-r x); infinite for tails that fall faster."""
+    """Return the rate r of an exponential upper tail e^(-r x), or infinity for a tail that falls faster."""
     return tensor_of(density.upper_tail().coefficient, torch.float64).nan_to_num(nan=torch.inf)
 
 
 def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tensor:
-    """Return an integer, in direction `step` from `start`, beyond which all terms are negligible; at most `end`."""
+    """Return an integer between `start` and `end` beyond which all terms are negligible.
+
+    The search visits `start` plus multiples of `step`, whose sign is the direction of `end`.
+    """
     doubling = 2.0 ** torch.arange(0, 63, dtype=start.dtype, device=start.device)
     negligible = _NEGLIGIBLE - torch.log(step.abs())
     matters = log_size(start + step * doubling) > negligible
@@ -148,7 +154,10 @@ def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tens
 
 
 def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | float) -> Tensor:
-    """Bound the sum of e^log_size beyond an edge by a geometric series: the ratio of successive terms does not grow."""
+    """Bound the sum of the terms e^log_size beyond an edge by a geometric series.
+
+    The ratio of successive terms is at most their first ratio beyond the edge, or e^log_slowest if this is larger.
+    """
     # Far from 0, successive terms are nearly equal, and successive integers may be the same float. So blocks of
     # integers replace single integers.
     block = 2.0 ** torch.floor(torch.log2(edge.abs().clamp(min=1)) - 20).clamp(min=0)
@@ -164,8 +173,8 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
 def _drift(density: Density, x: Tensor) -> Tensor:
     """Return |x - mean| mean / variance, the derivative of the log-density at x by the logarithm of the mean.
 
-    The ratio mean / variance is clamped to 1. Only for a Binomial is the ratio larger. A Binomial also stores the
-    probability of failure to full precision, so the rounding of its mean has less effect.
+    The ratio mean / variance is clamped to 1. The ratio is larger only for a Binomial. The rounding of a Binomial's
+    mean has less effect, because the Binomial also stores the probability of failure to full precision.
     """
     mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)

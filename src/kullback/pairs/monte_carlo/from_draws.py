@@ -54,7 +54,7 @@ from kullback.results.estimate import Estimate
 
 # _LARGEST_ERROR is the largest accepted relative standard error of the sum S in Renyi's divergence log(S) / (alpha -
 # 1). The bias of log S is about half the square of this error, so at most 0.05.
-# tests/pairs/monte_carlo/test_other_kinds.py checks pairs with larger and smaller errors.
+# The tests in tests/pairs/monte_carlo/test_other_kinds.py check pairs with larger and smaller errors.
 _LARGEST_ERROR = 0.3
 # If the tail index is at least _LARGEST_INDEX, the variance of the terms is infinite.
 _LARGEST_INDEX = 0.5
@@ -68,7 +68,7 @@ def serves(kind: Divergence) -> bool:
 def estimate(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence
 ) -> Estimate | None:
-    """Return the Monte Carlo estimate of a divergence with its standard error; None if draws cannot estimate the kind.
+    """Return the Monte Carlo estimate of a divergence with its standard error, or None if `serves(kind)` is false.
 
     Raises:
         ArgumentValueError: the draws prove that a density is not normalized.
@@ -145,7 +145,7 @@ def _kl(call: str, p: Distribution, q: Distribution, draws: int) -> tuple[Tensor
     ratio, log_ratio = ratio_minus_one(d), -d.detach()
     if at.weights is not None:
         # The weighted sum over the i-th draws of all components is an unbiased estimate of the mixture's integral. The
-        # gradient by the weights flows through this sum: the score of the weights in log p has mean 0.
+        # gradient by the weights flows only through this sum, because the gradient of log p by the weights has mean 0.
         used = at.weights > 0
         ratio, log_ratio = _weighted(ratio, at), _weighted(log_ratio, at, in_logs=True)
         d = torch.where(used, at.weights * torch.where(used, d, 0), 0).sum(1)
@@ -198,7 +198,10 @@ def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
 
 
 def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
-    """Return d with the score-function gradient by P's parameters added; the value stays the same."""
+    """Return d = log p - log q at draws of P, with the score-function gradient by P's parameters added.
+
+    The value of d does not change. `log_p` is log p with a gradient.
+    """
     fixed = d.detach()
     fixed = torch.where(fixed.isinf(), 0, fixed)
     others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
@@ -226,7 +229,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _mean(d: Tensor, ratio: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the mean of d with the control variate q / p - 1, and the standard error of the mean.
+    """Return the mean of d = log p - log q with the control variate `ratio` = q / p - 1, and its standard error.
 
     Draw i belongs to the quasi-random sequence i % sequences; 0 means independent draws. `sequences` is even.
     """
@@ -308,7 +311,7 @@ def _other(
 
 
 def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
-    """Return the weighted mean of x over the components of a mixture; x unchanged without components.
+    """Return the weighted mean of x over the components of a mixture P, or x itself if P is not a mixture.
 
     If `in_logs`, the result is the logarithm of the weighted mean of e^x.
     """
@@ -321,7 +324,10 @@ def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
 
 
 def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return the average of the means of both halves, and its standard error: +inf and 0 if a term is infinite."""
+    """Return the average of the means of both halves, and its standard error.
+
+    If a term is infinite, the average is +inf, and the standard error is 0.
+    """
     infinite = torch.stack([x.isinf().any(0) for x, _ in halves]).any(0)
     numbers = [(torch.where(infinite, 0, x), sequences) for x, sequences in halves]
     value = sum((x.mean(0) for x, _ in numbers), torch.zeros_like(infinite, dtype=torch.float64)) / 2

@@ -36,11 +36,11 @@ from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
 # Rounded draws are refused if the rounding changes the mean of log p - log q by more than the fraction _SHARE of the
 # standard error of this mean. A smaller change is negligible in a confidence interval.
-# tests/pairs/monte_carlo/test_lost_digits.py checks draws below and above this limit.
+# The tests in tests/pairs/monte_carlo/test_lost_digits.py check draws below and above this limit.
 _SHARE = 1e-3
-# A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the log-determinant
-# claims a change of more than _UNITS times the rounding error, the map is not a bijection.
-# tests/pairs/monte_carlo/test_lost_digits.py checks flat maps and maps that are no bijections.
+# A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the image should
+# change by more than _UNITS times its rounding error according to the log-determinant, the map is not a bijection.
+# The tests in tests/pairs/monte_carlo/test_lost_digits.py check flat maps and maps that are no bijections.
 _STEP, _UNITS = 1e-3, 100.0
 
 
@@ -61,7 +61,10 @@ class AtDraws(NamedTuple):
 
 
 class _Draws(NamedTuple):
-    """Draws x of P, and log p at x. The maps `steps` turn the draws u of P's base distribution into x."""
+    """Draws of P: the draws `u` before P's maps `steps`, the images `x` of `u` under the maps, and log p at `x`.
+
+    The other fields are the same as in `AtDraws`.
+    """
 
     u: Tensor
     x: Tensor
@@ -215,7 +218,7 @@ def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
 
 
 def _log_density(d: Distribution, at: Points) -> Tensor | None:
-    """Return the log-density of a distribution at exact points; None if `density_of_numbers` is None."""
+    """Return the log-density of a distribution at exact points, or None if `density_of_numbers` is None."""
     density = density_of_numbers(d)
     if density is None:
         return None
@@ -225,7 +228,7 @@ def _log_density(d: Distribution, at: Points) -> Tensor | None:
 
 
 def density_of_numbers(q: Distribution) -> Density | None:
-    """Return the one-dimensional density of each number of Q; None if it is unknown or the numbers are dependent."""
+    """Return the one-dimensional density of each number of Q, or None if it is unknown or the numbers are dependent."""
     while isinstance(q, Independent):
         q = q.base_dist
     density = None if q.event_shape or overrides_density(q) else density_of(q)
@@ -254,7 +257,7 @@ def _reaches(outer: Density, inner: Density) -> bool:
 
 
 def _coordinate(image: Density, u: Tensor) -> Tensor:
-    """Return the coordinate of the image of u under the maps, on the support of the image."""
+    """Return the image of u under the maps, in the coordinate of the density `image` of the mapped variable."""
     if isinstance(image, _LineDensity):
         return image.coordinate().of(u)
     of_map = cast("Any", image)
@@ -314,9 +317,10 @@ def _without_digits(call: str, p: Distribution, q: Distribution, share: float, h
 
 
 def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
-    """Return a mask of the numbers at which elementwise maps are flat.
+    """Return a mask of the draws at which P's maps are flat: a small change of the draw does not change its image.
 
-    Raise if the log-determinants of the maps prove that a flat map should not be flat.
+    The maps must be elementwise; otherwise the mask is false. Raise if a flat map has a log-determinant that proves
+    that the map is not a bijection.
     """
     x = draws.x.detach()
     if not draws.steps or not all(map(is_of_numbers, draws.steps)):
@@ -335,7 +339,10 @@ def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
 
 
 def _inward(x: Tensor) -> Tensor:
-    """Return each number moved to the next float towards the median of the draws, or to +-4 tiny for numbers near 0."""
+    """Return, for each number, the next float in the direction of the median of the draws.
+
+    Numbers near 0 become 4 times the smallest normal float, with the sign of the median.
+    """
     info = torch.finfo(x.dtype)
     middle = x.nan_to_num(nan=0.0).median(0).values
     near_zero = x.abs() < 4 * info.tiny

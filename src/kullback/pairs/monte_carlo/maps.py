@@ -82,7 +82,10 @@ def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution,
 
 
 def pushed(u: Tensor, steps: list[Transform], event_dims: int) -> tuple[Tensor, Tensor | None]:
-    """Return the images of draws u under maps, and log |det J| of their Jacobian J; None without maps."""
+    """Return the images of draws u under the maps `steps`, and log |det J| of their Jacobian J.
+
+    Without maps, the logarithm is None.
+    """
     image, log_det = u, None
     for step in steps:
         before: Tensor = image

@@ -15,15 +15,18 @@ from kullback.pairs.numerics.parameters import given_logits
 
 # If two logits differ by less than _CLOSE, the log-ratios are computed from the difference, without cancellation.
 _CLOSE = 1.0
-# If |log(p / q)| is below _NEAR, the term of KL is computed as p times a function of the log-ratio. Otherwise the term
-# is at least 4 % of the numbers that are subtracted, so at most two digits are lost.
+# If |log(p / q)| is below _NEAR, p log(p / q) - p + q is computed as p times a function of the log-ratio. Otherwise the
+# sum is at least 4 % of its summands, so at most two digits cancel.
 _NEAR = 0.3
 # Numbers below _LEAST are multiplied by _UNIT, because their products with small factors would be subnormal floats.
 _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x, with derivative 0 where `edge` is true, because KL may have an infinite derivative at an edge."""
+    """Return x, with derivative 0 where the mask `edge` is true.
+
+    The mask selects parameters at an end of their range, where KL may have an infinite derivative.
+    """
     return torch.where(edge, x.detach(), x)
 
 
@@ -52,13 +55,15 @@ def probabilities_of(distribution: Any) -> Probabilities:
 
 
 def rate_of(distribution: Poisson) -> Tensor:
-    """Return the rate of a Poisson distribution, with derivative 0 at 0."""
+    """Return the rate of a Poisson distribution; a rate of 0 has derivative 0."""
     rate = upcast(distribution.rate)
     return stop_gradient_where(rate == 0, rate)
 
 
 def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
-    """Return log(p / q) for the probabilities of success and for the probabilities of failure; 0 where p or q is 0.
+    """Return log(p / q) for the probabilities of success, and log(p / q) for the probabilities of failure.
+
+    Where p or q is 0, the log-ratio is 0.
 
     The log-ratios of nearly equal probabilities have full precision. If the logits differ by d, the ratio p / q of the
     probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). If the user passed probabilities, p / q is
@@ -103,8 +108,8 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
 def generalized_kl_of(p: Tensor, q: Tensor) -> Tensor:
     """Return `generalized_kl` of rates or probabilities p and q.
 
-    If p and q are multiplied by a factor, so is the term, but the derivatives of the term do not change. So numbers
-    near the smallest float are multiplied by _UNIT first.
+    If p and q are multiplied by a factor, the result is multiplied by the same factor, and its derivatives do not
+    change. So p and q below _LEAST are multiplied by _UNIT, and the result is divided by _UNIT.
     """
     tiny = (p < _LEAST) & (q < _LEAST)
     p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))

@@ -20,10 +20,10 @@ from kullback.pairs.numerics.parameters import matrix_of
 # If the squared norm of the whitened difference of the covariances is below _NEAR, M is computed from the difference.
 # The identity plus a difference of norm below 1 is positive definite, so the exact value of _NEAR does not matter.
 _NEAR = 0.02
-# _LEAST_WIDTH is the smallest number of columns in a block of `solve_lower`, chosen by benchmarks/bench_normals.py,
-# like the width in `triangular`.
+# _LEAST_WIDTH is the smallest number of columns in a block of `solve_lower`. The value was chosen by
+# benchmarks/bench_normals.py, like the width of the blocks in `triangular`.
 _LEAST_WIDTH = 128
-# The squares of ratios from _LEAST_RATIO to _MOST_RATIO are normal floats.
+# The squares of numbers from _LEAST_RATIO to _MOST_RATIO neither underflow nor overflow float64.
 _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
@@ -49,7 +49,10 @@ class Covariance(NamedTuple):
 
 
 class Relative(NamedTuple):
-    """M = K^-1 L: its diagonal m_ii, m_ii^2 - 1 to full precision, and the entries below the diagonal."""
+    """The matrix M = K^-1 L for the Cholesky factors L of P's covariance and K of Q's covariance.
+
+    The fields are the diagonal m_ii, m_ii^2 - 1 to full precision, and the entries below the diagonal.
+    """
 
     diagonal: Tensor
     squares_minus_one: Tensor
@@ -67,7 +70,7 @@ class Relative(NamedTuple):
         return torch.where(usual, terms, far)
 
     def divergence(self) -> Tensor:
-        """Return KL(P || Q) of two normal distributions with equal means, from their M."""
+        """Return KL(P || Q) of two normal distributions with equal means, from the matrix M = K^-1 L."""
         huge = (self.diagonal > _MOST_RATIO).any(-1)
         below = torch.where(huge[..., None, None], 0, self.below)
         return torch.where(
@@ -76,7 +79,10 @@ class Relative(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """The Cholesky factor T of a matrix, T as `Relative`, the matrix's log-determinant, and a mask where T exists."""
+    """The Cholesky factor T of a symmetric matrix, also in the form of `Relative`, and log det T T^T.
+
+    `exists` is a mask of the batch elements whose matrix is positive definite, so that T exists.
+    """
 
     root: Tensor
     relative: Relative
@@ -90,13 +96,12 @@ def of_root(root: Tensor) -> Covariance:
 
 
 def of_matrix(matrix: Tensor) -> Covariance:
-    """Return a covariance from its matrix.
+    """Return the `Covariance` of a covariance matrix.
 
-    The residual of the Cholesky factor, computed in twice the precision, corrects the factor.
-
-    The relative error of the factor is then rounding times the square root of the condition number of the matrix,
-    instead of rounding times the condition number. Only the correction is differentiable, and this gradient is more
-    accurate than the derivative of `torch.linalg.cholesky`.
+    The Cholesky factor is corrected by its residual, which is computed in twice the precision. The relative error of
+    the factor is then the machine epsilon times the square root of the condition number of the matrix. Without the
+    correction, it would be the machine epsilon times the condition number. Only the correction is differentiable, and
+    this gradient is more accurate than the derivative of `torch.linalg.cholesky`.
     """
     matrix = (matrix + matrix.mT) / 2
     fixed = matrix.detach()
@@ -106,7 +111,10 @@ def of_matrix(matrix: Tensor) -> Covariance:
 
 
 def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
-    """Return the covariance W W^T + D without forming its matrix, whose rounding would destroy a small D."""
+    """Return the `Covariance` of W W^T + D for W = `factor` and the `diagonal` of D.
+
+    The matrix W W^T + D is not computed, because its rounding would destroy a small D.
+    """
     wide_root = torch.cat([factor, torch.diag_embed(torch.sqrt(diagonal))], -1)
     upper = torch.linalg.qr(wide_root.detach().mT)[1]
     root = upper.mT * torch.sign(upper.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
@@ -147,7 +155,7 @@ def _both_sides(root: Tensor, matrix: Tensor) -> Tensor:
 
 
 def whitened(x: Tensor, by: Covariance) -> Tensor:
-    """Return L^-1 x for columns x."""
+    """Return L^-1 x, where L is the Cholesky factor in `by`, and the columns of x are vectors."""
     return torch.linalg.solve_triangular(by.root, x, upper=False)
 
 
@@ -202,7 +210,7 @@ def _whitened_difference(p: Covariance, q: Covariance) -> Tensor | None:
 
 
 def _nearer(far: Relative, change: Tensor) -> Relative:
-    """Return `far`, replaced by the Cholesky factor of I + `change` in batch elements with a small `change`."""
+    """Return `far`, except for batch elements with a small `change`: for them, the Cholesky factor of I + change."""
     near = (change.detach() ** 2).sum((-2, -1)) < _NEAR
     change = torch.where(near[..., None, None], change, 0)
     first = torch.linalg.cholesky(_plus_one(change)) - identity_like(change)
@@ -215,7 +223,7 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
 
 
 def mixed_with_one(m: Relative, share: float) -> Mixed:
-    """Return (1 - share) I + share M M^T as `Mixed`; I where this matrix is not positive definite."""
+    """Return the Cholesky factor of (1 - share) I + share M M^T, or I where this matrix is not positive definite."""
     step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
     change = share * (step + step.mT + step @ step.mT)
     exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
@@ -249,7 +257,7 @@ def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
 
 
 def without_expansion(matrix: Tensor, own: Tensor) -> Tensor:
-    """Return matrices without the copies that `expand` added; `own` has the batch shape before `expand`."""
+    """Return matrices without the copies that `expand` added, that is, with the batch shape of `own`."""
     matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
     for axis, size in enumerate(own.shape[:-2]):
         matrix = matrix.narrow(axis, 0, size)

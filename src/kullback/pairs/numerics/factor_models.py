@@ -32,7 +32,7 @@ class Whitened(NamedTuple):
     root: Tensor
 
     def b_transposed(self) -> Tensor:
-        """Return B^T."""
+        """Return B^T for B = U M^(-1/2)."""
         return torch.linalg.solve_triangular(self.root, self.u.mT, upper=False)
 
     def residual(self, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ class Whitened(NamedTuple):
         return v - self.u @ z, z
 
     def log_det(self) -> Tensor:
-        """Return log det M."""
+        """Return log det M for M = I + U^T U."""
         return 2 * torch.log(self.root.diagonal(dim1=-2, dim2=-1)).sum(-1)
 
 
@@ -52,7 +52,7 @@ def whitened_factors(factors: Tensor, root: Tensor) -> Whitened:
 
 
 def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Return the parameters of a distribution; W and D lack batch dimensions that `expand` added."""
+    """Return the parameters of a distribution, where W and D lack the batch dimensions that `expand` added."""
     factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
@@ -61,7 +61,7 @@ def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
 
 
 def as_factor_model(d: Any) -> FactorModel | None:
-    """Return a normal distribution with covariance W W^T + D as a factor model; None for other distributions.
+    """Return a normal distribution with covariance W W^T + D as a factor model, or None for other distributions.
 
     A diagonal covariance gets a single factor, which is 0.
     """

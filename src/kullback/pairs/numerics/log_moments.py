@@ -66,9 +66,9 @@ class LogMoments(ABC):
 
 
 class Factor(NamedTuple):
-    """A factor G^power of X, where G is Gamma(concentration, 1), or a divisor if `sign` is -1.
+    """A factor of the moments E X^k, which is E G^(k power) for G ~ Gamma(concentration, 1).
 
-    A Beta variable, for example, has a divisor.
+    If `sign` is -1, the moments are divided by E G^(k power), as for a Beta variable X.
     """
 
     concentration: Tensor
@@ -85,12 +85,12 @@ class Exact(NamedTuple):
 
 @dataclass(frozen=True)
 class GammaProduct(LogMoments):
-    """X = e^shift times independent powers of Gamma variables."""
+    """A variable X whose moments E X^k are e^(k shift) times the product of the `factors`."""
 
     shift: Tensor
     factors: tuple[Factor, ...]
     exact: Exact | None = None
-    root: Tensor | float = 1.0  # 1 / power, which is the same for all factors up to the sign
+    root: Tensor | float = 1.0  # 1 / |power|, which is the same for all factors
 
     def mean(self) -> Tensor:
         total = self.shift
@@ -102,7 +102,7 @@ class GammaProduct(LogMoments):
         trigammas = sum((sign * trigamma(a) for a, _, sign in self.factors), torch.zeros_like(self.shift))
         relative = (torch.ones_like(scale) / scale).clamp(
             max=1e308
-        ) / self.root  # all powers are 1 / root, up to the sign
+        ) / self.root  # |power| is 1 / root for all factors
         return relative * trigammas * relative
 
     def jensen_gap(self, k: Tensor | float) -> Tensor:
@@ -118,7 +118,8 @@ class GammaProduct(LogMoments):
         total = k * self.shift
         for a, power, sign in self.factors:
             step = torch.zeros_like(a) + power * k
-            small = (a < 1) & (a + step > 0)  # E log G is large here, and would cancel
+            # For a small concentration, E log G is large and would cancel, so the lgammas are subtracted.
+            small = (a < 1) & (a + step > 0)
             b, c = torch.where(small, a, 1), torch.where(small, step, 0)
             near = torch.lgamma(b + c) - torch.lgamma(b)
             b, c = torch.where(small, 1, a), torch.where((a + step > 0) & ~small, step, 0)
@@ -179,7 +180,7 @@ class KumaraswamyLog(LogMoments):
 
     def jensen_gap(self, k: Tensor | float) -> Tensor:
         step = self._step(k)
-        near = step.abs() < 1  # log E X^k and k E log X would cancel here
+        near = step.abs() < 1  # for such a k, log E X^k and k E log X would cancel
         gap = torch.where(near, 0, self.log_power(k) + step * harmonic_number(self.b))
         step = torch.where(near, step, 0)
         one = torch.ones_like(step)
@@ -190,7 +191,7 @@ class KumaraswamyLog(LogMoments):
         step = self._step(k)
         less, more = torch.minimum(step, self.b), torch.maximum(step, self.b)
         x, y = 1 + more, 1 + more + less
-        # lgamma(y) - lgamma(x) by Stirling's formula
+        # By Stirling's formula, lgamma(y) - lgamma(x) is `rise` + y log(y / x) - `less`.
         rise = stirling_remainder(y) - stirling_remainder(x) + less * torch.log(x)
         return torch.lgamma(1 + less) - (rise + y * torch.log1p(less / x) - less)
 

@@ -141,7 +141,7 @@ def _attributes_by_name(distribution: Distribution) -> list[object]:
 
 
 def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | None:
-    """Return the name in `names` whose attribute was set first, at construction; None if no attribute was set.
+    """Return the name in `names` whose attribute was set first, at construction, or None if no attribute was set.
 
     Attributes that torch computes on demand are set later.
     """
@@ -154,7 +154,7 @@ def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | Non
 
 
 def matrix_of(d: Distribution) -> str | None:
-    """Return the name of the matrix parameter that the user passed; None without a matrix parameter."""
+    """Return the name of the matrix parameter that the user passed, or None if there is no matrix parameter."""
     return first_given(d, MATRICES)
 
 
@@ -175,7 +175,7 @@ def given_logits(distribution: Distribution) -> bool:
         return False
     if "_param" in attributes and not can_inspect(probs):  # torch 2.10 compiles no loop over attributes
         return True
-    # torch's `expand` sets the logits after the probs, even if the logits were derived from clamped probabilities.
+    # torch's `expand` copies the probs before the logits, so probs that were set first may be derived from logits.
     first = first_given(distribution, ("probs", "logits"))
     if first == "logits" or not can_inspect(probs):
         return first == "logits"
@@ -188,7 +188,7 @@ def given_logits(distribution: Distribution) -> bool:
 
 
 def categorical_of(d: object) -> Categorical | None:
-    """Return a Categorical itself, or the Categorical inside a OneHotCategorical; None for anything else.
+    """Return a Categorical itself, or the Categorical inside a OneHotCategorical, or None for anything else.
 
     The result is also None for a distribution of a class that overrides `log_prob`.
     """

@@ -40,15 +40,15 @@ def plain_squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> T
 
 
 def as_function_of(matrix: Tensor, factor: Tensor) -> Tensor:
-    """Return `factor`, the Cholesky factor of `matrix` from an earlier computation, with the gradient by `matrix`."""
+    """Return `factor`, an already computed Cholesky factor of `matrix`, with its gradient with respect to `matrix`."""
     return _Cholesky.apply(matrix, factor)
 
 
 class _SquaresBelow(torch.autograd.Function):
     """The operation `squares_below`, which saves X = root^-1 left, or root^-1 left - I if `is_difference`.
 
-    Let B be the strictly lower triangle of X. The derivatives by `left` and `root` are the lower triangles of
-    N = 2 root^-T B and of -N X^T. Only the lower triangle of N contributes to the lower triangle of N X^T.
+    Let B be the strictly lower triangle of X. The derivative by `left` is the lower triangle of N = 2 root^-T B. The
+    derivative by `root` is the lower triangle of -N X^T, to which only the lower triangle of N contributes.
     """
 
     @staticmethod
@@ -86,10 +86,10 @@ class _SquaresBelow(torch.autograd.Function):
 
 
 class _Cholesky(torch.autograd.Function):
-    """The operation `as_function_of`, whose derivative is L^-T (F + F^T) L^-1 / 2.
+    """The operation `as_function_of`, whose derivative is L^-T (F + F^T) L^-1 / 2 for L = `factor`.
 
-    F is the lower triangle of L^T grad with its diagonal halved (Murray, "Differentiation of the Cholesky
-    decomposition", 2016).
+    F is the lower triangle of L^T grad with its diagonal halved, where `grad` is the derivative by L (Murray,
+    "Differentiation of the Cholesky decomposition", 2016).
     """
 
     @staticmethod
@@ -115,7 +115,7 @@ class _Cholesky(torch.autograd.Function):
             by_matrix[..., start:stop, :stop] = rows
             by_matrix[..., :start, start:stop] = rows[..., :start].mT
         by_matrix = torch.linalg.solve_triangular(factor.mT, by_matrix, upper=True)
-        for start, stop in _blocks(factor.shape[-1]):  # the result is symmetric
+        for start, stop in _blocks(factor.shape[-1]):  # half of the symmetric derivative
             rows = by_matrix[..., start:stop, start:]
             _solve(factor, rows.mT, start, is_transposed=True)
             corner = rows[..., : stop - start]
@@ -127,7 +127,10 @@ class _Cholesky(torch.autograd.Function):
 def _sum_of_squares(
     left: Tensor, root: Tensor, *, is_difference: bool, solved: Tensor | None = None
 ) -> Tensor:
-    """Return the sum of squares of `squares_below`, and write the lower triangle of X to `solved`."""
+    """Return `squares_below`, and write the lower triangle of root^-1 left to `solved`.
+
+    If `is_difference`, the matrix in `solved` is root^-1 left - I.
+    """
     batch = torch.broadcast_shapes(left.shape[:-2], root.shape[:-2])
     left, total = left.expand(*batch, *left.shape[-2:]), root.new_zeros(batch)
     for start, stop in _blocks(root.shape[-1]):

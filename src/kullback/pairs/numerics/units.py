@@ -1,7 +1,7 @@
 """A change of the unit of P and Q, for parameters so large or small that their squares leave the range of float64.
 
-A divergence does not depend on the unit. Division of parameters by a power of two is exact. The chain rule multiplies
-the derivatives by this power. So the derivatives overflow only if the derivatives by the original parameters overflow.
+A divergence does not depend on the unit. Division of parameters by a power of two is exact, and the chain rule divides
+the derivatives by the same power. So a derivative overflows only if the exact derivative by the user's parameter does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _LEAST, _LARGEST = 2.0**-_MILD, 2.0**_MILD
 
 
 def in_common_unit(p: Distribution, q: Distribution, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return P and Q in a unit between their sizes if a parameter is extremely large or small, else P and Q unchanged.
+    """Return P and Q in another unit if a parameter is extremely large or small, else P and Q unchanged.
 
-    If `dtype` is smaller than float64, no parameter is extreme, because computations are in float64.
+    The unit is between the smallest and the largest parameter. If `dtype` is smaller than float64, no parameter is
+    extreme, because computations are in float64.
     """
     if dtype is not torch.float64 or (_is_mild(p) and _is_mild(q)):
         return p, q
@@ -61,14 +62,20 @@ def _is_mild(d: Distribution) -> bool:
 
 
 def _powers(d: Distribution) -> Units | None:
-    """Return the power of x's unit in each parameter: 1 for a scale, -1 for a rate; None if the family has no unit."""
+    """Return the power of x's unit in each parameter, such as 1 for a scale and -1 for a rate.
+
+    The result is None if the family has no unit.
+    """
     family = None if overrides_density(d) else FAMILIES.get(type(d))
     units = None if family is None else family.units
     return units(d) if callable(units) else units
 
 
 def _sizes(d: Distribution) -> list[Tensor] | None:
-    """Return log2 |x^k| for each parameter x with the unit's power k, NaN for x = 0; None if the family has no unit."""
+    """Return log2 |x^k| for each parameter x that has a unit, where k is 1 for a scale and -1 for a rate.
+
+    The logarithm is NaN for x = 0. The result is None if the family has no unit.
+    """
     if type(d) is MixtureSameFamily and not overrides_density(d):
         sizes = _sizes(d.component_distribution)
         return None if sizes is None else [part for x in sizes for part in x.unbind(-1)]

@@ -44,7 +44,7 @@ class DrawsFrom(TorchDispatchMode):
 
 
 def _with_generator(func: Any) -> Any:
-    """Return the overload of a random operation that takes a generator; None for other operations."""
+    """Return the overload of a random operation that takes a generator, or None for other operations."""
     if any(argument.name == "generator" for argument in func._schema.arguments):  # noqa: SLF001
         return func
     packet, name = func.overloadpacket, func._overloadname  # noqa: SLF001

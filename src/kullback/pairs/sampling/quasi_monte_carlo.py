@@ -33,7 +33,7 @@ _HALF_STEP = 2.0**-31
 
 
 def quasi_draws(p: Distribution, count: int) -> Tensor | None:
-    """Return at most `count` draws, shape (draws, ..., event); None if P has no quasi-random draws.
+    """Return at most `count` draws of shape (draws, ..., event), or None if P has no quasi-random draws.
 
     Draw i belongs to sequence i % SEQUENCES. All batch elements use the same normal numbers. The draws are
     differentiable by P's parameters.
@@ -54,7 +54,10 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
 
 
 def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-    """Return the number of standard normal numbers for a draw, and the function that makes draws from these numbers."""
+    """Return the number of standard normal numbers for a draw, and a function that makes draws from such numbers.
+
+    The result is None if P is not a normal distribution with torch's own methods.
+    """
     size = p.event_shape.numel()
     normal = p
     while isinstance(normal, Independent):
@@ -87,7 +90,10 @@ def _shaped(z: Tensor, p: Distribution, like: Tensor) -> Tensor:
 
 
 def _normal_numbers(count: int, size: int) -> Tensor | None:
-    """Return quasi-random standard normal numbers, shape (draws, size); None for too few draws or too large a size."""
+    """Return quasi-random standard normal numbers of shape (draws, size), or None if a Sobol sequence cannot be used.
+
+    The reason may be too few draws, or a size above the largest dimension of torch's Sobol sequences.
+    """
     length = count // SEQUENCES
     if length < _LEAST or size > SobolEngine.MAXDIM:
         return None
