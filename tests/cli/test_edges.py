@@ -50,8 +50,8 @@ def run(*arguments: str):
     return CliRunner().invoke(kullback, [str(argument) for argument in arguments])
 
 
-def one_line(result, *words: str) -> str:
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
+def one_line(result, *words: str, status: int = 2) -> str:
+    assert (result.exit_code, result.stdout) == (status, ""), result.output
     line = result.stderr
     assert line.startswith("kullback: ")
     assert line.endswith("\n")
@@ -266,13 +266,16 @@ def opened(pid: int) -> list[str]:
 # Status 1 is for a gate alone
 
 
-def test_what_nobody_foresaw_ends_with_status_2(predictions, monkeypatch):
+def test_an_unexpected_error_ends_with_status_70(predictions, monkeypatch):
     def broken(*_arguments, **_settings):
         raise RuntimeError("first\nsecond \x1b[31m")
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", broken)
     one_line(
-        run("compare", "p.npy", "q.npy", "--as", "logits"), "unexpected RuntimeError: first second", r"\x1b"
+        run("compare", "p.npy", "q.npy", "--as", "logits"),
+        "unexpected RuntimeError: first second",
+        r"\x1b",
+        status=70,
     )
     monkeypatch.setenv("KULLBACK_DEBUG", "1")
     assert isinstance(run("compare", "p.npy", "q.npy", "--as", "logits").exception, RuntimeError)

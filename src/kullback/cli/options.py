@@ -164,18 +164,26 @@ SEED = click.Option(
 )
 
 
+ALLOW_UNCLEAR = click.Option(
+    ["--allow-unclear"],
+    is_flag=True,
+    help="Exit with status 0, not 3, if no gate fails but the data do not decide a gate.",
+)
+
+
 def limits(example_above: str, example_below: str, metrics: str) -> list[click.Option]:
-    """Return the options ``--fail-above`` and ``--fail-below``, whose help gives examples and lists `metrics`."""
+    """Return ``--fail-above``, ``--fail-below``, with examples and `metrics` in their help, and ``--allow-unclear``."""
     texts = {
         "above": f"{example_above}. Repeatable. METRIC: {metrics}.",
         "below": f"{example_below}. Repeatable. METRIC is as for --fail-above.",
     }
-    return [
+    sides = [
         click.Option(
             [f"--fail-{side}"],
             multiple=True,
             metavar="METRIC=LIMIT",
-            help=f"Exit with status 1 {side} a limit: {text}",
+            help=f"Exit with status 1 {side} a limit, with 3 if the data do not decide: {text}",
         )
         for side, text in texts.items()
     ]
+    return [*sides, ALLOW_UNCLEAR]

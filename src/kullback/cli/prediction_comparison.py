@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kullback.common.words import RepresentationName
     from kullback.predictions.llama_cpp_statistics import LlamaCppRows
     from kullback.report.subjects.predictions import Tokens
+    from kullback.results.verdict import Verdict
 
 
 def run_prediction_comparison(
@@ -49,8 +50,8 @@ def run_prediction_comparison(
     resume: Path | None,
     is_worker: bool,
     **settings: Any,
-) -> list[str]:
-    """Compare two files, write the reports, and say which gates fail.
+) -> Sequence[Verdict]:
+    """Compare two files, write the reports, and return the verdicts of the gates.
 
     All workers that torchrun started call this together; rank 0 writes the reports and prints the gates.
 

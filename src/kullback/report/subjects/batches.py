@@ -16,7 +16,7 @@ from kullback.report.plots.tables import draw_history
 from kullback.report.schemas import tables as schema
 from kullback.report.subjects import document, tables
 from kullback.results.finding import Level
-from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict, worst
 from kullback.tables.table_results import TableComparison
 
 
@@ -34,10 +34,15 @@ class Batches:
 
     @property
     def lines(self) -> list[str]:
-        """The number of batches that fail, if there are gates, and the outcome of each batch."""
-        failed = sum(any(not each.passed for each in verdicts) for verdicts in self.verdicts)
+        """The number of batches that fail or are unclear, if there are gates, and the outcome of each batch."""
+        outcomes = [worst(verdicts) for verdicts in self.verdicts]
         number = counted(len(self.comparisons), "batch", "batches")
-        whole = f"Failed: {failed} of {number}." if failed else f"Passed: {number}."
+        counts = {each: f"{outcomes.count(each)} of {number}" for each in ("failed", "unclear")}
+        whole = f"Passed: {number}."
+        if "failed" in outcomes:
+            whole = f"Failed: {counts['failed']}."
+        elif "unclear" in outcomes:
+            whole = f"Cannot tell: {counts['unclear']}."
         return [whole] * any(self.verdicts) + [f"{page.title}: {page.outcome}" for page in self.pages]
 
     @property
@@ -51,7 +56,10 @@ def _named(name: str, page: Document) -> Document:
     """Return a document under the name of its batch, which the names of its drawings and its limits have too."""
     verdicts = (
         Verdict(
-            f"{name}: {each.limit}", tuple(f"{name}: {failure}" for failure in each.failures), each.broken_by
+            f"{name}: {each.limit}",
+            tuple(f"{name}: {failure}" for failure in each.failures),
+            each.broken_by,
+            tuple(f"{name}: {sentence}" for sentence in each.unclear),
         )
         for each in page.verdicts
     )
