@@ -138,14 +138,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_report(write, arrays, tmp_pa
         assert not state.exists()
 
 
-@pytest.mark.parametrize("rows", ["format", "like"])
-def test_a_base_file_of_llama_cpp_says_the_same_of_all_its_rows(rows, arrays, tmp_path):
+def test_a_base_file_of_llama_cpp_says_the_same_of_all_its_rows(arrays, tmp_path):
     window = 20
     tokens = torch.randint(CLASSES, (ROWS // 9 * window,), generator=torch.Generator().manual_seed(1))
     base = tmp_path / "base.kld"
     write_llama_base(base, tokens, torch.from_numpy(arrays["p"]), n_ctx=window)
     q, state = write_npy(tmp_path / "q", arrays["q"]), tmp_path / "state"
-    options = {"representation": (None, "logits"), "llama_cpp": rows}
+    options = {"representation": (None, "logits"), "llama_cpp": True}
     whole = compared(base, q, **options)
     stopped(base, q, state, **options)
     assert compared(base, q, resume=state, **options) == whole
@@ -225,7 +224,6 @@ def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeyp
         {"labels": None},
         {"labels": arrays["labels"][::-1].copy()},
         {"representation": "log-probs"},
-        {"llama_cpp": "format"},
     ]
     for changes in of_others:
         with pytest.raises(
@@ -249,7 +247,7 @@ def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeyp
         with refused(FileError, wanted="by the same version"):
             compared(p, q, labels=arrays["labels"], resume=state)
     # The command that began it, and what rows do not depend on.
-    options = {"labels": arrays["labels"], "bootstrap": 20, "cluster": arrays["cluster"]}
+    options = {"labels": arrays["labels"], "bootstrap": 20, "cluster": arrays["cluster"], "llama_cpp": True}
     assert compared(p, q, resume=state, **options) == compared(p, q, **options)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kullback.common.serial_dependence import SerialDependence
 from kullback.common.streaming import Moments
 from kullback.common.words import NO_LABEL
-from kullback.predictions.llama_cpp_statistics import LIKE_COLUMNS, LlamaCpp, LlamaCppRows
+from kullback.predictions.llama_cpp_statistics import LlamaCpp
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.measure import (
     COLUMNS,
@@ -95,8 +95,7 @@ class Collector:
         worst: how many of the worst rows to report.
         bootstrap: the number of bootstrap draws for the intervals.
         generator: the random generator of the bootstrap, or None for a fixed seed.
-        llama_cpp: the rows for llama.cpp's statistics, or None for no statistics; ``"like"`` needs tables with the
-            additional columns `LIKE_COLUMNS`.
+        llama_cpp: whether to collect llama.cpp's statistics too.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
         independent: whether the rows are known to be independent; their order is then not examined.
     """
@@ -110,16 +109,14 @@ class Collector:
         worst: int,
         bootstrap: int,
         generator: torch.Generator | None,
-        llama_cpp: LlamaCppRows | None = None,
+        llama_cpp: bool = False,
         chunks: Tensor | None = None,
         independent: bool = False,
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(worst)
         self._clusters, self._bootstrap = clusters, bootstrap
         self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
-        self._llama_cpp = None if llama_cpp is None else LlamaCpp(llama_cpp, chunks)
-        if llama_cpp == "like":
-            self._columns += LIKE_COLUMNS
+        self._llama_cpp = LlamaCpp(chunks) if llama_cpp else None
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
         self._filled = 0
