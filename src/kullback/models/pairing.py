@@ -70,11 +70,6 @@ class Pairing(ABC):
         self.base, self.candidate, self.settings = base, candidate, settings
         self.passages = Passages(settings.windows)
 
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """The number of columns of the tables of measured rows."""
-
     def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
         """Return blocks of the base and the candidate as `measured` takes them."""
         return p, q
@@ -111,10 +106,6 @@ class DensePairing(Pairing):
         self._labels = labels if shared is None else shared.shared_numbers(labels)
         self._collector = settings.collector(self._labels)
         self._kl: list[Tensor] = []
-
-    @property
-    def width(self) -> int:
-        return self._collector.width
 
     def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
         if self._shared is None:

@@ -78,7 +78,6 @@ NAMES = {
     "delta_prob_squared": "its mean square",
     PERPLEXITY_DIFFERENCE: "the difference of the perplexities",
 }
-ROUNDING = 1e-6
 # If none of n rows is of a kind, at most 3/n of all are, at 95 % confidence. A large KL in a row, in nats.
 UNSEEN, LARGE_KL = 3.0, 10.0
 # Rows that the statistics take in at a time.
@@ -133,25 +132,6 @@ class Collector:
         places = tuple(map(self._columns.index, examined)) if in_order else ()
         self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
-
-    @property
-    def width(self) -> int:
-        """The number of columns of its tables."""
-        return len(self._columns)
-
-    def is_possible(self, table: Tensor) -> bool:
-        """Return whether a table from another process has possible values, up to rounding."""
-        if table.shape[1] != self.width:
-            return False
-        columns = dict(zip(self._columns, table.unbind(-1), strict=True))
-        within = [
-            (columns[name] >= low - ROUNDING) & (columns[name] <= high + ROUNDING)
-            for name, (low, high) in BOUNDS.items()
-            if name in columns and name != "difference"  # which is NaN between two infinities
-        ]
-        flags = [columns[name] for name in (*BINARY, "labeled") if name in columns]
-        within += [(flag == 0) | (flag == 1) for flag in flags]
-        return bool(torch.stack([*within, columns["confidence"] >= 0]).all())
 
     def require_values_up_to(self, stop: int) -> None:
         """Refuse labels or clusters that end before row `stop`."""
@@ -284,7 +264,7 @@ class Collector:
         """Return P's and Q's perplexity and their difference, which keeps its digits where they are close."""
         of_p, of_q = (_exp(float(self._moments[f"cross_entropy_{side}"].mean)) for side in "pq")
         difference = float(self._moments["difference"].mean)
-        # Beyond 700 nothing cancels; expm1 overflows from 710 on, which only a forged state of `resume` can ask for.
+        # Beyond 700 nothing cancels, and expm1 overflows from 710 on.
         if math.isinf(of_p) or math.isinf(of_q) or difference > 700:
             return of_p, of_q, of_q - of_p
         return of_p, of_q, of_p * math.expm1(difference)

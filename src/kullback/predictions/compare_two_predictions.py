@@ -252,31 +252,15 @@ class _Run:
 
     def add_finished(self) -> int:
         """Add the rows of the records in the checkpoint to the collectors of all workers, and return their number."""
-        first, part, rows = 0, self._part, self.collector.rows
-        most_rows = max(part, MOST_SENT)
-
-        def decode(held: Any) -> _Rows:
-            table, worst = decoded_rows(held, first)
-            stop = first + len(table)
-            if (
-                len(table) > most_rows
-                or first % part  # after the last rows, which may be fewer
-                or stop > (rows or stop)
-                or (stop % part and stop != (rows or stop))
-                or not self.collector.is_possible(table)
-                or any(each.index >= self._classes for row in worst for each in row.top)
-            ):
-                raise ValueError
-            return table, worst
-
-        records = iter(() if self.checkpoint is None else self.checkpoint.records(decode, most_rows))
+        first = 0
+        records = iter(() if self.checkpoint is None else self.checkpoint.records())
         while (found := self.workers.gather(lambda: next(records, None))[0]) is not None:
-            table, worst = found
+            table, worst = decoded_rows(found)
             first += len(table)
             self.collector.require_values_up_to(first)
             self.collector.add(table, worst)
         if first and self.progress is not None:
-            self.progress(first, rows)
+            self.progress(first, self.collector.rows)
         return first
 
     def measure(self, blocks: Iterable[tuple[int, Tensor, Tensor] | None]) -> None:
