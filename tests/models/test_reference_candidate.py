@@ -455,8 +455,8 @@ def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path
         compare_models(base, [path, shorter])
     with refused(ArgumentValueError, instead=r"texts=.*without --text"):
         compare_models(of_base, path, WORDS)
-    with refused(ArgumentValueError, instead="llama_cpp=None"):
-        compare_models(base, path, llama_cpp="format")
+    with refused(ArgumentValueError, instead="llama_cpp=False"):
+        compare_models(base, path, llama_cpp=True)
 
     class Reversed(Bytes):
         vocabulary = Vocabulary([Token(bytes([255 - byte])) for byte in range(256)])

@@ -201,12 +201,6 @@ SECTIONS = (
             help="Print tables, or the lines of llama-perplexity --kl-divergence (for models, and for "
             "predictions with labels).",
         ),
-        click.Option(
-            ["--like"],
-            type=click.Choice([LLAMA_CPP]),
-            help="Print those lines with llama.cpp's arithmetic: P as in its base file, not normalized, without "
-            "classes below its floor.",
-        ),
         of="predictions",
         also="models",
     ),
@@ -236,7 +230,6 @@ def compare(
     fail_below: tuple[str, ...],
     allow_unclear: bool,
     lines: str,
-    like: str | None,
     **settings: Any,
 ) -> None:
     """Compare language models on a text, predictions of the same positions, or two tables: P, the reference, and Q.
@@ -280,7 +273,7 @@ def compare(
         verdicts = run_table_comparison(Path(p), Path(_only(others)), outputs, gates, **taken)
     else:
         taken["representation"] = representation
-        taken["llama_cpp"] = "like" if like else "format" if lines == LLAMA_CPP else None
+        taken["llama_cpp"] = lines == LLAMA_CPP
         if subject == "models":
             from kullback.cli.model_comparison import run_model_comparison
 

@@ -97,7 +97,7 @@ def write_reports(
     others: Mapping[Path, str | bytes] = MappingProxyType({}),
     **options: Any,
 ) -> Sequence[Verdict]:
-    """Write all files or none, `others` by path among them, and print the table or the JSON.
+    """Write all files, `others` by path first, and print the table or the JSON.
 
     Arguments:
         result: the result.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from kullback.cli.gates import Gate
     from kullback.common.words import RepresentationName
-    from kullback.predictions.llama_cpp_statistics import LlamaCppRows
     from kullback.report.subjects.predictions import Tokens
     from kullback.results.verdict import Verdict
 
@@ -45,7 +44,7 @@ def run_prediction_comparison(
     key_q: str | None,
     seed: int,
     no_progress: bool,
-    llama_cpp: LlamaCppRows | None,
+    llama_cpp: bool,
     tokens: Path | None,
     resume: Path | None,
     is_worker: bool,
@@ -97,9 +96,9 @@ def run_prediction_comparison(
             return workers.each(write if is_first else list)
 
 
-def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None:
+def require_one_output(outputs: Outputs, llama_cpp: bool) -> None:
     """Refuse to print both JSON and llama.cpp's lines."""
-    if llama_cpp is not None and outputs.json == STANDARD_OUTPUT:
+    if llama_cpp and outputs.json == STANDARD_OUTPUT:
         raise ArgumentValueError.at(
             "",
             "--json, --format",

@@ -111,7 +111,7 @@ def test_the_command_writes_the_summary_with_the_other_files(files):  # noqa: F8
     assert re.search(r"- ❌ max.value at most 0.0001: max.value is 0.\d+, above 0.0001 by", text)
 
 
-def test_all_files_are_written_or_none(files):  # noqa: F811
+def test_a_file_that_cannot_be_written_is_refused_before_any_is(files):  # noqa: F811
     Path("x.md").mkdir()
     assert_one_line_error(compare("--json", "x.json", "--markdown", "x.md"), "x.md")
     assert not Path("x.json").exists()
