@@ -19,7 +19,9 @@ from kullback.common.serial_dependence import (
     number_scores,
     repeated_rows,
     serial_dependence,
+    uneven,
 )
+from kullback.common.turn_spectrum import spectral_turns
 from kullback.estimators.draws import Draws, Integers, shown
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
@@ -37,6 +39,8 @@ _UNLIKE = 1.5
 # In pairs, blocks have at least `_SHORTEST_IN_PAIRS` autocorrelation times, and are longer if at least `_PAIRS` pairs
 # remain.
 _SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
+# The largest number of scores of categories in which sources that miss turns are searched for.
+_MOST_SCORES = 32
 
 
 class Grouped(NamedTuple):
@@ -183,34 +187,38 @@ def dependences_of(*sides: Any) -> list[SerialDependence | None]:
     resemble blocks by chance on one side; then the other side shows the missed turns.
     """
     dependences: list[SerialDependence | None] = [None] * len(sides)
-    ranks: list[Floats] = []
+    scores: list[Floats] = []
     examined: list[int] = []
     for place, side in enumerate(sides):
         if isinstance(side, Draws) and side.cluster is None and not side.independent:
             dependences[place], of_side = _dependence_of(side, sides[1 - place] if len(sides) == 2 else None)
             if dependences[place] is None:
-                ranks.append(of_side)
+                scores.append(of_side)
                 examined.append(place)
-    if not ranks:
+    if not scores:
         return dependences
-    alike = ranks[0].shape[1] == ranks[-1].shape[1]
-    distances = missed_turns(*ranks) if alike else missed_turns(ranks[0]) or missed_turns(ranks[-1])
-    if distances:
-        distance = min(distances.values())
+    distance = None
+    if not sides[examined[0]].discrete:
+        alike = scores[0].shape[1] == scores[-1].shape[1]
+        distances = missed_turns(*scores) if alike else missed_turns(scores[0]) or missed_turns(scores[-1])
+        distance = min(distances.values(), default=None)
+    if distance or (distance := spectral_turns(*scores)):
         for place in examined:
-            rows = sides[place].number
-            dependences[place] = SerialDependence("uneven", rows, rows / distance, distance, None)
+            dependences[place] = uneven(sides[place].number, distance)
     return dependences
 
 
 def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Floats]:
-    """Return the measured dependence of the draws of one side, and the scores of numbers for `missed_turns`.
+    """Return the measured dependence of the draws of one side, and the scores for the search for missed turns.
 
     Repeated values that are also draws of the other side count as atoms, not as dependence.
     """
     if side.discrete:
-        codes = np.unique(side.tensor.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
-        return serial_dependence(category_scores(codes)), np.zeros((side.number, 0))
+        x = side.tensor.cpu().numpy()
+        codes = np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)
+        scores = category_scores(codes)
+        dependence = serial_dependence(scores)
+        return dependence, scores if dependence or x.shape[1] == 1 else _scores_by_column(x)
     x = side.x
     is_line = x.shape[1] == 1 and isinstance(other, Draws)
     repeats, scores = repeated_rows(x, other.x if is_line else None), number_scores(x)
@@ -224,6 +232,15 @@ def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Fl
     if in_order.labels is None or not _repeat_within(repeats.labels, in_order.labels):
         return SerialDependence(in_order.kind, in_order.rows, in_order.time, in_order.length, None), ranks
     return in_order, ranks
+
+
+def _scores_by_column(x: Integers) -> Floats:
+    """Return the scores of the categories of each column; of many columns, random sums of these scores."""
+    codes = [np.unique(column, return_inverse=True)[1] for column in x.T]
+    scores = np.concatenate(list(map(category_scores, codes)), 1)
+    if scores.shape[1] <= _MOST_SCORES:
+        return scores
+    return scores @ np.random.default_rng(0).standard_normal((scores.shape[1], _MOST_SCORES))
 
 
 def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
