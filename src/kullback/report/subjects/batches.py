@@ -19,6 +19,8 @@ from kullback.results.finding import Level
 from kullback.results.verdict import Verdict, worst
 from kullback.tables.table_results import TableComparison
 
+CORRECTED = "The p-values are corrected for all columns of all batches."
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -34,16 +36,20 @@ class Batches:
 
     @property
     def lines(self) -> list[str]:
-        """The number of batches that fail or are unclear, if there are gates, and the outcome of each batch."""
-        outcomes = [worst(verdicts) for verdicts in self.verdicts]
+        """The outcome of each batch, after the number of batches that fail or are unclear if there are gates.
+
+        Without gates, the first line states how p-values are corrected.
+        """
         number = counted(len(self.comparisons), "batch", "batches")
-        counts = {each: f"{outcomes.count(each)} of {number}" for each in ("failed", "unclear")}
-        whole = f"Passed: {number}."
+        outcomes = [worst(verdicts) for verdicts in self.verdicts]
+        whole = f"{number}; p-values are corrected for all of them."
         if "failed" in outcomes:
-            whole = f"Failed: {counts['failed']}."
+            whole = f"Failed: {outcomes.count('failed')} of {number}."
         elif "unclear" in outcomes:
-            whole = f"Cannot tell: {counts['unclear']}."
-        return [whole] * any(self.verdicts) + [f"{page.title}: {page.outcome}" for page in self.pages]
+            whole = f"Cannot tell: {outcomes.count('unclear')} of {number}."
+        elif any(self.verdicts):
+            whole = f"Passed: {number}."
+        return [whole, *(f"{page.title}: {page.outcome}" for page in self.pages)]
 
     @property
     def pages(self) -> list[Document]:
@@ -83,7 +89,9 @@ def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
         f"{number} against {reference}",
         Headline(
             f"{len(different)} of {number} {verb} from {reference}{partly}",
-            "" if worst is None else f"The largest difference is in {worst.q_name}: {tables.summary(worst)}",
+            CORRECTED
+            if worst is None
+            else f"The largest difference is in {worst.q_name}: {tables.summary(worst)} {CORRECTED}",
             tone=tables.worst_tone(page.headline.tone for page in pages),
         ),
         (
