@@ -324,7 +324,7 @@ def _are_atoms(counts: Integers) -> bool:
 
 
 def _is_continuous(distinct: Floats) -> bool:
-    """Return whether the values of distinct rows are not on a lattice and seldom repeat."""
+    """Return whether the values of distinct rows seldom repeat and do not lie on a lattice."""
     values = np.unique(distinct)
     gaps = np.diff(values / 2)  # half the values, because their range could overflow
     if len(values) < 0.9 * len(distinct) or len(gaps) < 2:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 from torch import Tensor
 from torch.distributions import (
@@ -19,22 +21,24 @@ from kullback.errors import Name, P, Q, invalid_value, no_rule
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after
 from kullback.pairs.densities.maps import inverted_by, parts_of_maps
-from kullback.pairs.family import support_of
+from kullback.pairs.family import FAMILIES, support_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-# The accepted distance of an end of a support from the domain of a transform, relative to the end of the domain. The
-# limit is a few times the rounding of float32, because users compute ends in float32.
+# An end of a support may be outside of the domain of a transform by _ROUNDING times 1 + |end of the domain|. The limit
+# is a few times the rounding error of float32, because users compute ends in float32.
 _ROUNDING = 1e-6
-# Parameters that have to be finite and, except for the location, positive.
+# _NUMBERS are the names of parameters that have to be finite and, except for `loc`, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
 _OF_TRIALS = ("total_count", "probs")
-_LARGEST_PROBABILITY = 1 + 1e-6  # above 1 by rounding
+_LARGEST_PROBABILITY = 1 + 1e-6  # rounding may bring a probability above 1
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise if a transform is not one-to-one, or if its input has mass outside of its domain, like log of a Normal."""
+    """Raise if a transform is not one-to-one, or gets mass outside of its domain, like the logarithm of a Normal."""
     for argument, d in (("p", p), ("q", q)):
+        if type(d) in FAMILIES and not isinstance(d, TransformedDistribution):
+            continue  # a family without maps
         check_bijective(call, argument, d)
         inner = _unwrapped(d)
         if isinstance(inner, TransformedDistribution):
@@ -107,7 +111,7 @@ def _interval(ends: Ends) -> str:
 def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     """Raise if a parameter is invalid, or if a sum or an integral cannot read the values of the parameters."""
     parameters = _parameters(p, q)
-    are_readable = can_inspect_all([x for *_, x in parameters])
+    are_readable = can_inspect_all(map(itemgetter(-1), parameters))
     if is_traced():
         raise no_rule(
             call,
@@ -124,7 +128,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             got=f"{names_of(type(p), type(q))} inside of torch.func.vmap",
             instead=(*_call_of(call), " without vmap for distributions with a batch shape"),
         )
-    for argument, owner, name, x in parameters:
+    for owner, name, x in parameters:
         if name not in (*_NUMBERS, *_OF_TRIALS) or not (are_readable or can_inspect(x)):
             continue
         is_wrong, allowed = x.isinf(), "a finite"
@@ -139,7 +143,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             at = f" at {list(index)}" if index else ""
             raise invalid_value(
                 call,
-                argument,
+                "p" if any(owner is part for part in parts_of(p)) else "q",
                 wanted=f"{allowed} {name} in {type(owner).__name__}",
                 got=f"{float(x[index].detach())}{at}",
                 instead=(
@@ -161,12 +165,11 @@ def _call_of(call: str) -> tuple[str, ...]:
     return Name(call), "(", P, ", ", Q, ")"
 
 
-def _parameters(p: Distribution, q: Distribution) -> list[tuple[str, Distribution, str, Tensor]]:
-    """Return (argument, distribution, name, tensor) for each parameter of P and Q and of the distributions in them."""
-    parameters: list[tuple[str, Distribution, str, Tensor]] = []
-    for argument, d in (("p", p), ("q", q)):
-        for part in parts_of(d):
-            for name, x in vars(part).items():
-                if isinstance(x, Tensor) and x.is_floating_point():
-                    parameters.append((argument, part, name, x))
+def _parameters(p: Distribution, q: Distribution) -> list[tuple[Distribution, str, Tensor]]:
+    """Return (distribution, name, tensor) for each parameter of P and Q and of the distributions in them."""
+    parameters: list[tuple[Distribution, str, Tensor]] = []
+    for part in parts_of(p, q):
+        for name, x in vars(part).items():
+            if isinstance(x, Tensor) and x.is_floating_point():
+                parameters.append((part, name, x))
     return parameters
