@@ -132,7 +132,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     ),
     "compare_predictions": lambda _: kullback.compare_predictions(Logits(X), Logits(Y)),
     "compare_predictions as llama.cpp": lambda _: kullback.compare_predictions(
-        Logits(X), Logits(Y), labels=CLASSES, cluster=CLASSES, llama_cpp="like"
+        Logits(X), Logits(Y), labels=CLASSES, cluster=CLASSES, llama_cpp=True
     ),
     "compare_predictions of a file": stored,
     "metric": lambda _: metric(METRIC),

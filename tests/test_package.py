@@ -33,7 +33,6 @@ PUBLIC_MODULES = (
     "kullback.testing",
     "kullback.integrations.modelopt",
     "kullback.integrations.nemo",
-    "kullback.integrations.torchtune",
     "kullback.integrations.verl",
 )
 OPTIONAL_PACKAGES = (

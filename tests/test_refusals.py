@@ -440,9 +440,9 @@ def test_a_module_shows_no_option_at_its_default() -> None:
 
 def test_results_that_are_equal_have_equal_hashes() -> None:
     makers: tuple[Callable[[], object], ...] = (
-        lambda: compare_predictions(Logits(LOGITS), Logits(OTHER), labels=LABELS, llama_cpp="format"),
+        lambda: compare_predictions(Logits(LOGITS), Logits(OTHER), labels=LABELS, llama_cpp=True),
         lambda: compare_predictions(Logits(LOGITS), Logits(OTHER), labels=LABELS).labels,
-        lambda: compare_predictions(Logits(LOGITS), Logits(OTHER), labels=LABELS, llama_cpp="like").llama_cpp,
+        lambda: compare_predictions(Logits(LOGITS), Logits(OTHER), labels=LABELS, llama_cpp=True).llama_cpp,
         lambda: kullback.diagnose(LOGITS.log_softmax(-1), OTHER.softmax(-1)),
     )
     for make in makers:

@@ -19,11 +19,11 @@ import kullback as package
 from kullback import dispatch
 from kullback.cli.commands import kullback
 from kullback.cli.expressions import parse_distribution
-from kullback.cli.gates import METRICS, parse_gate
+from kullback.cli.gates import ESTIMATES, MEANS, Side, parse_gate
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.io import open_rows, write_llama_base
 from kullback.kernels.backends import backends
-from kullback.predictions import compare_predictions
+from kullback.predictions import Comparison, compare_predictions
 from kullback.representations import Logits
 from tests.forked import command
 
@@ -139,32 +139,36 @@ def test_labels_and_clusters_from_archives_that_hold_several(files):
 # compare: gates
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
-    draws = 200 if metric.endswith(("upper", "lower")) else 0
-    found = compare_predictions(
-        "p.npy", "q.npy", representation="logits", labels="labels.npy", bootstrap=draws
-    )
-    assert parse_gate(f"{metric}=1e9", "above").failure(found) is None
-    assert parse_gate(f"{metric}=-1e9", "below").failure(found) is None
-    assert metric in str(parse_gate(f"{metric}=-1e9", "above").failure(found))
-    assert metric in str(parse_gate(f"{metric}=1e9", "below").failure(found))
+def outcome(limit: str, side: Side, found: Comparison) -> str:
+    return parse_gate(limit, side).judgment(found).outcome
+
+
+def test_every_metric_can_be_a_gate_on_both_sides(files):
+    found = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy", bootstrap=200)
+    for metric in (*MEANS, *ESTIMATES):
+        assert outcome(f"{metric}=1e9", "above", found) == "passed", metric
+        assert outcome(f"{metric}=-1e9", "below", found) == "passed", metric
+        for limit, side in (("-1e9", "above"), ("1e9", "below")):
+            failed = parse_gate(f"{metric}={limit}", side).judgment(found)
+            assert failed.outcome == "failed"
+            assert failed.sentence.startswith(f"{metric} is ")
 
 
 def test_metrics_are_the_numbers_they_name(files):
     compared = partial(compare_predictions, "p.npy", "q.npy", representation="logits", labels="labels.npy")
     found, ends = compared(bootstrap=0), compared()
-    for metric, end in (
-        ("upper", ends.divergences["kl_pq"].interval[1]),
-        ("tv.upper", ends.divergences["tv"].interval[1]),
-        ("top1.lower", ends.top1_agreement.interval[0]),
-        ("acceptance.lower", ends.acceptance_rate.interval[0]),
-        ("ppl_ratio.upper", ends.labels.perplexity_ratio.interval[1]),
-        ("labels.delta_prob.upper", ends.labels.delta_prob.interval[1]),
+    for metric, interval in (
+        ("mean", ends.divergences["kl_pq"].interval),
+        ("tv.mean", ends.divergences["tv"].interval),
+        ("top1", ends.top1_agreement.interval),
+        ("acceptance", ends.acceptance_rate.interval),
+        ("ppl_ratio", ends.labels.perplexity_ratio.interval),
+        ("labels.delta_prob.mean", ends.labels.delta_prob.interval),
     ):
-        assert parse_gate(f"{metric}={end!r}", "above").failure(ends) is None
-        assert parse_gate(f"{metric}={np.nextafter(end, -np.inf)!s}", "above").failure(ends)
-        assert parse_gate(f"{metric}={end!r}", "above").failure(found)
+        for side, end, inwards in (("above", interval[1], -np.inf), ("below", interval[0], np.inf)):
+            assert outcome(f"{metric}={end!r}", side, ends) == "passed"
+            assert outcome(f"{metric}={np.nextafter(end, inwards)!s}", side, ends) == "unclear"
+            assert outcome(f"{metric}={end!r}", side, found) == "unclear"  # bootstrap=0 gives no interval
     values = {
         "mean": found.divergences["kl_pq"].mean,
         "p99.9": found.divergences["kl_pq"].p999,
@@ -184,28 +188,28 @@ def test_metrics_are_the_numbers_they_name(files):
         "ppl_difference": found.labels.perplexity_difference.mean,
     }
     for metric, value in values.items():
-        assert parse_gate(f"{metric}={value!r}", "above").failure(found) is None
-        assert parse_gate(f"{metric}={value!r}", "below").failure(found) is None
-        assert parse_gate(f"{metric}={np.nextafter(value, -np.inf)!s}", "above").failure(found)
-        assert parse_gate(f"{metric}={np.nextafter(value, np.inf)!s}", "below").failure(found)
+        assert outcome(f"{metric}.value={value!r}", "above", found) == "passed"
+        assert outcome(f"{metric}.value={value!r}", "below", found) == "passed"
+        assert outcome(f"{metric}.value={np.nextafter(value, -np.inf)!s}", "above", found) == "failed"
+        assert outcome(f"{metric}.value={np.nextafter(value, np.inf)!s}", "below", found) == "failed"
 
 
 def test_a_gate_that_fails_ends_with_status_1_and_says_by_how_much(files):
     result = compare(
         "--fail-above",
-        "mean=0.001",
+        "mean.value=0.001",
         "--fail-above",
-        "max=100",
+        "max.value=100",
         "--fail-below",
-        "top1=0.999",
+        "top1.value=0.999",
         "--json",
         "x.json",
     )
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     mean = json.loads(Path("x.json").read_text())["divergences"]["kl_pq"]["mean"]
-    assert lines[0] == f"kullback: gate failed: mean is {mean:.6g}, above 0.001 by {mean - 0.001:.3g}"
-    assert lines[1].startswith("kullback: gate failed: top1 is 0.")
+    assert lines[0] == f"kullback: gate failed: mean.value is {mean:.6g}, above 0.001 by {mean - 0.001:.3g}"
+    assert lines[1].startswith("kullback: gate failed: top1.value is 0.")
     assert len(lines) == 2
 
 
@@ -218,10 +222,15 @@ def test_infinite_and_missing_numbers_do_not_pass_a_gate(files):
     np.save("q.npy", np.array([[1.0, 0.0], [0.5, 0.5]]))
     arguments = ["compare", "p.npy", "q.npy", "--as", "probs", "--labels", "labels.npy"]
     np.save("labels.npy", np.array([1, 1]))
-    for gate in ("mean=1e300", "labels.difference=5"):
+    for gate, code, words in (
+        ("mean=1e300", 1, "gate failed"),
+        ("mean.value=1e300", 1, "gate failed"),
+        ("labels.difference=5", 3, "cannot tell"),
+        ("labels.difference.value=5", 3, "cannot tell"),
+    ):
         result = run(*arguments, "--fail-above", gate)
-        assert result.exit_code == 1
-        assert "gate failed" in result.stderr
+        assert result.exit_code == code, gate
+        assert words in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -232,7 +241,7 @@ def test_infinite_and_missing_numbers_do_not_pass_a_gate(files):
         ("--fail-below", "top1=high", ("a finite number after '='", "'high'")),
         # What no number is above or below could not fail.
         ("--fail-above", "mean=inf", ("a finite number after '='", "'inf'")),
-        ("--fail-above", "max=1e999", ("a finite number after '='", "'1e999'")),
+        ("--fail-above", "max.value=1e999", ("a finite number after '='", "'1e999'")),
         ("--fail-below", "top1=-inf", ("a finite number after '='", "'-inf'")),
         ("--fail-above", "mean=nan", ("a finite number after '='", "'nan'")),
         ("--fail-above", "labels.difference=1", ("no labels",)),
@@ -308,10 +317,7 @@ def test_two_reports_cannot_share_a_file(files):
     assert_one_line_error(compare("--json", "x", "--html", "x"), "cannot write x")
 
 
-@pytest.mark.parametrize("before", [None, "old"])
-def test_if_the_second_report_fails_the_first_is_as_it_was(files, monkeypatch, before):
-    if before is not None:
-        Path("x.json").write_text(before)
+def test_if_the_second_report_fails_the_line_names_the_first(files, monkeypatch):
     fsync = os.fsync
 
     def full_disk(number):
@@ -321,8 +327,9 @@ def test_if_the_second_report_fails_the_first_is_as_it_was(files, monkeypatch, b
 
     Path("reports").mkdir()
     monkeypatch.setattr("kullback.common.files.os.fsync", full_disk)
-    assert_one_line_error(compare("--json", "x.json", "--html", "reports/x.html"), "No space left")
-    assert (Path("x.json").read_text() if Path("x.json").exists() else None) == before
+    written = "No space left on device (already written: x.json); name a file"
+    assert_one_line_error(compare("--json", "x.json", "--html", "reports/x.html"), written)
+    assert json.loads(Path("x.json").read_text())["p_name"] == "p.npy"
     assert list(Path("reports").iterdir()) == []
 
 

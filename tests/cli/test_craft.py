@@ -198,7 +198,7 @@ def test_a_run_that_is_ended_writes_nothing_and_says_by_what(ending, status, her
 def test_every_exit_status_is_documented(here):
     page = (ROOT / "docs" / "cli.md").read_text()
     rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
-    assert list(rows) == ["0", "1", "2", "130", "141", "143"]
+    assert list(rows) == ["0", "1", "2", "3", "70", "130", "141", "143"]
     gate = ("compare", "p.npy", "q.npy", "--as", "logits", "--fail-above", "mean=0")
     assert run(*gate[:-2]).exit_code == 0
     assert run(*gate).exit_code == 1

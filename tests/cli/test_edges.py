@@ -50,8 +50,8 @@ def run(*arguments: str):
     return CliRunner().invoke(kullback, [str(argument) for argument in arguments])
 
 
-def one_line(result, *words: str) -> str:
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
+def one_line(result, *words: str, status: int = 2) -> str:
+    assert (result.exit_code, result.stdout) == (status, ""), result.output
     line = result.stderr
     assert line.startswith("kullback: ")
     assert line.endswith("\n")
@@ -128,13 +128,23 @@ def test_watch_writes_to_what_a_path_leads_to(tables, target, option):
 
 
 @pytest.mark.parametrize("full", ["--save-batch", "--json", "--html"])
-def test_of_the_outputs_of_one_run_of_watch_all_are_written_or_none(tables, full):
+def test_where_an_output_of_watch_cannot_be_written_the_line_names_those_written_before(tables, full):
     assert run("watch", "ref.csv").exit_code == 0
     Path("batch.json").write_text("an earlier batch")
-    names = {"--save-batch": "batch.json", "--json": "found.json", "--html": "page.html", full: "/dev/full"}
+    names = {"--save-batch": "batch.json", "--json": "found.json", "--html": "page.html"}
     before = contents()
-    one_line(run("watch", "ref.csv", "mon.csv", *(x for pair in names.items() for x in pair)), "/dev/full")
-    assert contents() == before
+    after = list(names.values())[: list(names).index(full)]
+    line = one_line(
+        run(
+            "watch",
+            "ref.csv",
+            "mon.csv",
+            *(x for pair in (names | {full: "/dev/full"}).items() for x in pair),
+        ),
+        "cannot write /dev/full",
+    )
+    assert (f"(already written: {', '.join(after)})" in line) == bool(after)
+    assert {name for name, content in contents().items() if content != before.get(name)} == set(after)
 
 
 @pytest.mark.parametrize(
@@ -169,36 +179,6 @@ def test_convert_writes_to_what_a_path_leads_to(predictions, target):
         assert Path("pipe").is_fifo()
         assert os.read(reader, 8) == b"_logits_"
     os.close(reader)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(
-            ("compare", "p.npy", "q.npy", "--as", "logits", option, "pipe")
-            for option in ("--json", "--html", "--markdown")
-        ),
-        ("compare", "ref.csv", "mon.csv", "--as", "table", "--json", "pipe"),
-        *(
-            ("watch", "ref.csv", "mon.csv", option, "pipe")
-            for option in ("--json", "--html", "--save-batch", "--profile")
-        ),
-        ("convert", "scored.npy", "pipe", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "6"),
-        ("record", "model", "--text", "ref.csv", "-o", "pipe"),
-    ],
-)
-def test_no_command_waits_for_the_reader_of_a_pipe(predictions, tables, arguments):
-    def stop(*_):
-        raise TimeoutError
-
-    os.mkfifo("pipe")
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(120)
-    try:
-        one_line(run(*arguments), "pipe")
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_convert_over_a_hard_link_of_its_source_is_refused(predictions):
@@ -266,13 +246,16 @@ def opened(pid: int) -> list[str]:
 # Status 1 is for a gate alone
 
 
-def test_what_nobody_foresaw_ends_with_status_2(predictions, monkeypatch):
+def test_an_unexpected_error_ends_with_status_70(predictions, monkeypatch):
     def broken(*_arguments, **_settings):
         raise RuntimeError("first\nsecond \x1b[31m")
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", broken)
     one_line(
-        run("compare", "p.npy", "q.npy", "--as", "logits"), "unexpected RuntimeError: first second", r"\x1b"
+        run("compare", "p.npy", "q.npy", "--as", "logits"),
+        "unexpected RuntimeError: first second",
+        r"\x1b",
+        status=70,
     )
     monkeypatch.setenv("KULLBACK_DEBUG", "1")
     assert isinstance(run("compare", "p.npy", "q.npy", "--as", "logits").exception, RuntimeError)

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kullback.cli.commands import kullback
-from kullback.cli.gates import parse_table_gate
+from kullback.cli.gates import Side, parse_gate, parse_table_gate
+from kullback.errors import ArgumentValueError
 from kullback.tables import compare_tables
 from tests.forked import command
 from tests.models import folders
@@ -191,27 +194,160 @@ def test_a_limit_on_a_divergence_holds_for_the_end_of_its_interval(metric: str, 
     low, high = quantity.interval
     assert low < quantity.value < high
     inside = (quantity.value + min(high, 2 * quantity.value)) / 2
-    above, below = (parse_table_gate(f"{metric}={inside}", side) for side in ("above", "below"))
-    assert "upper end of its interval" in above.verdict(found).failures[0]
-    assert below.verdict(found).failures
-    assert not parse_table_gate(f"{metric}.value={inside}", "above").verdict(found).failures
-    assert not parse_table_gate(f"{metric}.value[x]={inside}", "above").verdict(found).failures
-    assert parse_table_gate(f"{metric}.value={inside}", "below").verdict(found).failures
+
+    def outcome(limit: str, side: Side) -> str:
+        return parse_table_gate(limit, side).verdict(found).outcome
+
+    between = parse_table_gate(f"{metric}={inside}", "above").verdict(found)
+    assert between.outcome == "unclear" == outcome(f"{metric}={inside}", "below")
+    assert f"its interval, {low:.6g} to {high:.6g}, contains the limit" in between.unclear[0]
+    assert outcome(f"{metric}.value={inside}", "above") == "passed"
+    assert outcome(f"{metric}.value[x]={inside}", "above") == "passed"
+    assert outcome(f"{metric}.value={inside}", "below") == "failed"
     if high < np.inf:
-        assert not parse_table_gate(f"{metric}={high}", "above").verdict(found).failures
-    assert not parse_table_gate(f"{metric}={low}", "below").verdict(found).failures
+        assert outcome(f"{metric}={high}", "above") == "passed"
+        assert outcome(f"{metric}={high * 1.01}", "below") == "failed"
+    assert outcome(f"{metric}={low}", "below") == "passed"
     if low > 0:
-        least = parse_table_gate(f"{metric}={(low + quantity.value) / 2}", "below").verdict(found)
-        assert "lower end of its interval" in least.failures[0]
+        beyond = parse_table_gate(f"{metric}={low * 0.99}", "above").verdict(found)
+        assert beyond.outcome == "failed"
+        assert f"its interval, {low:.6g} to {high:.6g}, is above" in beyond.failures[0]
+        assert beyond.broken_by == ("x",)
 
 
-def test_a_limit_that_the_data_do_not_reach_fails() -> None:
+def test_few_rows_leave_a_limit_open_and_a_constant_column_passes() -> None:
     few = pa.table({"x": list(range(12))})
     found = compare_tables(few, few)
-    assert parse_table_gate("psi.value=0.2", "above").verdict(found).failures
-    assert parse_table_gate("psi=0.2", "above").verdict(found).failures
+    assert parse_table_gate("psi.value=0.2", "above").verdict(found).passed
+    verdict = parse_table_gate("psi=0.2", "above").verdict(found)
+    assert verdict.outcome == "unclear"
+    assert "--fail-above psi.value=0.2 checks the estimate alone" in verdict.unclear[0]
     constant = compare_tables(pa.table({"x": [1] * 50}), pa.table({"x": [1] * 50}))
-    assert not parse_table_gate("psi=0.2", "above").verdict(constant).failures
+    assert parse_table_gate("psi=0.2", "above").verdict(constant).passed
+
+
+def summary(value: float, interval: tuple[float, float] | None, reason: str | None = None) -> SimpleNamespace:
+    return SimpleNamespace(value=value, interval=interval, reason=reason, minimum=0.1, maximum=1.0, p99=0.9)
+
+
+@pytest.mark.parametrize(
+    ("interval", "limit", "side", "outcome"),
+    [
+        ((0.2, 0.4), 0.4, "above", "passed"),
+        ((0.2, 0.4), 0.3, "above", "unclear"),
+        ((0.2, 0.4), 0.1, "above", "failed"),
+        ((0.2, np.inf), 0.3, "above", "unclear"),
+        ((0.2, np.inf), 0.1, "above", "failed"),
+        ((0.2, 0.4), 0.2, "below", "passed"),
+        ((0.2, np.inf), 0.2, "below", "passed"),
+        ((0.2, 0.4), 0.3, "below", "unclear"),
+        ((0.2, 0.4), 0.5, "below", "failed"),
+        ((0.2, np.inf), 0.5, "below", "unclear"),
+        (None, 0.5, "above", "unclear"),
+        ((np.nan, 0.4), 0.5, "above", "unclear"),
+    ],
+)
+def test_the_whole_interval_decides_and_the_estimate_alone_with_value(
+    interval: tuple[float, float] | None, limit: float, side: Side, outcome: str
+) -> None:
+    of = summary(0.3, interval, "few units" if interval is None else None)
+    found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None)
+    for name in ("mean", "kl_pq.mean", "top1"):
+        verdict = parse_gate(f"{name}={limit}", side).verdict([(None, found, None)])
+        assert verdict.outcome == outcome, name
+        assert len(verdict.sentences) == (outcome != "passed")
+        kept = limit >= 0.3 if side == "above" else limit <= 0.3
+        alone = parse_gate(f"{name}.value={limit}", side).verdict([(None, found, None)])
+        assert alone.outcome == ("passed" if kept else "failed")
+    if interval is None:
+        assert "few units" in parse_gate("mean=1", side).verdict([(None, found, None)]).unclear[0]
+    percentile = parse_gate("p99.value=0.95", "above").verdict([(None, found, None)])
+    assert percentile.passed
+
+
+def test_lower_bounds_leave_open_what_they_do_not_bound() -> None:
+    of = summary(0.3, (0.2, np.inf))
+    acceptance = summary(0.6, (0.5, 0.8))
+    found: Any = SimpleNamespace(
+        divergences={"kl_pq": of, "tv": of},
+        acceptance_rate=acceptance,
+        top1_agreement=acceptance,
+        labels=None,
+    )
+    certain = {"kl_pq": (0.3, np.inf), "tv": (0.3, 0.45)}
+
+    def outcome(limit: str, side: Side) -> str:
+        return parse_gate(limit, side).verdict([("model", found, certain)]).outcome
+
+    assert outcome("mean.value=1000", "above") == "unclear"
+    assert outcome("mean.value=0.29", "above") == "failed"
+    assert outcome("mean.value=0.3", "below") == "passed"
+    assert outcome("p99.value=1000", "above") == "unclear"
+    assert outcome("p99.value=0.9", "below") == "passed"
+    assert outcome("tv.mean.value=0.45", "above") == "passed"
+    assert outcome("tv.mean.value=0.4", "above") == "unclear"
+    assert outcome("acceptance.value=0.55", "below") == "passed"
+    assert outcome("acceptance.value=0.6", "below") == "unclear"
+    assert outcome("acceptance.value=0.75", "below") == "failed"
+    assert outcome("top1.value=0.6", "below") == "passed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("p99=1", "p99.value=1"),
+        ("kl_qp.max=1", "kl_qp.max.value=1"),
+        ("upper=0.1", "mean=0.1"),
+        ("top1.lower=0.9", "top1=0.9"),
+        ("tv.upper=0.9", "tv.mean=0.9"),
+    ],
+)
+def test_an_old_form_is_refused_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(ArgumentValueError) as refused:
+        parse_gate(old, "above")
+    assert refused.value.instead == f"--fail-above {new}"
+    parse_gate(new, "above")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("findings=0", "findings.value=0"),
+        ("p_adjusted[x]=0.1", "p_adjusted.value[x]=0.1"),
+        ("p_value=0", "p_value.value=0"),
+    ],
+)
+def test_an_old_form_of_tables_is_refused_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(ArgumentValueError) as refused:
+        parse_table_gate(old, "below")
+    assert refused.value.instead == f"--fail-below {new}"
+    parse_table_gate(new, "below")
+
+
+def test_an_unclear_gate_has_its_own_status_and_can_be_allowed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, _, _ = SUBJECTS["tables"]
+    low, high = compare_tables(folder / "a.csv", folder / "b.csv")["x"].psi.interval
+    unclear, broken = f"psi={(low + high) / 2}", f"psi={low / 2}"
+    files = [part for kind in ("json", "html", "markdown") for part in (f"--{kind}", f"unclear.{kind}")]
+    result = run(folder, monkeypatch, *arguments, "--fail-above", unclear, *files)
+    assert result.exit_code == 3
+    assert result.stdout.startswith("Cannot tell: 1 of 1 limit unclear")
+    assert "kullback: cannot tell: psi of 'x' is " in result.stderr
+    gates = json.loads((folder / "unclear.json").read_text())["gates"]
+    assert (gates["passed"], gates["outcome"], gates["limits"][0]["outcome"]) == (False, "unclear", "unclear")
+    assert '<div class="limit warning"' in (folder / "unclear.html").read_text()
+    assert "- ❔ psi at most" in (folder / "unclear.markdown").read_text()
+    assert run(folder, monkeypatch, *arguments, "--fail-above", unclear, "--allow-unclear").exit_code == 0
+    both = run(
+        folder, monkeypatch, *arguments, "--fail-above", unclear, "--fail-above", broken, "--allow-unclear"
+    )
+    assert both.exit_code == 1
+    assert both.stdout.startswith("Failed: 1 of 2 limits broken, 1 unclear")
+    batches = run(folder, monkeypatch, "watch", "a.csv", "b.csv", "c.csv", "--fail-above", unclear)
+    assert batches.exit_code == 3
+    assert batches.stdout.startswith("Cannot tell: 1 of 2 batches.")
 
 
 def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -> None:
@@ -221,10 +357,10 @@ def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -
     draws = np.random.default_rng(0)
     tables = [pa.table({name: draws.integers(0, 3, size=200) for name in names}) for _ in range(2)]
     found = compare_tables(*tables)
-    verdicts = [parse_table_gate("psi[a|b]=0", "above").verdict(found)]
+    verdicts = [parse_table_gate("psi.value[a|b]=0", "above").verdict(found)]
     text = markdown.render(found, verdicts)
     assert text.startswith("**Failed: 1 of 1 limit broken. ")
-    assert "- ❌ psi of 'a\\|b' at most 0: psi of 'a\\|b' is" in text
+    assert "- ❌ psi.value of 'a\\|b' at most 0: psi.value of 'a\\|b' is" in text
     assert "\n#" not in text
     assert text.count("<") == text.count("\\<") > 0
     rows = [line for line in text.splitlines() if line.startswith("| ")]

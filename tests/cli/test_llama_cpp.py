@@ -1,4 +1,4 @@
-"""``kullback compare --format llama.cpp`` and ``--like llama.cpp``."""
+"""``kullback compare --format llama.cpp``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ def base(tmp_path, monkeypatch):
     np.save("q.npy", p + 0.2 * random.normal(size=p.shape).astype("float32"))
 
 
-@pytest.mark.parametrize(("options", "mode"), [(["--format"], "format"), (["--like"], "like")])
-def test_the_lines_are_printed_and_nothing_else(base, options, mode):
+def test_the_lines_are_printed_and_nothing_else(base):
     result = run(
-        "compare", "base.kld", "q.npy", "--as-q", "logits", *options, "llama.cpp", "--json", "x.json"
+        "compare", "base.kld", "q.npy", "--as-q", "logits", "--format", "llama.cpp", "--json", "x.json"
     )
     assert (result.exit_code, result.stderr) == (0, "")
-    found = compare_predictions("base.kld", "q.npy", representation=(None, "logits"), llama_cpp=mode)
+    found = compare_predictions("base.kld", "q.npy", representation=(None, "logits"), llama_cpp=True)
     assert result.stdout == llama_cpp.render(found)
     lines = result.stdout.splitlines()
     assert lines[0].startswith("chunk ")
@@ -59,7 +58,7 @@ def test_few_rows_have_chunks_alone_and_it_is_said(tmp_path, monkeypatch):
     p = torch.randn(7, 9, generator=torch.Generator().manual_seed(0))
     write_llama_base("base.kld", torch.arange(16) % 9, p[:7], n_ctx=16)
     np.save("q.npy", p.numpy())
-    result = run("compare", "base.kld", "q.npy", "--as-q", "logits", "--like", "llama.cpp")
+    result = run("compare", "base.kld", "q.npy", "--as-q", "logits", "--format", "llama.cpp")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 3
     assert "no statistics of fewer than 100 rows" in result.stderr
@@ -78,7 +77,7 @@ def test_what_does_not_go_together_is_refused(base):
     assert_one_line_error(run(*compare, "--json"), "--json FILE")
     Path("t.csv").write_text("a\n1\n")
     table = ("compare", "t.csv", "t.csv", "--as", "table")
-    assert_one_line_error(run(*table, "--like", "llama.cpp"), "--like is for comparing predictions")
+    assert_one_line_error(run(*table, "--format", "llama.cpp"), "--format is for comparing predictions")
     # The remedies.
     np.save("labels.npy", np.arange(4 * 31) % 30)
     assert run(*compare, "--labels", "labels.npy").exit_code == 0

@@ -116,7 +116,7 @@ RANDOM = torch.Generator().manual_seed(0)
 DRAWS, OTHER_DRAWS = (kullback.Samples(torch.randn(80, generator=RANDOM)) for _ in range(2))
 CATEGORIES = kullback.Samples(torch.randint(3, (80,), generator=RANDOM))
 TOKENS = torch.arange(8).repeat(64) % 3
-RESPONSE = {"logprobs": [[[-0.1], [-0.2], [-0.3]]], "logprob_token_ids": [[[4], [9], [2]]]}
+RESPONSE = {"target_logprobs": [[-0.1], [-0.2], [-0.3]], "target_token_ids": [[4], [9], [2]]}
 
 
 def write_lines(path: Path, count: object) -> Path:

@@ -1,6 +1,6 @@
-"""The losses that torchtune, NeMo Automodel and ModelOpt name in configurations: called as they call, beside theirs.
+"""The losses that NeMo Automodel and ModelOpt name in configurations: called as they call, beside theirs.
 
-The real classes are read from the packages' files where these are installed, as torchtune and NeMo need much else to be
+The real classes are read from the packages' files where these are installed, as NeMo needs much else to be
 imported. What is expected without them is written out in float64.
 """
 
@@ -22,7 +22,6 @@ from kullback.errors import KullbackError
 from kullback.functional import distillation_loss
 from kullback.integrations.modelopt import LogitsDistillationLoss
 from kullback.integrations.nemo import KDLoss
-from kullback.integrations.torchtune import ChunkedDistillationLoss
 from tests.refusals import refused
 
 pytestmark = pytest.mark.heavy
@@ -59,75 +58,6 @@ def assert_same(mine: Tensor, theirs: Tensor, student: Tensor, shift: float | Te
     torch.testing.assert_close(mine.double(), theirs.double() - shift, rtol=2e-5, atol=1e-6)
     a, b = (torch.autograd.grad(x, student, retain_graph=True)[0] for x in (mine, theirs))
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
-
-
-# torchtune
-
-
-@pytest.mark.parametrize(
-    ("kind", "true"),
-    [
-        ("kl", kl),
-        ("reverse_kl", lambda t, s: kl(s, t)),
-        ("jeffreys", lambda t, s: kl(t, s) + kl(s, t)),
-    ],
-)
-@pytest.mark.parametrize("chunks", [None, 1, 3, 4])
-def test_torchtune_calls_with_lists_of_chunks(kind: str, true: Any, chunks: int | None) -> None:
-    student, teacher = logits()
-    loss = ChunkedDistillationLoss(num_output_chunks=chunks or 8, kind=kind)
-    given = [x if chunks is None else list(x.chunk(chunks, dim=1)) for x in (student, teacher)]
-    want = true(teacher, student)[LABELS != -100].mean()
-    assert_same(loss(*given, LABELS), want, student)
-    assert loss.ignore_index == -100
-
-
-def test_torchtune_flattens_single_chunks() -> None:
-    student, teacher = logits((12, 9))
-    want = kl(teacher, student)[LABELS.flatten() != -100].mean()
-    assert_same(ChunkedDistillationLoss()(student, teacher, LABELS.flatten()), want, student)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("ForwardKLWithChunkedOutputLoss", "kl"), ("ReverseKLWithChunkedOutputLoss", "reverse_kl")],
-)
-def test_torchtunes_own(name: str, kind: str) -> None:
-    own = getattr(file_of("torchtune", "modules/loss/kd_losses.py"), name)(num_output_chunks=3)
-    student, teacher = logits()
-    chunks = [list(x.chunk(3, dim=1)) for x in (student, teacher)]
-    mine = ChunkedDistillationLoss(num_output_chunks=3, kind=kind)(*chunks, LABELS)
-    log_p = teacher.double().log_softmax(-1)
-    entropy = -(log_p.exp() * log_p).sum(-1)[LABELS != -100].mean() if kind == "kl" else 0.0
-    assert_same(mine, own(*chunks, LABELS), student, shift=entropy)
-    perfect = [[teacher.clone()], [teacher]]
-    ours = ChunkedDistillationLoss(num_output_chunks=1, kind=kind)(*perfect, LABELS)
-    assert ours.item() == 0
-    if kind == "kl":  # torchtune's is a cross-entropy
-        assert type(own)(num_output_chunks=1)(*perfect, LABELS) == pytest.approx(float(entropy), rel=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*every label is -100")
-def test_torchtunes_loss_of_nothing_has_no_gradient_and_ours_has_zeros() -> None:
-    student, teacher = logits()
-    nothing = torch.full_like(LABELS, -100)
-    loss = ChunkedDistillationLoss(num_output_chunks=1)([student], [teacher], nothing)
-    assert loss.item() == 0
-    assert not torch.autograd.grad(loss, student)[0].any()
-    own = file_of("torchtune", "modules/loss/kd_losses.py").ForwardKLWithChunkedOutputLoss(
-        num_output_chunks=1
-    )
-    assert not own([student], [teacher], nothing).requires_grad
-
-
-def test_torchtunes_chunks_that_do_not_fit() -> None:
-    student, teacher = logits()
-    loss = ChunkedDistillationLoss(num_output_chunks=2)
-    for given in (([student], teacher.chunk(2, 1)), ([student[:, :3]], [teacher[:, :3]]), ([], [])):
-        with refused(
-            KullbackError, wanted="as many chunks of both, which together are as long as the labels"
-        ):
-            loss(*given, LABELS)
 
 
 # NeMo Automodel
@@ -250,11 +180,10 @@ def test_modelopt_trains_with_it() -> None:
 @pytest.mark.parametrize(
     "loss",
     [
-        ChunkedDistillationLoss(num_output_chunks=2, kind="skew:0.1"),
         KDLoss(temperature=2.0, kind="reverse_kl"),
         lambda student, teacher, labels: LogitsDistillationLoss(kind="js:0.5")(student, teacher),
     ],
-    ids=["torchtune", "nemo", "modelopt"],
+    ids=["nemo", "modelopt"],
 )
 def test_a_tiny_model_learns(loss: Any) -> None:
     torch.manual_seed(0)
@@ -275,9 +204,9 @@ def test_a_tiny_model_learns(loss: Any) -> None:
 
 
 def test_these_adapters_import_no_trainer() -> None:
-    names = ("torchtune", "nemo_automodel", "modelopt", "verl", "trl", "lightning")
+    names = ("nemo_automodel", "modelopt", "verl", "trl", "lightning")
     probe = (
-        "import sys; import kullback.integrations.torchtune, kullback.integrations.nemo, "
+        "import sys; import kullback.integrations.nemo, "
         "kullback.integrations.modelopt, kullback.integrations.verl; "
         f"print([x for x in {names} if x in sys.modules])"
     )

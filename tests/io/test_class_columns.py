@@ -253,9 +253,9 @@ def test_columns_choose_classes_on_the_command_line(tmp_path: Path) -> None:
         command = ["compare", str(p_file), str(q_file), "--as", "probs", "--bootstrap", "0", *options]
         return CliRunner().invoke(kullback, command)
 
-    found = run("--columns", "dog,cat,owl", "--fail-above", f"mean={right + 1e-9}")
+    found = run("--columns", "dog,cat,owl", "--fail-above", f"mean.value={right + 1e-9}")
     assert found.exit_code == 0, found.output
-    found = run("--columns", "dog,cat,owl", "--fail-above", f"mean={right - 1e-9}")
+    found = run("--columns", "dog,cat,owl", "--fail-above", f"mean.value={right - 1e-9}")
     assert found.exit_code == 1
     found = run("--columns", "dog,cat,emu")
     assert found.exit_code == 2

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -207,33 +205,6 @@ def llama_server_after_samplers(t: Truth) -> dict[str, Any]:
     return {"content": "x", "completion_probabilities": found}
 
 
-def trl_json(t: Truth) -> dict[str, Any]:
-    values = [[value for _, value in t.top(i)] for i in range(1, LENGTH)]
-    ids = [[token for token, _ in t.top(i)] for i in range(1, LENGTH)]
-    return {"logprobs": [values], "logprob_token_ids": [ids]}
-
-
-def trl_binary(t: Truth) -> dict[str, Any]:
-    n = LENGTH - 1
-    values = np.full((1, n + 2, K), -np.inf, "<f4")
-    ids = np.zeros((1, n + 2, K), "<i4")
-    true, true_ids = np.full((1, n + 2, 1), -np.inf, "<f4"), np.zeros((1, n + 2, 1), "<i4")
-    for i in range(1, LENGTH):
-        for j, (token, value) in enumerate(t.top(i)):
-            values[0, i - 1, j], ids[0, i - 1, j] = value, token
-        true[0, i - 1], true_ids[0, i - 1] = t.at(i), t.tokens[i]
-    return {
-        "logprobs": None,
-        "logprob_token_ids": None,
-        "logprobs_b64": base64.b64encode(values.tobytes()).decode(),
-        "token_ids_b64": base64.b64encode(ids.tobytes()).decode(),
-        "actual_logprobs_b64": base64.b64encode(true.tobytes()).decode(),
-        "actual_token_ids_b64": base64.b64encode(true_ids.tobytes()).decode(),
-        "shape": [1, n + 2, K],
-        "completion_lengths": [n],
-    }
-
-
 @dataclass(frozen=True)
 class Server:
     """A form of response: its format, its writer, and what it tells."""
@@ -242,7 +213,6 @@ class Server:
     write: Any
     first: int = 1  # the position of the first distribution
     skipped: int = 1
-    labels: bool = True
     in_file: bool = True
     tokens: bool = False
 
@@ -258,8 +228,6 @@ SERVERS = {
     "openai completion with ids": Server("openai", openai_completion_ids),
     "llama-server": Server("llama-server", llama_server, first=0, skipped=0),
     "llama-server after samplers": Server("llama-server", llama_server_after_samplers, first=0, skipped=0),
-    "trl json": Server("trl", trl_json, first=0, skipped=0, labels=False),
-    "trl binary": Server("trl", trl_binary, first=0, skipped=0),
 }
 EACH = pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 STORED = {name: server for name, server in SERVERS.items() if server.in_file}
@@ -277,8 +245,7 @@ def check_rows(block: TopKBlock, t: Truth, server: Server, sequence: int = 0) ->
     assert block.log_probs.dtype == torch.float32
     for row, position in enumerate(range(1, LENGTH)):
         expected = dict(t.top(position))
-        if server.labels:
-            expected[t.tokens[position]] = t.at(position)
+        expected[t.tokens[position]] = t.at(position)
         kept = block.log_probs[row] > -torch.inf
         ids = block.indices[row][kept].tolist()
         assert sorted(ids) == sorted(expected)
@@ -286,12 +253,8 @@ def check_rows(block: TopKBlock, t: Truth, server: Server, sequence: int = 0) ->
         torch.testing.assert_close(block.log_probs[row][kept], values, rtol=1e-6, atol=1e-7)
         left = 1 - math.fsum(math.exp(value) for value in expected.values())
         assert math.exp(block.log_tail[row].item()) == pytest.approx(left, abs=1e-6)
-        if server.labels:
-            assert block.labels[row] == t.tokens[position]
-            assert block.label_log_probs[row].item() == pytest.approx(t.at(position), rel=1e-6)
-        else:
-            assert block.labels[row] == -100
-            assert block.label_log_probs[row].isnan()
+        assert block.labels[row] == t.tokens[position]
+        assert block.label_log_probs[row].item() == pytest.approx(t.at(position), rel=1e-6)
 
 
 @EACH
@@ -310,7 +273,7 @@ def test_the_tokens_of_a_sequence_are_those_of_the_text(server: Server) -> None:
     truths = [truth(seed) for seed in range(2)]
     with open_top_k([server.write(t) for t in truths], **options(server)) as source:
         for t, tokens in zip(truths, source.token_ids(), strict=True):
-            if server.write in (vllm_chat, trl_json):
+            if server.write is vllm_chat:
                 assert tokens is None
             else:  # of a completion, those that were generated
                 assert tokens is not None
@@ -500,19 +463,6 @@ def test_sglang_generated_tokens_are_read_where_the_prompt_has_none() -> None:
     assert (block.positions.tolist(), block.labels.tolist()) == ([0], [3])
 
 
-def test_trl_takes_the_completions_of_generate_as_true_tokens() -> None:
-    record = {
-        "prompt_ids": [[1, 2]],
-        "completion_ids": [[5, 9]],
-        "logprobs": [[[-0.5, -1.5], [None, -0.25]]],
-        "logprob_token_ids": [[[5, 6], [8, 9]]],
-    }
-    block = next(open_top_k(record).blocks())
-    assert block.labels.tolist() == [5, 9]
-    assert block.label_log_probs.tolist() == [-0.5, -0.25]
-    assert block.counts.tolist() == [2, 1]
-
-
 def test_several_choices_are_several_sequences() -> None:
     first, second = openai_completion_ids(truth(0)), openai_completion_ids(truth(1))
     response = {"choices": [*first["choices"], *second["choices"]]}
@@ -554,8 +504,7 @@ def test_sources_of_other_texts_are_not_paired(q: Any, classes: int | None, mess
 
 def test_sequences_of_other_lengths_are_not_paired() -> None:
     def served(*lengths: int) -> Any:
-        rows = [[[-0.5]] * n for n in lengths]
-        return open_top_k({"logprobs": rows, "logprob_token_ids": [[[1]] * n for n in lengths]})
+        return open_top_k([{"target_logprobs": [[-0.5]] * n, "target_token_ids": [[1]] * n} for n in lengths])
 
     with refused(
         FileError, wanted="as many positions in each sequence of both$", got="^others in sequence 0"
@@ -620,12 +569,8 @@ def without(record: dict[str, Any], *keys: Any) -> dict[str, Any]:
         ({"content": "x"}, "llama-server", "n_probs=20"),
         ({"completion_probabilities": [{"logprob": -1.0, "top_logprobs": []}]}, None, "a token with its id"),
         ({"completion_probabilities": [{"id": 1, "prob": -1.0, "top_probs": []}]}, None, "a probability of 0"),
-        ({"logprobs": [[[-1.0]]], "logprob_token_ids": [[[1, 2]]]}, None, "1 in logprobs, 2 in logprob_token"),
-        ({"logprobs": [[]], "logprob_token_ids": []}, None, "lists of one length"),
-        ({**trl_binary(truth()), "shape": [1, 8, 4]}, None, r"128 bytes in logprobs_b64 .*got 96"),
-        ({**trl_binary(truth()), "shape": [1, -8, 3]}, None, "a shape of three sizes"),
-        ({**trl_binary(truth()), "completion_lengths": [9]}, None, "1 completion_lengths from 0 to 8"),
-        ({**trl_binary(truth()), "token_ids_b64": "&"}, None, "token_ids_b64, base64"),
+        ({"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [], "top_logprobs": [None]}}]}, "openai",
+         "lists of one length; got 1 in tokens, 0 in token_logprobs"),
         ({"prompt_logprobs": [None], "prompt_token_ids": [1, 2]}, None, "as prompt_token_ids, 2; got 1.*prefix"),
         ({"prompt_logprobs": 3}, None, "prompt_logprobs, a list; got 3"),
         ({"meta_info": {"input_top_logprobs": [[3]]}}, None, r"an entry \[log-probability, id, text\]; got 3"),

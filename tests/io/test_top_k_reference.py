@@ -100,8 +100,8 @@ def test_a_list_that_always_has_the_token_added_keeps_the_most_probable_alone(tm
 
 def test_positions_without_their_token_are_not_scored_and_counted(tmp_path: Path) -> None:
     record = {
-        "logprobs": [[[-0.1, -3.0], [-0.2, -3.0], [-0.3, -3.0]]],
-        "logprob_token_ids": [[[4, 5], [9, 5], [2, 5]]],
+        "target_logprobs": [[-0.1, -3.0], [-0.2, -3.0], [-0.3, -3.0]],
+        "target_token_ids": [[4, 5], [9, 5], [2, 5]],
     }
     with refused(FileError, wanted="positions with a known token and log-probability"):
         written(tmp_path, record)

@@ -22,7 +22,6 @@ NAMES = (
     "losses.distillation.linear_distillation_loss",
     "nn.DistillationLoss",
     "nn.LinearDistillationLoss",
-    "integrations.torchtune.ChunkedDistillationLoss",
 )
 # The function of hidden states has arguments of these names that mean something else.
 OTHERS = {"student", "teacher"}

@@ -24,7 +24,6 @@ from kullback.functional import (
 )
 from kullback.integrations.modelopt import LogitsDistillationLoss
 from kullback.integrations.nemo import KDLoss
-from kullback.integrations.torchtune import ChunkedDistillationLoss
 from kullback.nn import DistillationLoss, KLRegularizer, LinearDistillationLoss
 from tests.refusals import refused
 
@@ -80,9 +79,6 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 ADAPTERS: dict[str, Callable[[Tensor], Tensor]] = {
     "nemo": lambda labels: KDLoss()(STUDENT, TEACHER, labels),
-    "torchtune": lambda labels: ChunkedDistillationLoss(3)(
-        list(STUDENT.chunk(3, 1)), list(TEACHER.chunk(3, 1)), labels
-    ),
 }
 
 
@@ -123,8 +119,8 @@ def test_the_warning_points_at_the_users_line() -> None:
         assert caught[0].filename == __file__, name
 
 
-def test_adapters_warn_once_for_a_batch_and_not_for_a_chunk() -> None:
-    of_prompt = torch.tensor([[-100, 1, -100], [-100, 2, -100]])  # two of three chunks have no label
+def test_adapters_warn_once_for_a_batch() -> None:
+    of_prompt = torch.tensor([[-100, 1, -100], [-100, 2, -100]])
     rows = divergences()
     for name, loss in ADAPTERS.items():
         with pytest.warns(UserWarning, match="every label is -100") as caught:

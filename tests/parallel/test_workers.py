@@ -142,7 +142,7 @@ def together(place: Rank) -> list[Any]:
 
 CASES: dict[str, Any] = {
     "predictions": lambda place: compared(place, arrays()),
-    "predictions, llama.cpp": lambda place: compared(place, arrays(), llama_cpp="like"),
+    "predictions, llama.cpp": lambda place: compared(place, arrays(), llama_cpp=True),
     "predictions of text": from_text,
     "predictions, resumed": resumed,
     "predictions, damaged state": damaged_on_the_first,

@@ -14,8 +14,8 @@ import torch
 from benchmarks import coverage_predictions as study
 from rich.console import Console
 
-from kullback.cli.gates import parse_gate
-from kullback.predictions import compare_predictions
+from kullback.cli.gates import Side, parse_gate
+from kullback.predictions import Comparison, compare_predictions
 from kullback.predictions.mean_intervals import (
     FEWEST_UNITS,
     GROUPS,
@@ -279,36 +279,44 @@ def skewed(rows: int = 200) -> tuple[Probs, Probs]:
     return Probs(p), Probs(torch.stack([0.5 + change, 0.5 - change], -1))
 
 
-def test_a_gate_on_a_mean_whose_error_cannot_be_told_fails():
+def outcome(limit: str, side: Side, found: Comparison) -> str:
+    return parse_gate(limit, side).judgment(found).outcome
+
+
+def test_a_gate_on_a_mean_whose_interval_has_no_upper_end_is_unclear():
     found = compare_predictions(*skewed(), independent=True)
     assert found.divergences["kl_pq"].reason == "heavy tail"
-    failure = parse_gate("mean=100", "above").failure(found)
-    assert "it has no interval (heavy tail)" in failure
-    assert parse_gate("upper=100", "above").failure(found)
-    # What the message says to do.
-    assert parse_gate("mean=100", "above").failure(compare_predictions(*skewed(), bootstrap=0)) is None
-    # The lower end is known, and so is every quantile.
-    assert parse_gate("mean=0", "below").failure(found) is None
-    assert parse_gate("max=100", "above").failure(found) is None
+    low, high = found.divergences["kl_pq"].interval
+    assert high == math.inf
+    sentence = parse_gate("mean=100", "above").judgment(found).sentence
+    assert f"its interval, {low:.6g} to inf, contains the limit 100" in sentence
+    # The lower end is known, and so are the estimate and every quantile.
+    assert outcome("mean=0", "below", found) == "passed"
+    assert outcome("mean.value=100", "above", found) == "passed"
+    assert outcome("max.value=100", "above", found) == "passed"
+    without = parse_gate("mean=100", "above").judgment(compare_predictions(*skewed(), bootstrap=0))
+    assert "without an interval (none was asked for)" in without.sentence
+    assert without.outcome == "unclear"
 
 
-def test_a_gate_on_too_few_clusters_fails_on_either_side():
+def test_a_gate_on_too_few_clusters_is_unclear_on_either_side():
     random = torch.Generator().manual_seed(0)
     p = torch.rand(60, 4, generator=random).softmax(-1)
     q = torch.rand(60, 4, generator=random).softmax(-1)
     few = compare_predictions(Probs(p), Probs(q), cluster=[i // 20 for i in range(60)])
     for gate, side in (("mean=100", "above"), ("top1=0", "below"), ("tv.mean=0", "below")):
-        assert "few units" in parse_gate(gate, side).failure(few)
-    assert parse_gate("mean=100", "above").failure(compare_predictions(Probs(p), Probs(q))) is None
+        assert parse_gate(gate, side).judgment(few).outcome == "unclear"
+        assert "(few units)" in parse_gate(gate, side).judgment(few).sentence
+    assert outcome("mean=100", "above", compare_predictions(Probs(p), Probs(q))) == "passed"
 
 
 def test_equal_predictions_pass_a_gate():
     p, _ = skewed()
     found = compare_predictions(p, p)
-    assert parse_gate("mean=0", "above").failure(found) is None
-    assert parse_gate("top1=1", "below").failure(found) is None
-    assert parse_gate("top1.lower=0.97", "below").failure(found) is None
-    assert parse_gate("upper=1", "above").failure(found)
+    assert outcome("mean=0", "above", found) == "passed"
+    assert outcome("top1.value=1", "below", found) == "passed"
+    assert outcome("top1=0.97", "below", found) == "passed"
+    assert outcome("top1=1", "below", found) == "unclear"
 
 
 def test_the_page_of_coverage_names_what_an_end_assumes():

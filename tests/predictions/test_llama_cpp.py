@@ -12,11 +12,11 @@ import scipy.special
 import torch
 from numpy import float32
 
-from kullback.errors import ArgumentValueError
+from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.io import write_llama_base
 from kullback.predictions import collect, compare_predictions
 from kullback.report import llama_cpp
-from kullback.representations import Logits, LogProbs, Probs
+from kullback.representations import Logits, Probs
 from tests.refusals import refused
 
 HEADER = (
@@ -45,24 +45,8 @@ def read_base(path):
     return stored, tokens[:, n_ctx // 2 + 1 :].reshape(-1), scored
 
 
-def like(stored, logits, token):
-    """Each row's nll, base nll, KL, delta p and agreement, in llama.cpp's steps of float32."""
-    found = []
-    for log_p, x, label in zip(stored, logits.astype("float32"), token, strict=True):
-        largest = x.max()
-        log_sum = float32(math.log(exp32(x - largest).astype("float64").sum()))
-        nll, base = float32(largest + log_sum) - x[label], -log_p[label]
-        kept = log_p > -16
-        terms = exp32(log_p[kept]) * ((log_p[kept] - x[kept]) + float32(largest + log_sum))
-        assert terms.dtype == np.float32
-        delta = exp32(-nll) - exp32(-base)
-        found.append((nll, base, terms.astype("float64").sum(), delta, log_p.argmax() == x.argmax()))
-    nll, base, kld, delta, same = zip(*found, strict=True)
-    return np.array(nll), np.array(base), np.array(kld), np.array(delta), np.array(same)
-
-
 def renormalized(stored, logits, token):
-    """The same quantities of normalized rows, in float64."""
+    """Each row's nll, base nll, KL, delta p and agreement, of normalized rows, in float64."""
     p, q = (scipy.special.log_softmax(x.astype("float64"), -1) for x in (stored, logits))
     at = np.arange(len(token)), token
     kld = scipy.special.rel_entr(np.exp(p), np.exp(q)).sum(-1)
@@ -194,47 +178,17 @@ def write(path, n_ctx, n_chunk, classes, noise=0.3, seed=0):
     return p + noise * random.normal(size=p.shape).astype("float32")
 
 
-@pytest.mark.parametrize(("mode", "rows_of"), [("format", renormalized), ("like", like)])
 @pytest.mark.parametrize(
     ("n_ctx", "n_chunk", "classes"),
     [(8, 4, 5), (32, 3, 40), (64, 8, 101), (128, 5, 1000), (512, 2, 33)],
 )
-def test_every_line_is_that_of_the_definitions(tmp_path, n_ctx, n_chunk, classes, mode, rows_of):
+def test_every_line_is_that_of_the_definitions(tmp_path, n_ctx, n_chunk, classes):
     q = write(tmp_path / "base.kld", n_ctx, n_chunk, classes)
     stored, token, scored = read_base(tmp_path / "base.kld")
     found = compare_predictions(
-        tmp_path / "base.kld", Logits(torch.from_numpy(q)), llama_cpp=mode, bootstrap=0
+        tmp_path / "base.kld", Logits(torch.from_numpy(q)), llama_cpp=True, bootstrap=0
     )
-    assert llama_cpp.render(found).split("\n") == [*expected(rows_of(stored, q, token), scored), ""]
-
-
-@pytest.mark.parametrize("noise", [0.0, 1e-3, 3.0])
-def test_like_llama_cpp_is_not_normalized_and_may_be_negative(tmp_path, noise):
-    q = write(tmp_path / "base.kld", 256, 3, 200, noise)
-    stored, token, scored = read_base(tmp_path / "base.kld")
-    found = compare_predictions(
-        tmp_path / "base.kld", Logits(torch.from_numpy(q)), llama_cpp="like", bootstrap=0
-    )
-    rows = like(stored, q, token)
-    assert llama_cpp.render(found).split("\n") == [*expected(rows, scored), ""]
-    assert (found.llama_cpp.kld_quantiles[-1] < 0) == (noise < 1)
-    assert found.divergences["kl_pq"].minimum >= 0
-
-
-def test_predictions_that_are_not_stored_are_rounded_as_a_base_file_holds_them(tmp_path):
-    q = write(tmp_path / "base.kld", 64, 4, 60)
-    random = np.random.default_rng(0)
-    p = torch.from_numpy((random.normal(size=(4 * 31, 60)) * 4).astype("float32"))
-    stored, token, _ = read_base(tmp_path / "base.kld")
-    q = torch.from_numpy(q)
-    for given in (Logits(p), LogProbs(p.double().log_softmax(-1)), Probs(p.double().softmax(-1))):
-        found = compare_predictions(given, Logits(q), labels=token, llama_cpp="like", bootstrap=0)
-        lines = llama_cpp.render(found).split("\n")
-        if isinstance(given, Logits):
-            assert lines == [*expected(like(stored, q.numpy(), token), 0), ""]
-        assert found.llama_cpp.chunks == []
-        of_file = compare_predictions(tmp_path / "base.kld", Logits(q), llama_cpp="like", bootstrap=0)
-        assert found.llama_cpp.total.kld == pytest.approx(of_file.llama_cpp.total.kld, rel=1e-4)
+    assert llama_cpp.render(found).split("\n") == [*expected(renormalized(stored, q, token), scored), ""]
 
 
 def test_rows_without_a_label_are_not_scored():
@@ -243,9 +197,9 @@ def test_rows_without_a_label_are_not_scored():
     labels = random.integers(0, 9, 400)
     labels[::3] = -100
     known = labels >= 0
-    found = compare_predictions(p, q, representation="logits", labels=labels, llama_cpp="format", bootstrap=0)
+    found = compare_predictions(p, q, representation="logits", labels=labels, llama_cpp=True, bootstrap=0)
     kept = compare_predictions(
-        p[known], q[known], representation="logits", labels=labels[known], llama_cpp="format", bootstrap=0
+        p[known], q[known], representation="logits", labels=labels[known], llama_cpp=True, bootstrap=0
     )
     assert llama_cpp.render(found) == llama_cpp.render(kept)
     assert found.llama_cpp.total.count == known.sum()
@@ -259,7 +213,7 @@ def test_the_lines_do_not_depend_on_the_blocks(tmp_path, monkeypatch):
             compare_predictions(
                 tmp_path / "base.kld",
                 Logits(torch.from_numpy(q)),
-                llama_cpp="like",
+                llama_cpp=True,
                 bootstrap=0,
                 block_bytes=block,
             )
@@ -273,7 +227,7 @@ def test_infinite_rows_print_as_c_prints_them():
     p = torch.full((200, 4), 0.25)
     q = p.clone()
     q[7] = torch.tensor([0.5, 0.5, 0.0, 0.0])
-    found = compare_predictions(Probs(p), Probs(q), labels=[0] * 200, llama_cpp="format", bootstrap=0)
+    found = compare_predictions(Probs(p), Probs(q), labels=[0] * 200, llama_cpp=True, bootstrap=0)
     lines = llama_cpp.render(found).splitlines()
     assert "Maximum KLD:        inf" in lines
     assert "Mean    KLD:        inf ±   0.000000" in lines or "Mean    KLD:        inf ±        nan" in lines
@@ -291,7 +245,7 @@ def test_without_asking_there_are_none():
 def test_labels_are_needed(labels):
     p = Probs(torch.full((3, 2), 0.5))
     with refused(ArgumentValueError, instead=re.escape("labels=tokens (--labels FILE)")):
-        compare_predictions(p, p, labels=labels, llama_cpp="format")
-    with refused(ArgumentValueError, wanted="'format', 'like', or None"):
-        compare_predictions(p, p, labels=[0] * 3, llama_cpp="ggml")
-    assert compare_predictions(p, p, labels=[0, 1, 0], llama_cpp="format").llama_cpp.total.count == 3
+        compare_predictions(p, p, labels=labels, llama_cpp=True)
+    with refused(ArgumentTypeError, wanted="True or False"):
+        compare_predictions(p, p, labels=[0] * 3, llama_cpp="format")
+    assert compare_predictions(p, p, labels=[0, 1, 0], llama_cpp=True).llama_cpp.total.count == 3

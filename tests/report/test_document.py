@@ -93,8 +93,8 @@ def test_every_medium_shows_every_subject_and_its_gates(result: Any) -> None:
     assert [each["passed"] for each in written["gates"]["limits"]] == [True, False]
     assert "gates" not in json.to_dict(result)
     assert frame.to_pandas(result, GATES).attrs["gates"] == {
-        "size at most 3": True,
-        "shape at least 2": False,
+        "size at most 3": "passed",
+        "shape at least 2": "failed",
     }
     assert len(frame.to_pandas(result)) > 0
     first = next(each for each in document(result).blocks if isinstance(each, Table))

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from kullback.cli.commands import kullback
 from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
+from kullback.results.verdict import Verdict
 from kullback.tables import Profile, profile_table
 from kullback.tables.compare_two_tables import compare_tables, corrected_together
 from kullback.tables.reference_profile import (
@@ -145,7 +146,9 @@ def test_a_like_batch_passes_and_a_shifted_one_fails(files):
     failed = run("watch", "reference.parquet", "shifted.ndjson", *gate)
     assert failed.exit_code == 1
     assert "FAILED: psi at most 0.2" in failed.stdout
-    assert re.search(r"gate failed: psi of 'fruit' is [\d.]+, above 0\.2", failed.stderr)
+    assert re.search(
+        r"gate failed: psi of 'fruit' is [\d.]+, and its interval, .*, is above 0\.2", failed.stderr
+    )
 
 
 def test_identifiers_do_not_seem_to_drift_because_their_profile_is_short(files):
@@ -241,7 +244,7 @@ def test_saved_batches_are_merged_like_tables(files):
 
 def test_a_batch_that_lacks_a_column_is_a_finding(files):
     frame(3, 500, 0).drop(columns="fruit").assign(fresh=1).to_parquet("other.parquet")
-    result = run("watch", "reference.parquet", "other.parquet", "--fail-above", "findings=0")
+    result = run("watch", "reference.parquet", "other.parquet", "--fail-above", "findings.value=0")
     assert result.exit_code == 1
     text = " ".join(result.stdout.split())
     assert "'fruit' is in P only" in text
@@ -317,9 +320,9 @@ def test_compare_writes_its_page_and_ends_with_the_gate(files):
     arguments += ("--columns", "number,fruit")
     assert run("compare", *arguments, "--fail-above", "tv[fruit]=0.6").exit_code == 0
     assert Path("page.html").read_text().startswith("<!doctype html>")
-    failed = run("compare", *arguments, "--fail-below", "p_adjusted=0.01", "--fail-above", "kl_pq=100")
+    failed = run("compare", *arguments, "--fail-below", "p_adjusted.value=0.01", "--fail-above", "kl_pq=100")
     assert failed.exit_code == 1
-    assert "p_adjusted of 'fruit' is" in failed.stderr
+    assert "p_adjusted.value of 'fruit' is" in failed.stderr
     assert "kl_pq" not in failed.stderr
 
 
@@ -356,8 +359,8 @@ def test_a_damaged_table_is_one_line(files):
     [
         ("psi=0.2", Limit("psi", None, 0.2, "above")),
         ("tv[a=b]=1", Limit("tv", "a=b", 1, "above")),
-        ("findings=0", Limit("findings", None, 0, "above")),
-        ("p_adjusted[x[1]]=1e-3", Limit("p_adjusted", "x[1]", 1e-3, "above")),
+        ("findings.value=0", Limit("findings.value", None, 0, "above")),
+        ("p_adjusted.value[x[1]]=1e-3", Limit("p_adjusted.value", "x[1]", 1e-3, "above")),
     ],
 )
 def test_gates_are_read(text, expected):
@@ -365,7 +368,8 @@ def test_gates_are_read(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["psi", "psi=", "psi=a", "psi=nan", "psi[]=1", "psi[a=1", "mean=1", "findings[a]=1"]
+    "text",
+    ["psi", "psi=", "psi=a", "psi=nan", "psi[]=1", "psi[a=1", "mean=1", "findings.value[a]=1", "findings=1"],
 )
 def test_bad_gates_are_refused(text):
     with pytest.raises(ArgumentValueError, match="--fail-above"):
@@ -374,49 +378,59 @@ def test_bad_gates_are_refused(text):
 
 def test_where_nothing_was_compared_no_gate_holds():
     found = compare_tables(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
-    assert parse_table_gate("psi=1", "above").verdict(found).failures
+    assert parse_table_gate("psi=1", "above").verdict(found).outcome == "unclear"
     table = pd.DataFrame({"a": [1, 2] * 30})
     found = compare_tables(table, table)
-    assert parse_table_gate("psi[b]=1", "above").verdict(found).failures
-    assert not parse_table_gate("psi[a]=1", "above").verdict(found).failures
+    assert parse_table_gate("psi[b]=1", "above").verdict(found).outcome == "unclear"
+    assert parse_table_gate("psi[a]=1", "above").verdict(found).passed
 
 
-def failures(text: str, p, q, **settings) -> tuple[str, ...]:
+def verdict(text: str, p, q, **settings) -> Verdict:
     found = compare_tables(p, q, generator=torch.Generator().manual_seed(0), **settings)
-    return parse_table_gate(text, "below" if text.startswith("p_") else "above").verdict(found).failures
+    return parse_table_gate(text, "below" if text.startswith("p_") else "above").verdict(found)
 
 
-@pytest.mark.parametrize("metric", ["psi", "kl_pq", "kl_qp", "js", "tv", "p_value", "p_adjusted"])
-def test_a_gate_that_could_not_look_has_failed(metric):
+def unclear(text: str, p, q, **settings) -> tuple[str, ...]:
+    found = verdict(text, p, q, **settings)
+    assert not found.failures
+    return found.unclear
+
+
+@pytest.mark.parametrize(
+    "metric", ["psi", "kl_pq", "kl_qp", "js", "tv", "psi.value", "p_value.value", "p_adjusted.value"]
+)
+def test_a_gate_that_could_not_look_is_unclear(metric):
     limit = f"{metric}=0" if metric.startswith("p_") else f"{metric}=1000"
     before = pd.DataFrame({name: [1, 2] * 60 for name in "abcd"})
     after = before[["a"]]
-    assert failures(limit, before, before) == ()
-    assert failures(limit, before, after) == (f"{metric} is unknown: 'b', 'c', 'd' could not be compared",)
-    assert failures(limit, after, before) == (f"{metric} is unknown: 'b', 'c', 'd' could not be compared",)
-    assert failures(limit, before, after, columns=["a"]) == ()
-    assert failures(limit, before, after, columns=["a", "b"])
+    assert unclear(limit, before, before) == ()
+    assert unclear(limit, before, after) == (f"{metric} is unknown: 'b', 'c', 'd' could not be compared",)
+    assert unclear(limit, after, before) == (f"{metric} is unknown: 'b', 'c', 'd' could not be compared",)
+    assert unclear(limit, before, after, columns=["a"]) == ()
+    assert unclear(limit, before, after, columns=["a", "b"])
     # Of another type, of one that cannot be compared, without rows.
-    assert failures(limit, before, before.assign(b="x")) == (
+    assert unclear(limit, before, before.assign(b="x")) == (
         f"{metric} is unknown: 'b' could not be compared",
     )
-    assert failures(limit, before, before.assign(b=[[1]] * 120))
-    assert failures(limit, before, before[:0]) == (f"{metric} is unknown: nothing was compared",)
-    assert failures(limit.replace("=", "[b]="), before, after)
-    assert failures(limit.replace("=", "[a]="), before, after) == ()
+    assert unclear(limit, before, before.assign(b=[[1]] * 120))
+    assert unclear(limit, before, before[:0]) == (f"{metric} is unknown: nothing was compared",)
+    assert unclear(limit.replace("=", "[b]="), before, after)
+    assert unclear(limit.replace("=", "[a]="), before, after) == ()
     # Values of which nothing is known.
     ids = before.assign(d=[f"id {row}" for row in range(120)])
     others = before.assign(d=[f"other {row}" for row in range(120)])
-    assert failures(limit, ids, others) == (
+    assert unclear(limit, ids, others) == (
         f"{metric} of 'd' is unknown: most values are too rare to be compared",
     )
 
 
-def test_a_gate_on_few_rows_has_failed():
+def test_a_gate_on_few_rows_is_unclear():
     few = pd.DataFrame({"a": [1.0, 2, 3] * 3})
-    assert failures("psi=1000", few, few) == ("psi of 'a' is unknown: too few independent rows or clusters",)
+    (sentence,) = unclear("psi=1000", few, few)
+    assert "without an interval (too few independent rows or clusters)" in sentence
+    assert unclear("psi.value=1000", few, few) == ()
     same = pd.DataFrame({"a": [1.0] * 9})
-    assert failures("psi=1000", same, same) == ()
+    assert unclear("psi=1000", same, same) == ()
 
 
 def test_a_gate_holds_groups_of_columns_to_its_limit():
@@ -424,19 +438,20 @@ def test_a_gate_holds_groups_of_columns_to_its_limit():
     x, y = random.normal(size=(2, 2000))
     before, after = pd.DataFrame({"x": x, "y": x}), pd.DataFrame({"x": y, "y": -y})
     settings = {"joint": [("x", "y")]}
-    assert failures("psi=0.5", before, after) == ()
-    (failure,) = failures("psi=0.5", before, after, **settings)
-    assert failure.startswith("psi of 'x,y' is ")
-    assert failures("psi[x,y]=0.5", before, after, **settings) == (failure,)
-    assert failures("psi[x]=0.5", before, after, **settings) == ()
-    gone = failures("psi=1000", before, after[["x"]], **settings)
+    assert verdict("psi=0.5", before, after).passed
+    broken = verdict("psi=0.5", before, after, **settings)
+    assert broken.broken_by == ("x,y",)
+    assert broken.failures[0].startswith("psi of 'x,y' is ")
+    assert verdict("psi[x,y]=0.5", before, after, **settings).failures == broken.failures
+    assert verdict("psi[x]=0.5", before, after, **settings).passed
+    gone = unclear("psi=1000", before, after[["x"]], **settings)
     assert gone == ("psi is unknown: 'y', 'x,y' could not be compared",)
 
 
-def test_a_watch_of_a_batch_without_the_columns_fails(files):
+def test_a_watch_of_a_batch_without_the_columns_is_unclear(files):
     frame(1, 1500, 0)[["number"]].to_parquet("poor.parquet")
     result = run("watch", "reference.parquet", "poor.parquet", "--fail-above", "psi=10")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "psi is unknown: 'fruit', 'id', 'weight', 'user' could not be compared" in result.stderr
     asked = run("watch", "reference.parquet", "poor.parquet", "--columns", "fruit", "--fail-above", "psi=10")
     assert asked.exit_code == 2

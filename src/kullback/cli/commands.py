@@ -19,17 +19,18 @@ from kullback.cli.compare_command import compare, refuse_workers
 from kullback.cli.convert import convert
 from kullback.cli.pairs_command import pairs
 from kullback.cli.record_command import record
+from kullback.cli.statuses import Status
 from kullback.cli.streams import discard_unwritable, print_error
 from kullback.cli.watch import watch
 from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 
-CLOSED_PIPE = 141  # as a shell reports a program that SIGPIPE ended
-
 
 class _Failure(click.ClickException):
-    """An error in one line, and exit status 2."""
+    """An error in one line."""
 
-    exit_code = 2
+    def __init__(self, message: str, status: Status = Status.WRONG_INPUT) -> None:
+        super().__init__(message)
+        self.exit_code = status
 
     def show(self, file: IO[Any] | None = None) -> None:
         print_error(f"kullback: {printable(self.format_message(), LONGEST_MESSAGE)}", file)
@@ -37,7 +38,7 @@ class _Failure(click.ClickException):
 
 @contextmanager
 def _errors_in_one_line() -> Generator[None, None, None]:
-    """Turn every error into one line and exit status 2: 1 is for a gate that fails."""
+    """Turn every error into one line and an exit status other than those of gates."""
     try:
         yield
     except click.UsageError as error:
@@ -46,9 +47,9 @@ def _errors_in_one_line() -> Generator[None, None, None]:
     except BrokenPipeError:
         # Whoever read the output has gone; the interpreter must not try to write the rest at its end.
         discard_unwritable()
-        raise click.exceptions.Exit(CLOSED_PIPE) from None
+        raise click.exceptions.Exit(Status.CLOSED_PIPE) from None
     except KeyboardInterrupt:
-        raise click.exceptions.Exit(130) from None
+        raise click.exceptions.Exit(Status.INTERRUPTED) from None
     except (click.ClickException, click.exceptions.Exit, click.exceptions.Abort):
         raise
     except (KullbackError, OSError) as error:
@@ -58,7 +59,8 @@ def _errors_in_one_line() -> Generator[None, None, None]:
             raise
         what = " ".join(str(error).split())
         raise _Failure(
-            f"unexpected {type(error).__name__}: {what}; set KULLBACK_DEBUG=1 to see where, and please report it"
+            f"unexpected {type(error).__name__}: {what}; set KULLBACK_DEBUG=1 to see where, and please report it",
+            Status.UNEXPECTED,
         ) from error
 
 
@@ -89,8 +91,9 @@ def kullback(ctx: click.Context) -> None:
     kullback compare p.npy q.npy --as logits
     kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
 
-    kullback COMMAND --help says more. The exit status is 0 for success, 1 if a gate fails, 2 on an error, 130
-    after Ctrl-C, and 141 if the reader of the output leaves; for a comparison it is then 0 or 1, by its gates.
+    kullback COMMAND --help says more. The exit status is 0 for success, 1 if a gate fails, 2 on a wrong
+    argument or file, 3 if a gate cannot tell, 70 on an unexpected error, 130 after Ctrl-C, and 141 if the reader of
+    the output leaves; for a comparison it is then 0, 1 or 3, by its gates.
     """
     if ctx.obj is True and ctx.invoked_subcommand not in (None, compare.name):
         refuse_workers(f"kullback {ctx.invoked_subcommand} is")

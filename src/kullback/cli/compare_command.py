@@ -201,12 +201,6 @@ SECTIONS = (
             help="Print tables, or the lines of llama-perplexity --kl-divergence (for models, and for "
             "predictions with labels).",
         ),
-        click.Option(
-            ["--like"],
-            type=click.Choice([LLAMA_CPP]),
-            help="Print those lines with llama.cpp's arithmetic: P as in its base file, not normalized, without "
-            "classes below its floor.",
-        ),
         of="predictions",
         also="models",
     ),
@@ -214,8 +208,8 @@ SECTIONS = (
 # The options of ``--help``, which shows the first sentence of each.
 COMMON = (
     "representation", "labels", "cluster", "tokens", "columns", "joint", "weights", "text", "context",
-    "most_windows", "device", "noise_floor", "resume", "fail_above", "fail_below", "full", "worst", "html_path",
-    "json_path", "markdown_path",
+    "most_windows", "device", "noise_floor", "resume", "fail_above", "fail_below", "full",
+    "worst", "html_path", "json_path", "markdown_path",
 )  # fmt: skip
 
 
@@ -234,8 +228,8 @@ def compare(
     full: bool,
     fail_above: tuple[str, ...],
     fail_below: tuple[str, ...],
+    allow_unclear: bool,
     lines: str,
-    like: str | None,
     **settings: Any,
 ) -> None:
     """Compare language models on a text, predictions of the same positions, or two tables: P, the reference, and Q.
@@ -245,12 +239,12 @@ def compare(
     kullback compare float32.npy int8.npy --as logits
     kullback compare before.parquet after.parquet
 
-    Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), with which --text
-    may be left out; each Q is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or llama.cpp's
-    --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table, which two Parquet
-    files without lists do not need): parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit status
-    is 1 if a gate fails and 2 on an error. Several processes share the rows of predictions by torchrun --nproc-per-node
-    N -m kullback compare ...
+    Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), with which
+    --text may be left out; each Q is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or
+    llama.cpp's --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table,
+    which two Parquet files without lists do not need): parquet, csv or ndjson, rows of columns. Divergences are in
+    nats. The exit status is 1 if a gate fails, 3 if a gate cannot tell, and 2 on a wrong argument. Several
+    processes share the rows of predictions by torchrun --nproc-per-node N -m kullback compare ...
     """
     from kullback.comparison import subject_of
 
@@ -276,21 +270,21 @@ def compare(
     if subject == "tables":
         from kullback.cli.table_comparison import run_table_comparison
 
-        failures = run_table_comparison(Path(p), Path(_only(others)), outputs, gates, **taken)
+        verdicts = run_table_comparison(Path(p), Path(_only(others)), outputs, gates, **taken)
     else:
         taken["representation"] = representation
-        taken["llama_cpp"] = "like" if like else "format" if lines == LLAMA_CPP else None
+        taken["llama_cpp"] = lines == LLAMA_CPP
         if subject == "models":
             from kullback.cli.model_comparison import run_model_comparison
 
-            failures = run_model_comparison(p, others, outputs, gates, **taken)
+            verdicts = run_model_comparison(p, others, outputs, gates, **taken)
         else:
             from kullback.cli.prediction_comparison import run_prediction_comparison
 
-            failures = run_prediction_comparison(
+            verdicts = run_prediction_comparison(
                 Path(p), Path(_only(others)), outputs, gates, is_worker=ctx.obj is True, **taken
             )
-    finish(failures)
+    finish(verdicts, allow_unclear=allow_unclear)
 
 
 def _given_options(ctx: click.Context) -> list[tuple[click.Option, Section]]:

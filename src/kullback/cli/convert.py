@@ -85,7 +85,7 @@ def convert(
     it. SRC has rows of predictions; --tokens and --n-ctx give their tokens.
 
     If DST ends in .klref, it becomes a reference file for kullback compare. SRC has the top classes that a server
-    returned or a distillation tool stored (vLLM, SGLang, OpenAI, llama-server, TRL and others).
+    returned or a distillation tool stored (vLLM, SGLang, OpenAI, llama-server and others).
 
     With another ending, or none, DST is a base file too. The endings of other formats, such as .npy, .csv and .gguf,
     are refused.

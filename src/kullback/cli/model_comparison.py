@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kullback.cli.gates import Gate
+    from kullback.results.verdict import Verdict
 
 
 def run_model_comparison(
@@ -36,8 +37,8 @@ def run_model_comparison(
     seed: int,
     no_progress: bool,
     **settings: Any,
-) -> list[str]:
-    """Compare models on a text, write the reports, and say which gates fail.
+) -> Sequence[Verdict]:
+    """Compare models on a text, write the reports, and return the verdicts of the gates.
 
     Keyword arguments are the options of the command; `compare_models` takes `settings`.
     """

@@ -164,13 +164,21 @@ SEED = click.Option(
 )
 
 
+ALLOW_UNCLEAR = click.Option(
+    ["--allow-unclear"],
+    is_flag=True,
+    help="Exit with status 0, not 3, if no gate fails and the data do not decide a gate.",
+)
+
+
 def limits(example_above: str, example_below: str, metrics: str) -> list[click.Option]:
-    """Return the options ``--fail-above`` and ``--fail-below``, whose help gives examples and lists `metrics`."""
+    """Return ``--fail-above``, ``--fail-below``, with examples and `metrics` in their help, and ``--allow-unclear``."""
     texts = {
-        "above": f"{example_above}. Repeatable. METRIC: {metrics}.",
-        "below": f"{example_below}. Repeatable. METRIC is as for --fail-above.",
+        "above": f"{example_above}. Exit with status 3 if the data do not decide. Repeatable. METRIC: {metrics}.",
+        "below": f"{example_below}. Exit with status 3 if the data do not decide. Repeatable. METRIC is as for "
+        "--fail-above.",
     }
-    return [
+    sides = [
         click.Option(
             [f"--fail-{side}"],
             multiple=True,
@@ -179,3 +187,4 @@ def limits(example_above: str, example_below: str, metrics: str) -> list[click.O
         )
         for side, text in texts.items()
     ]
+    return [*sides, ALLOW_UNCLEAR]

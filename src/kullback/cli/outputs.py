@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kullback.cli.statuses import Status
 from kullback.cli.streams import closed_pipe_allowed, print_error
 from kullback.common.display import open_console
 from kullback.common.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.common.optional import load
 from kullback.errors import LONGEST_MESSAGE, printable
+from kullback.results.verdict import worst
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,8 +96,8 @@ def write_reports(
     table: Callable[[Console], object] | None = None,
     others: Mapping[Path, str | bytes] = MappingProxyType({}),
     **options: Any,
-) -> list[str]:
-    """Write all files or none, `others` by path among them, and print the table or the JSON.
+) -> Sequence[Verdict]:
+    """Write all files, `others` by path first, and print the table or the JSON.
 
     Arguments:
         result: the result.
@@ -106,7 +108,7 @@ def write_reports(
         options: further arguments of the result's document.
 
     Returns:
-        a sentence for each gate that fails.
+        the verdicts, of all batches if there are several.
     """
     from kullback.report import document, html, json, markdown, terminal
 
@@ -128,12 +130,21 @@ def write_reports(
             terminal.render(page, open_console())
         else:
             terminal.render_brief(page, open_console(), outputs.html)
-    return [failure for verdict in page.verdicts for failure in verdict.failures]
+    return page.verdicts
 
 
-def finish(failures: Sequence[str]) -> None:
-    """Print the gates that failed, and exit with status 1 if there are any."""
-    for failure in failures:
-        print_error(f"kullback: gate failed: {printable(failure, LONGEST_MESSAGE)}")
-    if failures:
-        raise click.exceptions.Exit(1)
+def finish(verdicts: Sequence[Verdict], *, allow_unclear: bool) -> None:
+    """Print the gates that do not pass, and exit with status 1 if one fails, or with 3 if one is unclear.
+
+    With `allow_unclear`, an unclear gate does not change the exit status.
+    """
+    for verdict in verdicts:
+        for failure in verdict.failures:
+            print_error(f"kullback: gate failed: {printable(failure, LONGEST_MESSAGE)}")
+        for sentence in verdict.unclear:
+            print_error(f"kullback: cannot tell: {printable(sentence, LONGEST_MESSAGE)}")
+    outcome = worst(verdicts)
+    if outcome == "failed":
+        raise click.exceptions.Exit(Status.GATE_FAILED)
+    if outcome == "unclear" and not allow_unclear:
+        raise click.exceptions.Exit(Status.UNCLEAR)

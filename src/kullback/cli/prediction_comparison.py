@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from kullback.cli.gates import Gate
     from kullback.common.words import RepresentationName
-    from kullback.predictions.llama_cpp_statistics import LlamaCppRows
     from kullback.report.subjects.predictions import Tokens
+    from kullback.results.verdict import Verdict
 
 
 def run_prediction_comparison(
@@ -44,13 +44,13 @@ def run_prediction_comparison(
     key_q: str | None,
     seed: int,
     no_progress: bool,
-    llama_cpp: LlamaCppRows | None,
+    llama_cpp: bool,
     tokens: Path | None,
     resume: Path | None,
     is_worker: bool,
     **settings: Any,
-) -> list[str]:
-    """Compare two files, write the reports, and say which gates fail.
+) -> Sequence[Verdict]:
+    """Compare two files, write the reports, and return the verdicts of the gates.
 
     All workers that torchrun started call this together; rank 0 writes the reports and prints the gates.
 
@@ -96,9 +96,9 @@ def run_prediction_comparison(
             return workers.each(write if is_first else list)
 
 
-def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None:
+def require_one_output(outputs: Outputs, llama_cpp: bool) -> None:
     """Refuse to print both JSON and llama.cpp's lines."""
-    if llama_cpp is not None and outputs.json == STANDARD_OUTPUT:
+    if llama_cpp and outputs.json == STANDARD_OUTPUT:
         raise ArgumentValueError.at(
             "",
             "--json, --format",

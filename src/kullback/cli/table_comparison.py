@@ -15,6 +15,7 @@ from kullback.tables.compare_two_tables import compare_tables
 
 if TYPE_CHECKING:
     from kullback.cli.gates import TableGate
+    from kullback.results.verdict import Verdict
 
 # The options for the arguments of the library, and what to write instead of a wrong one.
 OPTIONS = {name: f"--{name}" for name in ("columns", "weights", "cluster", "joint", "bins", "confidence")}
@@ -31,8 +32,8 @@ def run_table_comparison(
     seed: int,
     no_progress: bool,
     **settings: Any,
-) -> list[str]:
-    """Compare two tables, write the reports, and say which gates fail.
+) -> Sequence[Verdict]:
+    """Compare two tables, write the reports, and return the verdicts of the gates.
 
     Keyword arguments are the options of the command; `compare_tables` takes `settings`.
     """

@@ -43,7 +43,7 @@ from kullback.errors import BY_CALL, ArgumentValueError, printable
         options.JSON,
         options.HTML,
         options.MARKDOWN,
-        *options.limits("psi=0.1", "p_adjusted=0.01", TABLE_METRICS_IN_WORDS),
+        *options.limits("psi=0.1", "p_adjusted.value=0.01", TABLE_METRICS_IN_WORDS),
         options.SEED,
         options.NO_PROGRESS,
     ]
@@ -63,6 +63,7 @@ def watch(
     markdown_path: Path | None,
     fail_above: tuple[str, ...],
     fail_below: tuple[str, ...],
+    allow_unclear: bool,
     seed: int,
     no_progress: bool,
     **settings: Any,
@@ -78,7 +79,8 @@ def watch(
     BATCH is reported in full, several in one line each; --json, --html and --markdown write all in full.
     p-values are corrected for all columns of all batches of one command. In separate commands, each batch shows a false
     difference with a probability of about 5%, so most months of 22 daily batches have one.
-    Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
+    Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails, 3 if a gate cannot
+    tell, and 2 on a wrong argument.
     """
     gates = parse_limits(parse_table_gate, fail_above, fail_below)
     outputs = Outputs(json_path, html_path, markdown_path)
@@ -139,11 +141,13 @@ def watch(
     verdicts = [tuple(gate.verdict(each) for gate in gates) for each in compared]
     if len(found) == 1:
         others = {} if save_batch is None else {save_batch: found[0][1].to_json() + "\n"}
-        finish(write_reports(compared[0], verdicts[0], outputs, others=others))
+        finish(write_reports(compared[0], verdicts[0], outputs, others=others), allow_unclear=allow_unclear)
     else:
         whole = Batches(tuple(compared), tuple(verdicts))
         lines = "\n".join(map(printable, whole.lines))
-        finish(write_reports(whole, (), outputs, table=lambda _: click.echo(lines)))
+        finish(
+            write_reports(whole, (), outputs, table=lambda _: click.echo(lines)), allow_unclear=allow_unclear
+        )
 
 
 def _refuse_reports(outputs: Outputs, gates: Sequence[TableGate], save_batch: Path | None) -> None:

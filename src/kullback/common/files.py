@@ -8,8 +8,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,15 +92,13 @@ def check_input(path: PathLike, name: str) -> None:
 def check_writable(path: PathLike) -> None:
     """Raise if `write` could not write to a path. Call this function before a long computation.
 
-    The check leaves no file behind and does not change an existing file. A pipe stays open until `write`, because its
-    reader would take closing the pipe for the end of the data.
+    The check leaves no file behind and does not change an existing file. A pipe or a device is not opened.
 
     Arguments:
         path: the file to write later.
 
     Raises:
-        FileError: the directory is missing, the path is a directory or a pipe without a reader, or writing is not
-            permitted.
+        FileError: the directory is missing, the path is a directory, or writing is not permitted.
 
     Example:
         >>> check_writable("report.html")
@@ -115,22 +113,23 @@ def check_writable(path: PathLike) -> None:
             raise _os_error(errno.EISDIR)
         if mode is not None and not os.access(path, os.W_OK):
             raise _os_error(errno.EACCES)
-        if mode is not None and stat.S_ISFIFO(mode):
-            _waiting[_identity(path)] = _open_pipe(path)
-        elif _is_replaced(mode):
+        if _is_replaced(mode):
             # The check creates a file, because a directory may be full, read-only, or protected by more than its mode.
             target = _resolved(path)
             if len(os.fsencode(target.name)) > os.pathconf(target.parent, "PC_NAME_MAX"):
                 raise _os_error(errno.ENAMETOOLONG)
-            _Output(path).discard()
+            file, name = _created(target)
+            file.close()
+            if name is not None:
+                name.unlink()
 
 
 def write(path: PathLike, text: str) -> None:
     r"""Write a text file in UTF-8, completely or not at all.
 
-    The text goes into an unnamed file in the same directory. When the file is complete, it gets its name in one step.
-    A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces. Pipes
-    and devices, such as ``/dev/stdout``, are written to directly.
+    The text goes into a file without a name in the same directory. When the file is complete, it gets its name in one
+    step. A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces.
+    Pipes and devices, such as ``/dev/stdout``, are written to directly.
 
     Arguments:
         path: the file to write.
@@ -150,121 +149,66 @@ def write(path: PathLike, text: str) -> None:
 
 
 def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files as `write` does, texts in UTF-8, either all of them or none.
+    """Write several files one after the other, each as `write` does; texts in UTF-8.
 
     Raises:
-        FileError: a file cannot be written. All files are then unchanged.
+        FileError: a file cannot be written, so it is unchanged; the message names the files that were written before.
     """
-    with ExitStack() as stack:
-        outputs: list[_Output] = []
-        for path, content in contents.items():
-            with write_errors(path):
-                outputs.append(_Output(path))
-                stack.callback(outputs[-1].discard)
-                outputs[-1].file.write(content.encode() if isinstance(content, str) else content)
-                outputs[-1].finish()
-        done: list[_Output] = []
-        try:
-            for output in outputs:
-                with write_errors(output.path):
-                    output.commit(keep_old=len(outputs) > 1)
-                    done.append(output)
-        except BaseException:
-            for output in reversed(done):
-                output.undo()
-            raise
+    written: list[PathLike] = []
+    for path, content in contents.items():
+        with write_errors(path, after=written), open_output(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        written.append(path)
 
 
 @contextmanager
 def open_output(path: PathLike) -> Generator[BinaryIO]:
     """Open a file for writing bytes; the file gets its name at the end of the context, if no error was raised."""
-    output = _Output(path)
+    mode = _mode(path)
+    if not _is_replaced(mode):
+        with Path(path).open("wb") as file:
+            yield file
+        return
+    target = _resolved(path)
+    file, temporary = _created(target)
     try:
-        yield output.file
-        output.finish()
-        output.commit()
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            if temporary is None:
+                temporary = _beside(target)
+                # Python follows the /proc link only if a `dir_fd` is passed. For an absolute path, the value of
+                # `dir_fd` is ignored.
+                unnamed = f"/proc/self/fd/{file.fileno()}"
+                os.link(unnamed, temporary, src_dir_fd=file.fileno(), follow_symlinks=True)
+        temporary.replace(target)
     finally:
-        output.discard()
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
-class _Output:
-    """A file during writing. If the system supports it, the file has no name until `commit` names it in one step."""
+def _created(target: Path) -> tuple[BinaryIO, Path | None]:
+    """Create a file beside `target`; return it and its name, which is None if the system supports unnamed files.
 
-    def __init__(self, path: PathLike) -> None:
-        self.path = path
-        self._mode = _mode(path)
-        self._temporary: Path | None = None
-        self._old: Path | None = None
-        self._is_new = self._mode is None
-        self._direct = not _is_replaced(self._mode)
-        self._target = _resolved(path)
-        if self._direct:
-            self.file: BinaryIO = _open_direct(path, self._mode)
-            return
-        try:
-            number = os.open(self._target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
-        except (AttributeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in (
-                errno.EOPNOTSUPP,
-                errno.EISDIR,
-                errno.EINVAL,
-            ):
-                raise
-            self._temporary = self._beside()
-            number = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        self.file = os.fdopen(number, "wb")
+    A killed run leaves nothing of an unnamed file.
+    """
+    name = None
+    try:
+        number = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+    except (AttributeError, OSError) as error:
+        unsupported = errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL
+        if isinstance(error, OSError) and error.errno not in unsupported:
+            raise
+        name = _beside(target)
+        number = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    return os.fdopen(number, "wb"), name
 
-    def finish(self) -> None:
-        """Write buffered content to the disk, with the permissions of the file that this file replaces."""
-        self.file.flush()
-        if not self._direct:
-            os.fsync(self.file.fileno())
-            if self._mode is not None:
-                os.fchmod(self.file.fileno(), stat.S_IMODE(self._mode))
 
-    def commit(self, *, keep_old: bool = False) -> None:
-        """Give the file its name, in place of an existing file; with `keep_old`, `undo` can restore that file."""
-        if self._direct:
-            return
-        if keep_old and not self._is_new:
-            self._old = self._beside()
-            os.link(self._target, self._old)
-        if self._temporary is None:
-            unnamed = f"/proc/self/fd/{self.file.fileno()}"
-            if self._is_new:
-                with suppress(FileExistsError):
-                    self._link(unnamed, self._target)
-                    return
-            self._temporary = self._beside()
-            self._link(unnamed, self._temporary)
-        self._temporary.replace(self._target)
-        self._temporary = None
-
-    def undo(self) -> None:
-        """Restore the state before `commit`."""
-        if self._direct:
-            return
-        if self._old is not None:
-            self._old.replace(self._target)
-            self._old = None
-        elif self._is_new:
-            self._target.unlink(missing_ok=True)
-
-    def discard(self) -> None:
-        """Close the file and remove uncommitted and temporary files."""
-        with suppress(OSError):
-            self.file.close()
-        for name in (self._temporary, self._old):
-            if name is not None:
-                name.unlink(missing_ok=True)
-
-    def _link(self, unnamed: str, name: Path) -> None:
-        # Python follows the /proc link only if a `dir_fd` is passed. For an absolute path, the value of `dir_fd` is
-        # ignored.
-        os.link(unnamed, name, src_dir_fd=self.file.fileno(), follow_symlinks=True)
-
-    def _beside(self) -> Path:
-        return self._target.with_name(f".kullback-{secrets.token_hex(8)}.tmp")
+def _beside(target: Path) -> Path:
+    return target.with_name(f".kullback-{secrets.token_hex(8)}.tmp")
 
 
 def matched(path: PathLike) -> list[Path]:
@@ -315,58 +259,28 @@ def _is_replaced(mode: int | None) -> bool:
     return mode is None or stat.S_ISREG(mode)
 
 
-# The descriptors of pipes that `check_writable` opened and `write` has not used yet, by device and inode.
-_waiting: dict[tuple[int, int], int] = {}
-
-
-def _identity(path: PathLike) -> tuple[int, int]:
-    status = Path(path).stat()
-    return status.st_dev, status.st_ino
-
-
-def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
-    """Return an open pipe, device or socket, which `_Output.discard` closes."""
-    if mode is None or not stat.S_ISFIFO(mode):
-        return Path(path).open("wb")
-    return os.fdopen(_open_pipe(path), "wb")
-
-
-def _open_pipe(path: PathLike) -> int:
-    """Return the descriptor of a pipe opened for writing; raise if there is no reader, because opening would block."""
-    number = _waiting.pop(_identity(path), None)
-    if number is not None:
-        return number
-    try:
-        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise FileError.at(
-            f"cannot write {printable(path)}",
-            wanted="a pipe with a reader",
-            got="it is a pipe that nobody reads",
-            instead="start its reader first, or name a file",
-            wording=BY_EVENT,
-        ) from None
-    os.set_blocking(number, True)
-    return number
-
-
 def _os_error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
 @contextmanager
-def write_errors(path: PathLike, more: str = "") -> Generator[None]:
-    """Convert a system error in the context into a FileError that names the file; `more` is appended to the remedy."""
+def write_errors(path: PathLike, more: str = "", after: Sequence[PathLike] = ()) -> Generator[None]:
+    """Convert a system error in the context into a FileError that names the file.
+
+    Arguments:
+        path: the file.
+        more: appended to the remedy.
+        after: the files that were written before, which the message names.
+    """
     try:
         yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        before = ", ".join(printable(name) for name in after)
         raise FileError.at(
             f"cannot write {printable(path)}",
             wanted="a file that can be written",
-            got=reason,
+            got=f"{reason} (already written: {before})" if before else reason,
             instead=f"name a file in an existing directory that you may write to{more}",
             wording=BY_EVENT,
         ) from None

@@ -379,18 +379,6 @@ def _write_rows(
         raise invalid_value(CALL, "rows", wanted=wanted, got=f"{written} rows", instead=instead)
 
 
-def stored_log_probs(logits: Tensor, floor: float = 16.0) -> Tensor:
-    """Return the log-probabilities in a base file that is written from `logits`, float32, same shape.
-
-    Example:
-        >>> import torch
-        >>> stored_log_probs(torch.tensor([[0.0, -5.0, -40.0]]))
-        tensor([[-6.7158e-03, -5.0068e+00, -1.6007e+01]])
-    """
-    layout = Layout(n_ctx=3, n_vocab=logits.shape[-1], n_chunk=1)
-    return _decode(torch.from_numpy(_encode(logits.double(), layout, floor).view(np.int16)), layout.n_vocab)
-
-
 def _decode(raw: Tensor, classes: int) -> Tensor:
     """Return the log-probabilities of rows as they are stored, int16 for lack of operations on uint16."""
     scale, smallest = _scales(raw)

@@ -33,7 +33,6 @@ from kullback.models.side import DenseSide, ModelSide, ReferenceSide
 from kullback.models.text import CUTTING, Score, Text, take_texts
 from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_state, weights_stamp
 from kullback.predictions.compare_two_predictions import ARGUMENTS
-from kullback.predictions.llama_cpp_statistics import LlamaCppRows
 from kullback.predictions.sources import Clusters
 
 CALL = "compare_models"
@@ -72,7 +71,7 @@ def compare_models(
     one_at_a_time: bool = False,
     independent: bool = False,
     resume: str | os.PathLike[str] | None = None,
-    llama_cpp: LlamaCppRows | None = None,
+    llama_cpp: bool = False,
     api_key_env: str | None = None,
     server_top: int = 20,
     worst: int = 10,
@@ -134,7 +133,7 @@ def compare_models(
         independent: whether windows, or documents, are known to be independent, so that their order is not examined.
         resume: a file that keeps the finished windows. A run that was stopped continues from it and gives the same
             result as an uninterrupted run. The file is removed at the end, even if it was there before and empty.
-        llama_cpp: also compute the numbers that ``llama-perplexity --kl-divergence`` prints, as for
+        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, as for
             `compare_predictions`. All logits of both sides must be known.
         api_key_env: the name of the environment variable that holds the key of the servers.
         server_top: the number of most probable tokens to ask a server for.
@@ -234,7 +233,7 @@ class _Settings:
     worst: int
     bootstrap: int
     seed: int
-    llama_cpp: LlamaCppRows | None
+    llama_cpp: bool
     independent: bool
     resume: str | os.PathLike[str] | None
     block_bytes: int
@@ -377,7 +376,7 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     stop = int(matched.windows.offsets[number])
     tokens, offsets, scored = matched.windows.tokens, matched.windows.offsets, matched.windows.scored
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
-    of_pairings = replace(settings, llama_cpp=None).of_pairings(
+    of_pairings = replace(settings, llama_cpp=False).of_pairings(
         matched._replace(windows=few, documents=matched.documents[:number])
     )
     try:
@@ -393,13 +392,13 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
     if isinstance(base, DenseSide) and isinstance(side, DenseSide):
         return DensePairing(base, side, settings, shared_classes(base, side))
     require_classes(base, side)
-    if settings.llama_cpp is not None:
+    if settings.llama_cpp:
         raise invalid_value(
             CALL,
             "llama_cpp",
-            wanted="None if not all logits are known",
-            got=repr(settings.llama_cpp),
-            instead="llama_cpp=None (without --format and --like), or the model itself",
+            wanted="False if not all logits are known",
+            got="True",
+            instead="llama_cpp=False (without --format), or the model itself",
         )
     if any(_has_draws(one) and isinstance(other, DenseSide) for one, other in ((base, side), (side, base))):
         return ReferencePairing(base, side, settings)
@@ -423,7 +422,7 @@ def _run(base: ModelSide, pairings: list[Pairing], of_pairings: PairingSettings,
         scored=windows.scored.to(torch.uint8),
         models=[vars(info) for info in infos],
         weights=[weights_stamp(info.name) for info in infos],
-        options=[cut.context, cut.score, settings.worst, settings.llama_cpp, settings.options.representation],
+        options=[cut.context, cut.score, settings.worst, settings.options.representation],
     )
     with checkpoint_of(settings.resume, identity) as checkpoint:
         run.all_windows(settings.block_bytes, settings.progress, checkpoint)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from threading import Event, Timer
-from typing import Any, NamedTuple, Self
+import time
+from threading import Event
+from typing import Any, NamedTuple
 
 from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
@@ -18,8 +15,6 @@ ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the one before
 CONNECT_TIMEOUT = 10.0
 MOST_BYTES = 1 << 28  # of an answer, decompressed
-PIECE_BYTES = 1 << 16
-GZIP = 16 + zlib.MAX_WBITS
 LONGEST_IN_TIMEOUTS = 2  # how long an answer may take from the first to the last byte, in times of `timeout`
 # Statuses that may pass: too early, too many requests, an error, or a restart behind a proxy.
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
@@ -27,6 +22,14 @@ REDIRECTS = range(300, 400)
 NOT_ALLOWED = {401, 403}
 # How httpx says that a connection was lost, which may pass; other errors of the protocol are the server's answer.
 LOST = "disconnected", "closed"
+
+
+class _PassingError(Exception):
+    """One attempt failed, and the next may succeed; `after` is how many seconds the server asks to wait."""
+
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.after = after
 
 
 class UnreachableError(ModelError):
@@ -58,7 +61,7 @@ class Endpoint:
 
     Raises:
         ModelError: the address is none, or the environment variable is not set.
-        OptionalDependencyError: httpx is not installed.
+        OptionalDependencyError: httpx or tenacity is not installed.
     """
 
     def __init__(
@@ -70,8 +73,8 @@ class Endpoint:
         first_wait: float = FIRST_WAIT,
     ) -> None:
         self._httpx = httpx = load("httpx", "a model on a server")
+        tenacity = load("tenacity", "a model on a server")
         self.address = _checked(httpx, address)
-        self._first_wait = first_wait
         self._stopped = Event()
         self._key = None
         if api_key_env is not None:
@@ -91,9 +94,14 @@ class Endpoint:
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
             follow_redirects=False,  # the key and the text go to the address that was named, and to no other
             event_hooks={"response": [self._refuse_redirection]},  # before httpx reads the other address
-            limits=httpx.Limits(
-                max_keepalive_connections=0
-            ),  # `_Deadline` ends the connection that it saw begin
+        )
+        self._backoff = tenacity.wait_exponential(first_wait, max=LONGEST_WAIT)
+        self._retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_PassingError),
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
+            wait=self._wait,
+            sleep=self._sleep,
+            reraise=True,
         )
 
     def get(self, path: str) -> Answer:
@@ -127,78 +135,79 @@ class Endpoint:
         return f"status {answer.status}: {self._without_key(printable(text, 300))}"
 
     def _request(self, method: str, path: str, body: object, most_bytes: int) -> Answer:
-        wait, reason = self._first_wait, "no answer"
-        for attempt in range(ATTEMPTS):
-            if attempt and self._stopped.wait(wait):
-                break
-            wait = min(2 * wait, LONGEST_WAIT)
-            try:
-                answer, after = self._once(method, path, body, most_bytes)
-            except self._httpx.HTTPError as error:
-                reason = self._without_key(_in_short(error))
-                if isinstance(error, self._httpx.ProtocolError) and not any(x in reason for x in LOST):
-                    break
-                continue
-            if answer.status not in RETRIED:
-                return self._accepted(answer)
-            reason = self.message(answer)
-            wait = min(max(wait, after), LONGEST_WAIT)
-        raise UnreachableError.at(
+        try:
+            return self._retrying(self._once, method, path, body, most_bytes)
+        except _PassingError as error:
+            raise self._unreachable(str(error)) from None
+
+    def _once(self, method: str, path: str, body: object, most_bytes: int) -> Answer:
+        """Make one attempt.
+
+        Raises:
+            _PassingError: it failed, and the next may succeed.
+            ModelError: it failed, and so will all others.
+        """
+        ends = time.monotonic() + self._longest
+        try:
+            with self._client.stream(method, self.address + path, json=body) as response:
+                content = self._content(response, most_bytes, ends)
+        except self._httpx.HTTPError as error:
+            reason = self._without_key(_in_short(error))
+            is_answer = isinstance(error, self._httpx.ProtocolError | self._httpx.DecodingError)
+            if is_answer and not any(word in reason for word in LOST):
+                raise self._unreachable(reason) from None
+            raise _PassingError(reason) from None
+        answer = Answer(response.status_code, _decoded(content))
+        if answer.status in RETRIED:
+            after = response.headers.get("retry-after", "")
+            seconds = float(after) if after.isascii() and after.isdecimal() else 0.0
+            raise _PassingError(self.message(answer), seconds)
+        return self._accepted(answer)
+
+    def _wait(self, state: Any) -> float:
+        """Return how many seconds to wait after a failed attempt."""
+        return min(max(self._backoff(state), state.outcome.exception().after), LONGEST_WAIT)
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise self._unreachable("a stop before the next attempt")
+
+    def _unreachable(self, reason: str) -> UnreachableError:
+        return UnreachableError.at(
             self.address,
             wanted="a server that answers",
             got=reason,
             instead="check that it runs and that the address is right, and see its log",
         )
 
-    def _once(self, method: str, path: str, body: object, most_bytes: int) -> tuple[Answer, float]:
-        found: tuple[Any, bytes] | None = None
-        with _Deadline(self._longest) as deadline:
-            try:
-                extensions = {"trace": deadline.trace}
-                url = self.address + path
-                with self._client.stream(method, url, json=body, extensions=extensions) as response:
-                    found = response, self._content(response, most_bytes)
-            except self._httpx.HTTPError:
-                if not deadline.has_passed:
-                    raise
-        if found is None or deadline.has_passed:  # the connection's end may look like the answer's
-            reason = f"an answer that did not end within {self._longest:g} seconds"
-            instead = "take a smaller --context, or see the server's log"
-            raise UnreachableError.at(self.address, wanted="an answer", got=reason, instead=instead)
-        response, content = found
-        after = response.headers.get("retry-after", "")
-        seconds = float(after) if after.isascii() and after.isdecimal() else 0.0
-        return Answer(response.status_code, _decoded(content)), seconds
-
-    def _content(self, response: Any, most_bytes: int) -> bytes:
-        """Read an answer, and decompress it piece by piece, until it is longer than allowed."""
+    def _content(self, response: Any, most_bytes: int, ends: float) -> bytes:
+        """Read and decompress an answer piece by piece, until it is longer than allowed or takes too long."""
         coding = response.headers.get("content-encoding", "").strip().lower()
-        if coding not in ("", "identity", "gzip", "x-gzip"):
+        # 64 KiB of another coding, such as zstd, may unpack to more than memory holds.
+        if coding not in ("", "identity", "gzip"):
             raise ModelError.at(
                 self.address,
                 wanted="an answer that is plain or compressed with gzip",
                 got=printable(coding, 40),
                 instead="see the settings of the server, or of a proxy before it",
             )
-        parts = response.iter_raw(PIECE_BYTES)
         content = bytearray()
-        try:
-            for part in _decompressed(parts) if coding.endswith("gzip") else parts:
-                content += part
-                if len(content) > most_bytes:
-                    raise ModelError.at(
-                        self.address,
-                        wanted=f"an answer of at most {most_bytes >> 20} MiB",
-                        got="a longer one",
-                        instead="ask for fewer tokens (--top), or take a smaller --context",
-                    )
-        except zlib.error as error:
-            raise ModelError.at(
-                self.address,
-                wanted="an answer in gzip, its Content-Encoding",
-                got=f"another ({error})",
-                instead="see the server's log",
-            ) from None
+        for part in response.iter_bytes():
+            if len(content) + len(part) > most_bytes:
+                raise ModelError.at(
+                    self.address,
+                    wanted=f"an answer of at most {most_bytes >> 20} MiB",
+                    got="a longer one",
+                    instead="ask for fewer tokens (--top), or take a smaller --context",
+                )
+            if time.monotonic() > ends:
+                raise UnreachableError.at(
+                    self.address,
+                    wanted="an answer",
+                    got=f"an answer that did not end within {self._longest:g} seconds",
+                    instead="take a smaller --context, or see the server's log",
+                )
+            content += part
         return bytes(content)
 
     def _refuse_redirection(self, response: Any) -> None:
@@ -225,65 +234,6 @@ class Endpoint:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "[key]") if self._key else text
-
-
-class _Deadline:
-    """A limit on the time of one request: it shuts down the connection, whatever the server still sends.
-
-    Arguments:
-        seconds: how long the request may take.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.has_passed = False
-        self._socket: socket.socket | None = None
-        self._timer = Timer(seconds, self._pass)
-        self._timer.daemon = True
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def trace(self, event: str, info: dict[str, Any]) -> None:
-        """Take the socket of the connection; httpx calls this at each step of a request."""
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._socket = info["return_value"].get_extra_info("socket")
-            if self.has_passed:
-                self._shut_down()
-
-    def _pass(self) -> None:
-        self.has_passed = True
-        self._shut_down()
-
-    def _shut_down(self) -> None:
-        if self._socket is not None:
-            with suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too, without a farewell
-
-
-def _decompressed(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Decompress gzip, whose members may be several, in pieces of bounded size.
-
-    Raises:
-        zlib.error: it is not gzip, or ends early.
-    """
-    member = zlib.decompressobj(GZIP)
-    is_new = True
-    for part in parts:
-        left = part
-        while left:
-            is_new = False
-            yield member.decompress(left, PIECE_BYTES)
-            left = member.unconsumed_tail
-            if member.eof:
-                left, member, is_new = member.unused_data, zlib.decompressobj(GZIP), True
-    while not is_new and (piece := member.decompress(b"", PIECE_BYTES)):
-        yield piece
-    if not is_new and not member.eof:
-        raise zlib.error("its end is missing")
 
 
 def _checked(httpx: Any, address: str) -> str:

@@ -16,7 +16,6 @@ from kullback.models.passages import Passages, read_tokens
 from kullback.models.side import ModelSide
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
-from kullback.predictions.llama_cpp_statistics import LlamaCppRows
 from kullback.predictions.mean_intervals import MeanEstimator
 from kullback.predictions.measure import MeasuredRows, measure, rows_in_part
 from kullback.predictions.prediction_results import WorstRow
@@ -36,7 +35,7 @@ class PairingSettings:
     worst: int
     bootstrap: int
     seed: int
-    llama_cpp: LlamaCppRows | None = None
+    llama_cpp: bool = False
 
     def estimator(self) -> MeanEstimator:
         """Return a new estimator of one column's mean, whose draws are the same each time."""
@@ -54,7 +53,7 @@ class PairingSettings:
             bootstrap=self.bootstrap,
             generator=torch.Generator().manual_seed(self.seed),
             llama_cpp=self.llama_cpp,
-            chunks=None if self.llama_cpp is None else self.windows.clusters,
+            chunks=self.windows.clusters if self.llama_cpp else None,
         )
 
 
@@ -70,11 +69,6 @@ class Pairing(ABC):
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         self.base, self.candidate, self.settings = base, candidate, settings
         self.passages = Passages(settings.windows)
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """The number of columns of the tables of measured rows."""
 
     def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
         """Return blocks of the base and the candidate as `measured` takes them."""
@@ -113,10 +107,6 @@ class DensePairing(Pairing):
         self._collector = settings.collector(self._labels)
         self._kl: list[Tensor] = []
 
-    @property
-    def width(self) -> int:
-        return self._collector.width
-
     def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
         if self._shared is None:
             return p, q
@@ -126,13 +116,12 @@ class DensePairing(Pairing):
         first, stop = span
         labels = self._labels[start + first : start + stop]
         step = rows_in_part(p.shape[-1])
-        like = "rounded" if self.settings.llama_cpp == "like" else None
 
         def parts() -> Iterator[MeasuredRows]:
             for low in range(first, stop, step):
                 rows = slice(low, min(low + step, stop))
                 own_labels = labels[low - first : rows.stop - first]
-                yield measure(p[rows], q[rows], LOGITS, own_labels, like_llama_cpp=like)
+                yield measure(p[rows], q[rows], LOGITS, own_labels)
 
         tables: list[Tensor] = []
         worst: list[WorstRow] = []

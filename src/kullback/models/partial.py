@@ -169,10 +169,6 @@ class _PartialPairing(Pairing):
 class ListedPairing(_PartialPairing):
     """A pair with only some classes known on one side or on both: divergences are bounded."""
 
-    @property
-    def width(self) -> int:
-        return WIDTH + len(DIVERGENCES)
-
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:
         blocks = [_known_classes(each) if isinstance(each, ReferenceBlock) else each for each in (p, q)]
         lists = [
@@ -261,11 +257,6 @@ class ReferencePairing(_PartialPairing):
         self._measured_as = {
             name: name if self._of_base else MIRRORED.get(name, name) for name in DIVERGENCES
         }
-
-    @property
-    def width(self) -> int:
-        each = len(_DRAWN) - len(_MOMENTS) + sum(_MOMENTS)
-        return WIDTH + len(DIVERGENCES) * each + len(_PLAIN)
 
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:
         rows = measure_reference(p, q) if self._of_base else measure_reference(q, p)

@@ -22,10 +22,8 @@ from kullback.models.passages import LENGTH
 from kullback.models.side import ModelSide, in_step
 from kullback.predictions.checkpoint import (
     Checkpoint,
-    decoded_number,
     decoded_rows,
     decoded_tops,
-    decoded_whole,
     encoded_rows,
 )
 from kullback.predictions.mean_intervals import RatioOfSums
@@ -53,16 +51,8 @@ class Run:
         windows = self._settings.windows
         ends = windows.clusters.bincount(minlength=len(windows)).cumsum(0).tolist()
         if checkpoint is not None:
-
-            def decode(held: Any) -> list[Part]:
-                parts = [_decoded_part(each, self._rows) for each in held]
-                for (table, _, _), pairing in zip(parts, self._pairings, strict=True):
-                    if len(table) != len(parts[0][0]) or table.shape[1] != pairing.width:
-                        raise ValueError
-                ends.index(self._rows + len(parts[0][0]))  # whole windows
-                return parts
-
-            for parts in checkpoint.records(decode, windows.rows * len(self._pairings)):
+            for record in checkpoint.records():
+                parts = [_decoded_part(each) for each in record]
                 for pairing, part in zip(self._pairings, parts, strict=True):
                     pairing.add(part)
                 self._rows += len(parts[0][0])
@@ -137,31 +127,12 @@ def _encoded_part(part: Part) -> dict[str, Any]:
     return {**encoded_rows(table, worst), "passages": held}
 
 
-def _decoded_part(held: Any, first: int) -> Part:
-    """Decode the result of `_encoded_part` for rows from row `first` on; raise ValueError or similar if it is
-    damaged."""
-    table, worst = decoded_rows(held, first)
-    passages: list[tuple[int, Passage]] = []
-    for start, each in held["passages"]:
-        passage = _passage(each)
-        if not first <= decoded_whole(start) <= first + len(table) - len(passage.tokens):
-            raise ValueError
-        passages.append((start, passage))
-    return table, worst, passages
+def _decoded_part(record: Any) -> Part:
+    """Return the rows that `_encoded_part` encoded."""
+    table, worst = decoded_rows(record)
+    return table, worst, [(first, _passage(each)) for first, each in record["passages"]]
 
 
-def _passage(held: Any) -> Passage:
-    tokens = [
-        ReadToken(
-            decoded_whole(each["index"]),
-            decoded_number(each["kl"]),
-            decoded_number(each["p"]),
-            decoded_number(each["q"]),
-            decoded_tops(each["top"]),
-        )
-        for each in held["tokens"]
-    ]
-    if not tokens:
-        raise ValueError
-    before = [decoded_whole(token) for token in held["before"]]
-    return Passage(decoded_whole(held["window"]), decoded_whole(held["first"]), before, tokens)
+def _passage(record: Any) -> Passage:
+    tokens = [ReadToken(**token | {"top": decoded_tops(token["top"])}) for token in record["tokens"]]
+    return Passage(**record | {"tokens": tokens})

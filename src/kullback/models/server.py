@@ -58,7 +58,7 @@ class ServerModel(LanguageModel):
 
     Raises:
         ModelError: the server does not answer, or cannot give log-probabilities of a prompt.
-        OptionalDependencyError: httpx is not installed.
+        OptionalDependencyError: httpx or tenacity is not installed.
     """
 
     def __init__(

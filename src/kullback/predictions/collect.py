@@ -11,7 +11,7 @@ from torch import Tensor
 from kullback.common.serial_dependence import SerialDependence
 from kullback.common.streaming import Moments
 from kullback.common.words import NO_LABEL
-from kullback.predictions.llama_cpp_statistics import LIKE_COLUMNS, LlamaCpp, LlamaCppRows
+from kullback.predictions.llama_cpp_statistics import LlamaCpp
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.measure import (
     COLUMNS,
@@ -78,7 +78,6 @@ NAMES = {
     "delta_prob_squared": "its mean square",
     PERPLEXITY_DIFFERENCE: "the difference of the perplexities",
 }
-ROUNDING = 1e-6
 # If none of n rows is of a kind, at most 3/n of all are, at 95 % confidence. A large KL in a row, in nats.
 UNSEEN, LARGE_KL = 3.0, 10.0
 # Rows that the statistics take in at a time.
@@ -95,8 +94,7 @@ class Collector:
         worst: how many of the worst rows to report.
         bootstrap: the number of bootstrap draws for the intervals.
         generator: the random generator of the bootstrap, or None for a fixed seed.
-        llama_cpp: the rows for llama.cpp's statistics, or None for no statistics; ``"like"`` needs tables with the
-            additional columns `LIKE_COLUMNS`.
+        llama_cpp: whether to collect llama.cpp's statistics too.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
         independent: whether the rows are known to be independent; their order is then not examined.
     """
@@ -110,16 +108,14 @@ class Collector:
         worst: int,
         bootstrap: int,
         generator: torch.Generator | None,
-        llama_cpp: LlamaCppRows | None = None,
+        llama_cpp: bool = False,
         chunks: Tensor | None = None,
         independent: bool = False,
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(worst)
         self._clusters, self._bootstrap = clusters, bootstrap
         self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
-        self._llama_cpp = None if llama_cpp is None else LlamaCpp(llama_cpp, chunks)
-        if llama_cpp == "like":
-            self._columns += LIKE_COLUMNS
+        self._llama_cpp = LlamaCpp(chunks) if llama_cpp else None
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
         self._filled = 0
@@ -136,25 +132,6 @@ class Collector:
         places = tuple(map(self._columns.index, examined)) if in_order else ()
         self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
-
-    @property
-    def width(self) -> int:
-        """The number of columns of its tables."""
-        return len(self._columns)
-
-    def is_possible(self, table: Tensor) -> bool:
-        """Return whether a table from another process has possible values, up to rounding."""
-        if table.shape[1] != self.width:
-            return False
-        columns = dict(zip(self._columns, table.unbind(-1), strict=True))
-        within = [
-            (columns[name] >= low - ROUNDING) & (columns[name] <= high + ROUNDING)
-            for name, (low, high) in BOUNDS.items()
-            if name in columns and name != "difference"  # which is NaN between two infinities
-        ]
-        flags = [columns[name] for name in (*BINARY, "labeled") if name in columns]
-        within += [(flag == 0) | (flag == 1) for flag in flags]
-        return bool(torch.stack([*within, columns["confidence"] >= 0]).all())
 
     def require_values_up_to(self, stop: int) -> None:
         """Refuse labels or clusters that end before row `stop`."""
@@ -287,7 +264,7 @@ class Collector:
         """Return P's and Q's perplexity and their difference, which keeps its digits where they are close."""
         of_p, of_q = (_exp(float(self._moments[f"cross_entropy_{side}"].mean)) for side in "pq")
         difference = float(self._moments["difference"].mean)
-        # Beyond 700 nothing cancels; expm1 overflows from 710 on, which only a forged state of `resume` can ask for.
+        # Beyond 700 nothing cancels, and expm1 overflows from 710 on.
         if math.isinf(of_p) or math.isinf(of_q) or difference > 700:
             return of_p, of_q, of_q - of_p
         return of_p, of_q, of_p * math.expm1(difference)

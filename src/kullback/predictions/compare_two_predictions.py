@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import FLAG, GENERATOR, Arguments, OneOf, Whole, function, refuse_both
+from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function, refuse_both
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value
 from kullback.io import RowSource, paired_blocks
@@ -32,8 +32,7 @@ from kullback.predictions.checkpoint import (
     tensor_bytes,
 )
 from kullback.predictions.collect import Collector
-from kullback.predictions.llama_cpp_statistics import LlamaCppRows
-from kullback.predictions.measure import PART, LikeLlamaCpp, measure, rows_in_part
+from kullback.predictions.measure import PART, measure, rows_in_part
 from kullback.predictions.prediction_results import Comparison, WorstRow
 from kullback.predictions.shared_rows import shared_blocks
 from kullback.predictions.sources import (
@@ -68,7 +67,7 @@ ARGUMENTS = Arguments(
     independent=FLAG,
     generator=GENERATOR,
     progress=function("progress=print, which takes the numbers of finished rows and of all rows"),
-    llama_cpp=OneOf(get_args(LlamaCppRows), example="format", optional=True),
+    llama_cpp=FLAG,
 )
 
 
@@ -88,7 +87,7 @@ def compare_predictions(
     independent: bool = False,
     worst: int = 10,
     bootstrap: int = 1000,
-    llama_cpp: LlamaCppRows | None = None,
+    llama_cpp: bool = False,
     generator: torch.Generator | None = None,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
@@ -127,10 +126,8 @@ def compare_predictions(
         independent: whether the rows are known to be independent, so that their order is not examined.
         worst: how many of the rows of largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
-        llama_cpp: also compute the numbers that ``llama-perplexity --kl-divergence`` prints, by its definitions.
-            ``"format"`` uses the rows of this comparison. ``"like"`` computes the rows as llama.cpp does, in float32:
-            P's log-probabilities come from a base file, or are rounded like one; they are not normalized, and classes
-            with a log-probability of -16 or less are excluded. Both need labels, and store 8 bytes a row.
+        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, by its
+            definitions, from the rows of this comparison. They need labels, and store 8 bytes a row.
         generator: the random generator of the bootstrap; by default one with a fixed seed.
         block_bytes: the memory of a block of either side. A block has at least 32767 elements or one row.
         progress: called with the number of finished rows and the total (None if it is unknown before the end).
@@ -191,7 +188,7 @@ def compare_predictions(
             by_position = unnamed_side(source_p.class_names, source_q.class_names)
             notes += [] if by_position is None else [by_position]
             groups = take_clusters(cluster, cluster_key, rows)
-            if llama_cpp is not None:
+            if llama_cpp:
                 _check_llama_cpp(true_classes)
             collector = Collector(
                 rows,
@@ -201,15 +198,12 @@ def compare_predictions(
                 bootstrap=bootstrap,
                 generator=generator,
                 llama_cpp=llama_cpp,
-                chunks=None if llama_cpp is None else _chunks(sides),
+                chunks=_chunks(sides) if llama_cpp else None,
                 independent=independent,
             )
-            like = None if llama_cpp != "like" else "stored" if source_p.format == "llama.cpp" else "rounded"
-            run = _Run(
-                workers, (source_p, source_q), collector, like, rows_in_block, progress, resume is not None
-            )
+            run = _Run(workers, (source_p, source_q), collector, rows_in_block, progress, resume is not None)
             if resume is not None and workers.rank == 0:
-                identity = _identity(sides, true_classes, worst, llama_cpp, columns)
+                identity = _identity(sides, true_classes, worst, columns)
                 run.checkpoint = stack.enter_context(checkpoint_of(resume, identity))
             return run, blocks, notes
 
@@ -238,7 +232,6 @@ class _Run:
         workers: the workers.
         sides: P and Q.
         collector: takes the results.
-        like: where P's log-probabilities come from for llama.cpp's own rows, or None without these.
         rows_in_block: how many rows are read at a time.
         progress: called with the number of finished rows and the total.
         resumes: whether finished blocks are kept.
@@ -248,7 +241,6 @@ class _Run:
     workers: Workers
     sides: tuple[RowSource, RowSource]
     collector: Collector
-    like: LikeLlamaCpp | None
     rows_in_block: int
     progress: Progress | None
     resumes: bool
@@ -260,31 +252,15 @@ class _Run:
 
     def add_finished(self) -> int:
         """Add the rows of the records in the checkpoint to the collectors of all workers, and return their number."""
-        first, part, rows = 0, self._part, self.collector.rows
-        most_rows = max(part, MOST_SENT)
-
-        def decode(held: Any) -> _Rows:
-            table, worst = decoded_rows(held, first)
-            stop = first + len(table)
-            if (
-                len(table) > most_rows
-                or first % part  # after the last rows, which may be fewer
-                or stop > (rows or stop)
-                or (stop % part and stop != (rows or stop))
-                or not self.collector.is_possible(table)
-                or any(each.index >= self._classes for row in worst for each in row.top)
-            ):
-                raise ValueError
-            return table, worst
-
-        records = iter(() if self.checkpoint is None else self.checkpoint.records(decode, most_rows))
+        first = 0
+        records = iter(() if self.checkpoint is None else self.checkpoint.records())
         while (found := self.workers.gather(lambda: next(records, None))[0]) is not None:
-            table, worst = found
+            table, worst = decoded_rows(found)
             first += len(table)
             self.collector.require_values_up_to(first)
             self.collector.add(table, worst)
         if first and self.progress is not None:
-            self.progress(first, rows)
+            self.progress(first, self.collector.rows)
         return first
 
     def measure(self, blocks: Iterable[tuple[int, Tensor, Tensor] | None]) -> None:
@@ -317,7 +293,7 @@ class _Run:
         """Return the table of a part that begins at row `start`, and the worst of its rows."""
         labels = None if self.collector.labels is None else self.collector.labels[start : start + len(p)]
         representations = self.sides[0].representation, self.sides[1].representation
-        found = measure(p, q, representations, labels, like_llama_cpp=self.like)
+        found = measure(p, q, representations, labels)
         return found.table, self.collector.worst.candidates(start, found)
 
     def _keep(self, blocks: list[Iterable[_Rows]]) -> None:
@@ -333,7 +309,6 @@ def _identity(
     sides: Sequence[RowSource],
     labels: Tensor | None,
     worst: int,
-    llama_cpp: str | None,
     columns: Sequence[str] | None,
 ) -> str:
     """Return the fingerprint of everything that the measured rows of a comparison depend on.
@@ -341,7 +316,7 @@ def _identity(
     Clusters, bootstrap draws and the size of blocks are not included: the rows do not depend on them.
     """
     held = [[side.format, side.key, side.shape, side.representation, _content(side)] for side in sides]
-    return fingerprint(sides=held, labels=labels, options=[worst, llama_cpp, columns])
+    return fingerprint(sides=held, labels=labels, options=[worst, columns])
 
 
 def _content(side: RowSource) -> Any:

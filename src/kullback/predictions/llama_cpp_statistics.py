@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.arrays import Floats
-from kullback.io.llama_cpp_base import stored_log_probs
 from kullback.predictions.prediction_results import LlamaCppFigures, LlamaCppStatistics
-from kullback.representations import Representation
 
-# The rows to use: the comparison's rows, or the rows that llama.cpp computes.
-LlamaCppRows = Literal["format", "like"]
-FORMAT_COLUMNS = ("cross_entropy_q", "cross_entropy_p", "kl_pq", "delta_prob", "top1_agreement")
-LIKE_COLUMNS = ("like_nll_q", "like_nll_p", "like_kld", "like_delta_p", "like_same_top")
-FLOOR = -16.0  # classes of a lower log-probability are left out of the sum
+COLUMNS = ("cross_entropy_q", "cross_entropy_p", "kl_pq", "delta_prob", "top1_agreement")
 KLD_FRACTIONS = (0.999, 0.99, 0.95, 0.9, 0.5, 0.1, 0.05, 0.01, 0.001)
 DELTA_P_FRACTIONS = (0.999, 0.99, 0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001)
 FEWEST_UNCERTAIN, FEWEST_COVARIANCE = 11, 10
@@ -26,58 +19,25 @@ FEWEST_UNCERTAIN, FEWEST_COVARIANCE = 11, 10
 Singles = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
-def measure_like(p: Representation, q: Representation, labels: Tensor, *, stored: bool) -> list[Tensor]:
-    """Return the columns `LIKE_COLUMNS` of rows, computed as llama.cpp does, in float32.
-
-    P's log-probabilities come from its base file, rounded and not normalized; Q's come from its logits.
-
-    Arguments:
-        p: rows of P, as log-probabilities of a base file or as what one would be written from.
-        q: rows of Q.
-        labels: the true classes; negative if there is none.
-        stored: whether `p` comes from a base file.
-    """
-    logs_p, logits = (side.weights() if side.in_logs else side.weights().log() for side in (p, q))
-    logs_p = logs_p.float() if stored else stored_log_probs(logs_p)
-    logits, label = logits.float(), labels.clamp(min=0).unsqueeze(-1)
-    largest = logits.amax(-1, keepdim=True)
-    log_sum = _exp(logits - largest).sum(-1, dtype=torch.float64, keepdim=True).log().float()
-    normalizer = largest + log_sum
-    nll_q, nll_p = (normalizer - logits.gather(-1, label)).squeeze(-1), -logs_p.gather(-1, label).squeeze(-1)
-    terms = _exp(logs_p) * ((logs_p - logits) + normalizer)
-    kld = torch.where(logs_p > FLOOR, terms, 0).sum(-1, dtype=torch.float64)
-    same = logs_p.max(-1).indices == logits.max(-1).indices
-    return [nll_q.double(), nll_p.double(), kld, (_exp(-nll_q) - _exp(-nll_p)).double(), same.double()]
-
-
-def _exp(x: Tensor) -> Tensor:
-    """Return float32's exponential as the C library rounds it, which torch's differs from in the last place."""
-    return x.double().exp().float()
-
-
 class LlamaCpp:
     """Collects llama.cpp's sums and values from rows that come in order; it keeps 8 bytes of each row.
 
     Arguments:
-        rows: whose rows: ``"format"`` for the rows of the comparison, ``"like"`` for llama.cpp's own.
         chunks: the number of the chunk of each row, from 0 and increasing, or None if rows are not cut in chunks.
     """
 
-    def __init__(self, rows: LlamaCppRows, chunks: Tensor | None) -> None:
-        self._like, self._chunks, self._taken = rows == "like", chunks, 0
+    def __init__(self, chunks: Tensor | None) -> None:
+        self._chunks, self._taken = chunks, 0
         self._sums = torch.zeros(0, 12, dtype=torch.float64, device="cpu")
         self._kld: list[Tensor] = []
         self._delta_p: list[Tensor] = []
 
     def add(self, columns: Mapping[str, Tensor], known: Tensor) -> None:
         """Add the next rows that have a label."""
-        names = LIKE_COLUMNS if self._like else FORMAT_COLUMNS
-        nll, base, kld, delta_p, same = (columns[name][known] for name in names)
+        nll, base, kld, delta_p, same = (columns[name][known] for name in COLUMNS)
         self._kld.append(kld.float())
         self._delta_p.append(delta_p.float())
-        if self._like:  # products of float32 are rounded to float32
-            nll, base, delta_p = nll.float(), base.float(), delta_p.float()
-        square = (delta_p * delta_p).double()
+        square = delta_p * delta_p
         terms = [torch.ones_like(kld), nll, nll * nll, base, base * base, nll * base]
         terms += [kld, kld * kld, delta_p, square, square * square, same]
         stop = self._taken + len(known)
@@ -88,7 +48,7 @@ class LlamaCpp:
         missing = int(chunk.max()) + 1 - len(self._sums) if len(chunk) else 0
         if missing > 0:
             self._sums = torch.cat([self._sums, self._sums.new_zeros(missing, self._sums.shape[1])])
-        self._sums.index_add_(0, chunk[known], torch.stack([term.double() for term in terms], -1))
+        self._sums.index_add_(0, chunk[known], torch.stack(terms, -1))
 
     def statistics(self) -> LlamaCppStatistics:
         """Return the statistics after each chunk and of all rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from kullback.common.words import DIVERGENCE_NAMES, NO_LABEL, RepresentationName
 from kullback.generators import KL, Divergence, FinitePair, JensenShannon, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair, row_divergence
 from kullback.kernels.native.library import is_available
-from kullback.predictions.llama_cpp_statistics import measure_like
 from kullback.predictions.prediction_results import TopClass
 from kullback.representations import REPRESENTATIONS, Logits, Representation
 
@@ -36,8 +35,6 @@ LABEL_COLUMNS = (
     *TOP_K_ACCURACY_P,
     *TOP_K_ACCURACY_Q,
 )
-# Where P's log-probabilities come from: stored in a llama.cpp base file, or rounded as one would hold them.
-LikeLlamaCpp = Literal["stored", "rounded"]
 LOWEST = torch.finfo(torch.float64).min
 
 
@@ -73,14 +70,8 @@ def measure(
     q: Tensor,
     representations: tuple[RepresentationName, RepresentationName],
     labels: Tensor | None,
-    *,
-    like_llama_cpp: LikeLlamaCpp | None = None,
 ) -> MeasuredRows:
-    """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None.
-
-    With `like_llama_cpp`, the table also has the columns `LIKE_COLUMNS`, from log-probabilities that come from a base
-    file or are rounded like one.
-    """
+    """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None."""
     sides = [
         REPRESENTATIONS[name](rows.double(), validate=False)
         for name, rows in zip(representations, (p, q), strict=True)
@@ -98,8 +89,6 @@ def measure(
     columns += [pair.p[:, 0], *(top_p == top_q).double().cumprod(-1).unbind(-1)]
     if labels is not None:
         columns += _against_labels(pair, sides, index, labels)
-    if labels is not None and like_llama_cpp is not None:
-        columns += measure_like(sides[0], sides[1], labels, stored=like_llama_cpp == "stored")
     return MeasuredRows(torch.stack(columns, -1), index, pair)
 
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from kullback.results.finding import Level
-from kullback.results.verdict import Verdict, headline
+from kullback.results.verdict import Outcome, Verdict, headline, worst
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Tone: TypeAlias = Literal["bad", "warning", "good", "unknown", ""]
+
+TONES: dict[Outcome, Tone] = {"failed": "bad", "unclear": "warning", "passed": "good"}
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ class Document:
         """The tone of the outcome: of the limits, if there are any."""
         if not self.verdicts:
             return self.headline.tone
-        return "good" if all(verdict.passed for verdict in self.verdicts) else "bad"
+        return TONES[worst(self.verdicts)]
 
 
 def main_tables(document: Document) -> Iterator[Table]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
-    """Return a result as a data frame; its ``attrs["gates"]`` says whether each limit holds.
+    """Return a result as a data frame; its ``attrs["gates"]`` has the outcome of each limit.
 
     Arguments:
         result: a result, or its document.
@@ -38,5 +38,5 @@ def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
     else:
         found = page.frame()
     frame = pd.DataFrame(dict(found.columns), index=found.index)
-    frame.attrs["gates"] = {verdict.limit: verdict.passed for verdict in verdicts}
+    frame.attrs["gates"] = {verdict.limit: verdict.outcome for verdict in verdicts}
     return frame

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kullback.common.plain_values import flat_numbers, json_safe
 from kullback.report.document import Findings, Table
 from kullback.report.subjects import document
+from kullback.results.verdict import worst
 
 if TYPE_CHECKING:
     from kullback.report.document import Document
@@ -70,8 +71,11 @@ def dumps(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
 def _gates(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     if not verdicts:
         return {}
-    limits = [{"limit": each.limit, "passed": each.passed, **asdict(each)} for each in verdicts]
-    return {"gates": {"passed": all(each.passed for each in verdicts), "limits": limits}}
+    limits = [
+        {"limit": each.limit, "passed": each.passed, "outcome": each.outcome, **asdict(each)}
+        for each in verdicts
+    ]
+    return {"gates": {"passed": worst(verdicts) == "passed", "outcome": worst(verdicts), "limits": limits}}
 
 
 def _plain(page: Document) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def render(comparison: Comparison) -> str:
         >>> import torch
         >>> from kullback import Probs, compare_predictions
         >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]).repeat(60, 1))
-        >>> lines = render(compare_predictions(p, p, labels=[0, 1] * 60, llama_cpp="format")).splitlines()
+        >>> lines = render(compare_predictions(p, p, labels=[0, 1] * 60, llama_cpp=True)).splitlines()
         >>> lines[1]
         'Mean PPL(Q)                   :   4.472136 ±   0.329903'
         >>> lines[8:10]

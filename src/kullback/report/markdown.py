@@ -12,10 +12,11 @@ from kullback.report.subjects import document
 
 if TYPE_CHECKING:
     from kullback.report.document import Document, Table
-    from kullback.results.verdict import Verdict
+    from kullback.results.verdict import Outcome, Verdict
 
 MOST_ROWS = 40
 MOST_REMARKS = 25
+_MARKS: dict[Outcome, str] = {"passed": "✅", "failed": "❌", "unclear": "❔"}
 
 
 def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
@@ -28,7 +29,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
     Example:
         >>> import torch
         >>> from kullback import Probs, compare_predictions
-        >>> from kullback.results.verdict import Verdict
+        >>> from kullback.results.verdict import Outcome, Verdict
         >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
         >>> print(render(compare_predictions(p, p), [Verdict("mean at most 0.1")]))
         **Passed: 1 limit. P and Q are equal in every row: KL(P\\|\\|Q) is 0.**
@@ -55,8 +56,8 @@ def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
 def _limits(verdicts: Sequence[Verdict]) -> list[str]:
     lines: list[str] = []
     for each in verdicts:
-        failures = "" if each.passed else f": {escaped('; '.join(each.failures))}"
-        lines.append(f"- {'✅' if each.passed else '❌'} {escaped(each.limit)}{failures}")
+        sentences = "" if each.passed else f": {escaped('; '.join(each.sentences))}"
+        lines.append(f"- {_MARKS[each.outcome]} {escaped(each.limit)}{sentences}")
     return lines
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kullback.errors import printable, quoted
-from kullback.report.document import Findings, Gallery, Passages, Section, Table
+from kullback.report.document import TONES, Findings, Gallery, Passages, Section, Table
 from kullback.report.formats import count, counted
 from kullback.report.subjects import document
 from kullback.results.verdict import headline
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kullback.report.document import Block, Document, Tone
-    from kullback.results.verdict import Verdict
+    from kullback.results.verdict import Outcome, Verdict
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
+# The word before a limit, the most urgent outcome first.
+_LABELS: dict[Outcome, str] = {"failed": "FAILED", "unclear": "CANNOT TELL", "passed": "passed"}
 LONGEST_NAME = 18  # characters of a name that a table has room for; a longer one folds
 MOST_REMARKS = 25
 MOST_LINES = 12  # of a brief report
@@ -55,7 +57,7 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
     if page.headline.reason:
         say.line(page.headline.reason)
     for each in page.verdicts:
-        say.verdict(each, f": {'; '.join(each.failures)}")
+        say.verdict(each, f": {'; '.join(each.sentences)}")
     for letter, name in (page.headline.names or {}).items():
         say.line(f"{letter}  {name}")
     if page.headline.size:
@@ -132,8 +134,8 @@ def _more(page: Document, width: int, *, has_page: bool) -> str:
 
 
 def _failures(verdict: Verdict) -> Iterator[str]:
-    """Yield descriptions of how a limit is broken and by what, each shorter than the one before."""
-    yield f": {'; '.join(verdict.failures)}"
+    """Yield descriptions of how a limit is broken or unclear, each shorter than the one before."""
+    yield f": {'; '.join(verdict.sentences)}"
     if verdict.broken_by:
         others = len(verdict.broken_by) - 1
         yield f": {quoted(verdict.broken_by[0])}" + f" and {count(others)} more" * bool(others)
@@ -160,17 +162,19 @@ class _Printer:
         self.line(text, style if "bold" in style else f"bold {style}".strip())
 
     def verdict(self, verdict: Verdict, failure: str) -> None:
-        text = f"passed: {verdict.limit}" if verdict.passed else f"FAILED: {verdict.limit}{failure}"
-        self.line(text, STYLES["good" if verdict.passed else "bad"])
+        sentence = "" if verdict.passed else failure
+        self.line(f"{_LABELS[verdict.outcome]}: {verdict.limit}{sentence}", STYLES[TONES[verdict.outcome]])
 
     def limits(self, page: Document, room: int) -> int:
-        """Print the verdict, and as many limits as there is room for, the broken ones first; return their number."""
+        """Print the verdict, and the limits that there is room for, the most urgent first; return their number."""
         if page.verdicts:
             hidden = "; --full lists them" if room < len(page.verdicts) else ""
             self.outcome(f"{headline(page.verdicts)}{hidden}", page.tone)
-        shown = sorted(page.verdicts, key=lambda verdict: verdict.passed)[: max(room, 0)]
+        shown = sorted(page.verdicts, key=lambda verdict: list(_LABELS).index(verdict.outcome))[
+            : max(room, 0)
+        ]
         for each in shown:
-            width = self._console.width - self._text(f"FAILED: {each.limit}").cell_len
+            width = self._console.width - self._text(f"{_LABELS[each.outcome]}: {each.limit}").cell_len
             self.verdict(
                 each, next(text for text in _failures(each) if self._text(text).cell_len <= width or not text)
             )

@@ -1,42 +1,79 @@
-"""The class `Verdict`, which says whether a result keeps a limit that you asked for, and the headline of a report."""
+"""The verdict of a gate: a limit that you asked for, and whether a result keeps it, breaks it, or leaves it open."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["passed", "failed", "unclear"]
+"""The outcome of a limit: `unclear` if the data do not decide between the other two."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A limit that you asked for, and the columns or candidates of the result that break the limit.
+    """A limit that you asked for, and how the result breaks it or leaves it open.
 
     Attributes:
         limit: the limit in words, such as "psi at most 0.2".
-        failures: one sentence for each column or candidate that breaks the limit; empty if none breaks it.
+        failures: a sentence for each column or candidate that breaks the limit.
         broken_by: the columns, groups of columns, or candidates that break the limit.
+        unclear: a sentence for each column or candidate of which the data do not show whether it keeps the limit.
     """
 
     limit: str
     failures: tuple[str, ...] = ()
     broken_by: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """``"failed"`` if anything breaks the limit, otherwise ``"unclear"`` if anything leaves it open."""
+        return "failed" if self.failures else "unclear" if self.unclear else "passed"
 
     @property
     def passed(self) -> bool:
         """Whether the result keeps the limit."""
-        return not self.failures
+        return self.outcome == "passed"
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The sentences on failures, and after them those on unclear limits."""
+        return (*self.failures, *self.unclear)
+
+
+def worst(verdicts: Sequence[Verdict]) -> Outcome:
+    """Return the outcome of several limits together: failed before unclear before passed.
+
+    Example:
+        >>> worst([Verdict("mean at most 1"), Verdict("top1 at least 0.9", unclear=("top1 has no interval",))])
+        'unclear'
+    """
+    outcomes = {verdict.outcome for verdict in verdicts}
+    return "failed" if "failed" in outcomes else "unclear" if "unclear" in outcomes else "passed"
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
-    """Return the first line of a report, which counts the limits and the broken limits; empty without limits.
+    """Return the outcome of all limits, the beginning of every report; empty without limits.
 
     Example:
         >>> headline([Verdict("mean at most 1"), Verdict("top1 at least 0.9", ("top1 is 0.8",))])
         'Failed: 1 of 2 limits broken'
+        >>> headline([Verdict("mean at most 1", unclear=("mean has no interval",))])
+        'Cannot tell: 1 of 1 limit unclear'
         >>> headline([Verdict("mean at most 1")])
         'Passed: 1 limit'
     """
     if not verdicts:
         return ""
-    broken = sum(not verdict.passed for verdict in verdicts)
     limits = f"{len(verdicts):,} limit{'s' * (len(verdicts) != 1)}"
-    return f"Failed: {broken:,} of {limits} broken" if broken else f"Passed: {limits}"
+    count = {
+        outcome: sum(verdict.outcome == outcome for verdict in verdicts) for outcome in ("failed", "unclear")
+    }
+    if count["failed"]:
+        return f"Failed: {count['failed']:,} of {limits} broken" + f", {count['unclear']:,} unclear" * bool(
+            count["unclear"]
+        )
+    return (
+        f"Cannot tell: {count['unclear']:,} of {limits} unclear" if count["unclear"] else f"Passed: {limits}"
+    )

@@ -30,6 +30,14 @@ def profile_path(reference: str | os.PathLike[str]) -> Path:
         'march.parquet.profile.json'
     """
     path = Path(reference)
+    if not path.name:
+        raise FileError.at(
+            f"reference = {printable(path)}",
+            "reference",
+            wanted="a table or a profile",
+            got="a directory",
+            instead="name a file inside it",
+        )
     return path.with_name(path.name + SUFFIX)
 
 

@@ -102,16 +102,16 @@ def test_names_are_no_markdown():
 
 
 def test_the_command_writes_the_summary_with_the_other_files(files):  # noqa: F811
-    gates = ("--fail-above", "mean=1", "--fail-above", "max=0.0001")
+    gates = ("--fail-above", "mean=1", "--fail-above", "max.value=0.0001")
     result = compare("--labels", "labels.npy", *gates, "--json", "x.json", "--markdown", "x.md")
     assert result.exit_code == 1
     text, found = Path("x.md").read_text(), json.loads(Path("x.json").read_text())
     assert cells(text)["perplexity of P"][0] == number(found["labels"]["perplexity_p"]["mean"])
     assert "- ✅ mean at most 1" in text
-    assert re.search(r"- ❌ max at most 0.0001: max is 0.\d+, above 0.0001 by", text)
+    assert re.search(r"- ❌ max.value at most 0.0001: max.value is 0.\d+, above 0.0001 by", text)
 
 
-def test_all_files_are_written_or_none(files):  # noqa: F811
+def test_a_file_that_cannot_be_written_is_refused_before_any_is(files):  # noqa: F811
     Path("x.md").mkdir()
     assert_one_line_error(compare("--json", "x.json", "--markdown", "x.md"), "x.md")
     assert not Path("x.json").exists()

@@ -80,9 +80,10 @@ def test_columns_mean_what_their_numbers_and_limits_say(found):
     assert means["still"] == means["constant"] == ("none seen", "good")
     assert means["id"] == ("inconclusive", "unknown")
     strict = parse_table_gate("psi.value=0.01", "above").verdict(found)
-    assert strict.broken_by == ("number", "flag", "id")
+    assert strict.broken_by == ("number", "flag")
+    assert "'id' is unknown: most values are too rare" in strict.unclear[0]
     assert meaning(found["flag"], [strict]) == ("limit broken", "bad")
-    assert meaning(found["id"], [strict]) == ("inconclusive", "bad")
+    assert meaning(found["id"], [strict]) == ("inconclusive", "unknown")
     few = compare_tables(frame(0, 12, 0), frame(1, 12, 0))
     assert meaning(few["number"]).words == "inconclusive"
 

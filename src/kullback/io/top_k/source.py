@@ -123,9 +123,9 @@ class TopKSource(Closes):
 
         Example:
             >>> import kullback.io
-            >>> record = {"logprobs": [[[-0.1, -2.5]]], "logprob_token_ids": [[[4, 9]]]}
+            >>> record = {"target_logprobs": [[-0.1, -2.5]], "target_token_ids": [[4, 9]]}
             >>> kullback.io.open_top_k(record, classes=10).describe()
-            'trl, 10 classes'
+            'axolotl, 10 classes'
         """
         sizes = ((self.rows, "positions"), (self.k, "listed"), (self.classes, "classes"))
         found = [f"{size} {what}" for size, what in sizes if size is not None]
@@ -160,7 +160,7 @@ class TopKSource(Closes):
 
         Example:
             >>> import kullback.io
-            >>> record = {"logprobs": [[[-0.1], [-0.2], [-0.3]]], "logprob_token_ids": [[[4], [9], [2]]]}
+            >>> record = {"target_logprobs": [[-0.1], [-0.2], [-0.3]], "target_token_ids": [[4], [9], [2]]}
             >>> [len(block) for block in kullback.io.open_top_k(record).blocks(rows=2)]
             [2, 1]
         """
@@ -235,8 +235,8 @@ def paired_top_k_blocks(
 
     Example:
         >>> import kullback.io
-        >>> first = {"logprobs": [[[-0.1], [-0.2]]], "logprob_token_ids": [[[4], [9]]]}
-        >>> second = {"logprobs": [[[-0.3], [-0.4]]], "logprob_token_ids": [[[4], [7]]]}
+        >>> first = {"target_logprobs": [[-0.1], [-0.2]], "target_token_ids": [[4], [9]]}
+        >>> second = {"target_logprobs": [[-0.3], [-0.4]], "target_token_ids": [[4], [7]]}
         >>> with kullback.io.open_top_k(first) as p, kullback.io.open_top_k(second, name="other") as q:
         ...     [(len(a), len(b)) for a, b in kullback.io.paired_top_k_blocks(p, q)]
         [(2, 2)]

@@ -11,7 +11,7 @@ from kullback.common.constraints import Arguments, OfType, OneOf, Whole
 from kullback.common.files import check_input
 from kullback.errors import invalid_type
 from kullback.io.source_files import FileReference, closed_on_error
-from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl_server, vllm
+from kullback.io.top_k import axolotl, llama_server, openai, sglang, vllm
 from kullback.io.top_k.records import ParquetRows, ReadRecord, RecordReader, Records, Tokens
 from kullback.io.top_k.source import TopKReader, TopKSource
 from kullback.io.top_k.top_k_arrays import ARRAY_FORMATS, array_format, open_arrays, open_folder
@@ -21,7 +21,6 @@ RECORD_FORMATS: dict[str, tuple[Callable[[object], bool], ReadRecord]] = {
     "vllm": (vllm.has_prompt_log_probs, vllm.read),
     "sglang": (sglang.has_meta_info, sglang.read),
     "llama-server": (llama_server.has_probabilities, llama_server.read),
-    "trl": (trl_server.has_sequence_log_probs, trl_server.read),
     "openai": (openai.has_log_probs, openai.read),
     "axolotl": (axolotl.has_fields, axolotl.reader_of(None)),
 }
@@ -57,7 +56,6 @@ def open_top_k(
     | ``sglang`` | responses of ``/generate`` with `return_logprob` and `top_logprobs_num` | yes |
     | ``openai`` | chats with `top_logprobs`, completions with `logprobs` (and `echo`), of any server; they need `tokens` unless they give ids | yes |
     | ``llama-server`` | responses of ``/completion`` with `n_probs` | the generated one |
-    | ``trl_server`` | responses of ``trl vllm-serve``: ``/get_sequence_logprobs/`` and ``/generate/`` | if given |
     | ``axolotl`` | rows of Parquet or JSON lines with `llm_text_generation_vllm_logprobs`, or another `key` | no |
     | ``safetensors`` | tensors `indices` and `log_probs` (..., k); `labels`, `label_log_probs`, `log_tail` if known | if stored |
     | ``mlx-dwq`` | tensors `indices` and `logits` (batch, length, k), in a file or a folder | no |

@@ -16,8 +16,9 @@ The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": 
 * ``differences``: the mean KL of each candidate but the first minus that of the one before, with ``standard_error``,
   ``interval`` and ``reason``.
 * ``noise_floor``: the base against itself with rounding noise, as a candidate, or null.
-* ``gates``, if you asked for limits: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
-  ``failures`` (sentences) and ``broken_by`` (the candidates beyond it).
+* ``gates``, if you asked for limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
+  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
+  ``broken_by`` (the candidates beyond it).
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Within version 1 names may be added,

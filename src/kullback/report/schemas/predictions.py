@@ -20,8 +20,9 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
 * ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.
 * ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
 * ``infinite``: for each divergence, in how many rows it is infinite.
-* ``gates``, if you asked for limits: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
-  ``failures`` (sentences) and ``broken_by`` (empty).
+* ``gates``, if you asked for limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
+  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
+  ``broken_by`` (empty).
 * ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
   ``interval`` of ``kl_pq`` allows for it.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).

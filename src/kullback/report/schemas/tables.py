@@ -15,8 +15,9 @@ The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": 
   categories.
 * ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
 * ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
-* ``gates``, if you asked for limits: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
-  ``failures`` (sentences) and ``broken_by`` (the columns beyond it).
+* ``gates``, if you asked for limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
+  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
+  ``broken_by`` (the columns beyond it).
 * ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 

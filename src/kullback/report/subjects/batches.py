@@ -16,7 +16,7 @@ from kullback.report.plots.tables import draw_history
 from kullback.report.schemas import tables as schema
 from kullback.report.subjects import document, tables
 from kullback.results.finding import Level
-from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict, worst
 from kullback.tables.table_results import TableComparison
 
 CORRECTED = "The p-values are corrected for all columns of all batches."
@@ -36,15 +36,19 @@ class Batches:
 
     @property
     def lines(self) -> list[str]:
-        """The outcome of each batch, after the number of batches that fail if there are gates.
+        """The outcome of each batch, after the number of batches that fail or are unclear if there are gates.
 
         Without gates, the first line states how p-values are corrected.
         """
-        failed = sum(any(not each.passed for each in verdicts) for verdicts in self.verdicts)
         number = counted(len(self.comparisons), "batch", "batches")
+        outcomes = [worst(verdicts) for verdicts in self.verdicts]
         whole = f"{number}; p-values are corrected for all of them."
-        if any(self.verdicts):
-            whole = f"Failed: {failed} of {number}." if failed else f"Passed: {number}."
+        if "failed" in outcomes:
+            whole = f"Failed: {outcomes.count('failed')} of {number}."
+        elif "unclear" in outcomes:
+            whole = f"Cannot tell: {outcomes.count('unclear')} of {number}."
+        elif any(self.verdicts):
+            whole = f"Passed: {number}."
         return [whole, *(f"{page.title}: {page.outcome}" for page in self.pages)]
 
     @property
@@ -58,7 +62,10 @@ def _named(name: str, page: Document) -> Document:
     """Return a document under the name of its batch, which the names of its drawings and its limits have too."""
     verdicts = (
         Verdict(
-            f"{name}: {each.limit}", tuple(f"{name}: {failure}" for failure in each.failures), each.broken_by
+            f"{name}: {each.limit}",
+            tuple(f"{name}: {failure}" for failure in each.failures),
+            each.broken_by,
+            tuple(f"{name}: {sentence}" for sentence in each.unclear),
         )
         for each in page.verdicts
     )

@@ -300,7 +300,7 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
     hidden = psi is None or (compared.psi.interval is None and len(compared.bins) > 1)
     content = compared.content if isinstance(compared, ColumnComparison) else None
     if any(compared.label in verdict.broken_by for verdict in verdicts):
-        return Shift("inconclusive" if hidden else "limit broken", "bad")
+        return Shift("limit broken", "bad")
     if content == "identifier":
         return Shift("inconclusive", "unknown")
     if psi is not None and compared.p_adjusted < SIGNIFICANT:
