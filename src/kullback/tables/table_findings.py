@@ -43,7 +43,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
     "numbers-as-text": (
         "warning",
-        "most values of a column of text are numbers or dates, which are compared as categories",
+        "a column of text is compared as the numbers or dates that it holds, or as categories for the reason given",
     ),
     "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
     "words-differ": (
