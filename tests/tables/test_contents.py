@@ -124,7 +124,10 @@ def test_the_remedies_show_the_shift() -> None:
         for each in compare_tables(p, q, columns=["half"]).findings
         if each.code == "numbers-as-text"
     )
-    assert "because fewer than 90 % are alike; convert the column first, as with pandas.to_numeric" in message
+    assert (
+        "because fewer than 90 % are written in one way; convert the column first, as with pandas.to_numeric"
+        in message
+    )
     numbers = [frame[["half"]].apply(pd.to_numeric, errors="coerce") for frame in (p, q)]
     comparison = compare_tables(*numbers)
     assert comparison.columns[0].psi.value > 0.4

@@ -162,7 +162,7 @@ def test_one_side_of_numbers_decides_the_type() -> None:
         (
             reals[0][["point"]],
             texts[1][["point"]].replace("^-.*", "low", regex=True),
-            "fewer than 90 % are alike",
+            "fewer than 90 % are written in one way",
         ),
     ):
         (changed,) = (each for each in compare_tables(p, q).findings if each.code == "type-changed")
@@ -193,6 +193,8 @@ refuse("other unit", [f"{v}%" for v in REAL_P], REAL_Q, "P and Q write them diff
 refuse(
     "other currency", [f"${v}" for v in REAL_P], [f"€{v}" for v in REAL_Q], "P and Q write them differently"
 )
+MISTAKE = [*(f"{v + 100:.3f}" for v in X), "1,5"]
+refuse("a single mistake", MISTAKE, MISTAKE, "points are decimal ones or separate")
 DAYS = [f"{d:02d}/{m:02d}/{y}" for d in range(1, 13) for m in range(1, 13) for y in (2024, 2025)]
 refuse("day or month", DAYS, DAYS[::-1], "the order of day, month and year is not certain")
 refuse(
@@ -203,8 +205,8 @@ refuse(
 )
 refuse("postal codes", [f"{v:05d}" for v in range(5000, 50000, 900)] * 9, THOUSANDS_P, "some begin with 0")
 refuse("account numbers", [str(10**16 + v % 50) for v in range(600)], [str(10**16)] * 600, "15 digits")
-refuse("too few", REAL_P + ["?"] * 100, REAL_Q, "fewer than 90 % are alike")
-refuse("too few in Q", REAL_P, REAL_Q + ["?"] * 100, "fewer than 90 % are alike")
+refuse("too few", REAL_P + ["?"] * 100, REAL_Q, "fewer than 90 % are written in one way")
+refuse("too few in Q", REAL_P, REAL_Q + ["?"] * 100, "fewer than 90 % are written in one way")
 
 
 def test_what_is_not_certain_stays_categories_with_the_reason() -> None:

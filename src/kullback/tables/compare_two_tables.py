@@ -435,7 +435,7 @@ def _chosen_names(
 def _changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
     """Return the finding that a column has another type in Q, with the reason if it is text that holds numbers."""
     differ = p.column_type != q.column_type and "categorical" in (p.column_type, q.column_type)
-    return changed_type(name, p, q, reason_against(p, q) if differ else None)
+    return changed_type(name, p, q, reason_against(name, p, q) if differ else None)
 
 
 def _random(generator: torch.Generator | None) -> np.random.Generator:

@@ -55,13 +55,13 @@ def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Cont
     convert = "pandas.to_datetime" if what == "dates" else "pandas.to_numeric"
     message = (
         f"{quoted(name)} holds text, of which {100 * share:.3g} % are {what}: they are compared as categories, which "
-        f"hardly show a shift, because {reason_against(p, q)}; convert the column first, as with "
+        f"hardly show a shift, because {reason_against(name, p, q)}; convert the column first, as with "
         f"{convert}(column, errors='coerce')"
     )
     return finding(content, message, name)
 
 
-def reason_against(p: ColumnProfile, q: ColumnProfile) -> str | None:
+def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
     """Return why a column of text is not compared as the numbers or dates that it mostly holds; None if it holds
     others."""
     sides = [column for column in (p, q) if not column.empty]
@@ -72,6 +72,8 @@ def reason_against(p: ColumnProfile, q: ColumnProfile) -> str | None:
         for what in ("numbers", "dates")
     ):
         return None
+    if all(identifies(name, column) for column in sides):
+        return "they identify rows"
     if not have_enough_values(sides):
         return FEW
     types = {each.column_type for each in sides} - {"categorical"}

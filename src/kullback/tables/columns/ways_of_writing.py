@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 FEWEST_NUMBERS = 20
 # A column is read as numbers if at least this share of each side's texts are some.
 LEAST_SHARE = 0.9
-# One of two ways is right if the other one alone reads at most a ninth of the texts that it alone reads.
+# One of two ways is right if the other one alone reads at most a ninth of the texts that it alone reads. These have to
+# be more than a few mistakes.
 _RATIO = 9.0
+_LEAST_EVIDENCE = 0.005
 FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
 _SAMPLE = 1000  # texts that show whether all have to be looked at
 _SUSPECTED = 0.3
@@ -152,7 +154,9 @@ def way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written
         ways = of_type
     if not ways:
         differ = bool(likely) and all(likely)
-        return NotRead("P and Q write them differently" if differ else "fewer than 90 % are alike")
+        return NotRead(
+            "P and Q write them differently" if differ else "fewer than 90 % are written in one way"
+        )
     if ways[0].what == "numbers" and any(side.get(("codes",)) for side in sides):
         return NotRead("some begin with 0 or have more than 15 digits, as codes")
     if column_type is None and max(side["different", way] for side in sides for way in ways) < FEWEST_NUMBERS:
@@ -264,8 +268,9 @@ def _contested(way: Written, rival: Written, side: Evidence) -> list[str]:
 
 def _balance(way: Written, rival: Written, side: Evidence) -> int:
     """Return 1 if texts that only one way reads show that the first one is right, -1 for the second one, else 0."""
-    mine, other = side.get(("only", way, rival), 0.0), side.get(("only", rival, way), 0.0)
-    return int(mine > 0 and mine >= _RATIO * other) - int(other > 0 and other >= _RATIO * mine)
+    first, second = side.get(("only", way, rival), 0.0), side.get(("only", rival, way), 0.0)
+    least = _LEAST_EVIDENCE * side["all",]
+    return int(first > max(least, _RATIO * second)) - int(second > max(least, _RATIO * first))
 
 
 def _divided(way: Written, rival: Written, side: Evidence) -> bool:
