@@ -214,7 +214,7 @@ SECTIONS = (
 )
 # The options of ``--help``, which shows the first sentence of each.
 COMMON = (
-    "representation", "labels", "cluster", "tokens", "columns", "exclude", "joint", "weights", "text", "context",
+    "representation", "labels", "cluster", "tokens", "columns", "joint", "weights", "text", "context",
     "most_windows", "device", "noise_floor", "resume", "fail_above", "fail_below", "full", "worst", "html_path",
     "json_path", "markdown_path",
 )  # fmt: skip
