@@ -24,6 +24,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,12 +219,30 @@ def grid(side: int, sd: float) -> Draw:
     return lambda rng, _: gaussian_filter(rng.standard_normal((side, side)), sd, mode="wrap").ravel()
 
 
-def panel(units: int, times: int, missing: float) -> Draw:
-    """Units at each time, sorted by time, with rows missing at random; half the variance is of units."""
+def panel(units: int, times: int, missing: float, spread: float = 1.0) -> Draw:
+    """Units at each time, sorted by time, with rows missing at random.
+
+    The variance of units is `spread` squared times the variance within units.
+    """
 
     def draw(rng: np.random.Generator, _: int) -> np.ndarray:
-        x = rng.standard_normal((1, units)) + rng.standard_normal((times, units))
-        return x.ravel()[rng.random(units * times) >= missing] / math.sqrt(2)
+        x = spread * rng.standard_normal((1, units)) + rng.standard_normal((times, units))
+        return x.ravel()[rng.random(units * times) >= missing] / math.sqrt(1 + spread**2)
+
+    return draw
+
+
+def panel_of_categories(units: int, times: int, missing: float) -> Draw:
+    """Units at each time, sorted by time, with rows missing at random.
+
+    From one time to the next, a unit keeps its category with probability 0.9, or draws one of 4.
+    """
+
+    def draw(rng: np.random.Generator, _: int) -> np.ndarray:
+        x = rng.integers(0, 4, (times, units))
+        for before, now in pairwise(x):
+            np.copyto(now, before, where=rng.random(units) < 0.9)
+        return x.ravel()[rng.random(units * times) >= missing]
 
     return draw
 
@@ -590,6 +609,10 @@ def cases() -> list[Case]:
                 ("a grid of 30 × 30", grid(30, 2), 900),
                 ("a rough grid of 40 × 40", grid(40, 1), 1600),
                 ("a panel by time, 15 % missing", panel(80, 12, 0.15), 816),
+                ("a panel by time, correlation 0.8, 30 % missing", panel(40, 20, 0.3, 2.0), 560),
+                ("a panel of categories by time", panel_of_categories(40, 15, 0.0), 600),
+                ("a panel of categories by time, 15 % missing", panel_of_categories(40, 15, 0.15), 510),
+                ("a panel of categories by time, 30 % missing", panel_of_categories(40, 15, 0.3), 420),
             )
         ],
         *[common_scale(d, 2000) for d in (6, 8)],
@@ -603,6 +626,10 @@ def cases() -> list[Case]:
                 ("in order, each three times but for rounding errors, shuffled", near_copies(0.0)),
             )
         ],
+        Case(
+            "compare_tables: a panel of categories by time, 30 % missing, P = Q",
+            *(0.0, panel_of_categories(40, 15, 0.3), panel_of_categories(40, 15, 0.3), 420, 1.0, of_tables),
+        ),
         Case("known Q: waves ‖ uniform", 1 - math.log(2), wave, Uniform(double(0.0), double(1.0)), 1000, 0.3),
         Case("known Q: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, 1000, 0.3),
         Case("known Q: N(0, 1) ‖ Laplace", 0.0721106, of(NORMAL), LAPLACE, 200, 0.5),

@@ -117,10 +117,12 @@ HARD = """\
 
 How often the 95 % interval covers on pairs that are meant to break it: tails of P beyond Q's, categories that Q lacks,
 atoms, planes, spheres, lattices, clusters, waves (`python benchmarks/coverage.py`). An interval with an infinite upper
-limit covers if its lower limit is below the truth. **Bold** would be coverage significantly below 93 %.
+limit covers if its lower limit is below the truth. **Bold** is coverage significantly below 93 %.
 
-Few panels with gaps get an interval, so their coverage is uncertain. In 200 other draws of that panel, 14 had an
-interval, and 11 of these covered. Pass `cluster=` for such data. Gaps in a panel of categories are not searched for.
+Nearly all panels with gaps are open. Of 200 draws with 15 % of the rows missing, 6 had an interval, and of 200 with
+30 %, 2. Both of these excluded 0, which is the bold row. Gaps are harder to see if rows of one unit are less alike:
+with a correlation of 0.5 and 30 % missing, 99 of 200 panels of 80 units had an interval, and 86 of these covered. Pass
+`cluster=` for such data.
 """
 
 TWO_SAMPLES = """\

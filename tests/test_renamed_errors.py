@@ -409,7 +409,11 @@ def test_no_message_of_kullback_is_parsed() -> None:
 def test_every_error_is_made_of_parts() -> None:
     kinds = {name for name in errors.__all__ if name.endswith("Error")} | {"UnreachableError", "FitError"}
     # A fault of kullback's own registry, which no user can cause.
-    own = {"pairs/registry.py": ["RegistrationError(f'two closed forms for {names_of(type_p, type_q)}')"]}
+    own = {
+        "pairs/registry.py": [
+            "RegistrationError(f'there are two closed forms for {names_of(type_p, type_q)}')"
+        ]
+    }
     assert plain_raises(PACKAGE, kinds) == own
 
 

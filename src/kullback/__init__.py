@@ -114,7 +114,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# The public names, by the module that defines them.
+# For each module, the dict has the public names that the module defines.
 _NAMES = {
     "kullback.comparison": ("compare",),
     "kullback.diagnosis": ("diagnose",),

@@ -30,7 +30,8 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q], \quad P \text{ from } a,\; Q \text{ from } b
 
-    for each row, each column or each token. The types of a and b determine which function is called:
+    The divergence is computed for each row, each column or each token. The types of a and b determine which function is
+    called:
 
     | a and b are | function |
     |---|---|
@@ -50,9 +51,9 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
         the result of that function: a `Comparison`, a `TableComparison` or a `ModelComparison`.
 
     Raises:
-        ArgumentTypeError: `a` and `b` are not both predictions, tables or models, or the function does not have an
-            option.
-        KullbackError: an error of the function.
+        ArgumentTypeError: `a` and `b` are not both predictions, tables or models, or the called function does not
+            accept one of the options.
+        KullbackError: the called function raises an error.
 
     Example:
         >>> import pyarrow as pa
@@ -98,7 +99,7 @@ def subject_of(
         frames_hold_rows: whether data frames are predictions, because the caller states their representation.
 
     Raises:
-        ArgumentTypeError: the sides are different subjects, or none of the three.
+        ArgumentTypeError: the sides are different subjects, or a side is none of the three subjects.
     """
     if has_text:
         return "models"
@@ -129,7 +130,7 @@ def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject
         return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
     if hasattr(
         type(side), "columns"
-    ):  # every data frame has them; asking the object itself might compute them
+    ):  # every data frame has columns; reading them from the object might compute them
         return {"predictions"} if frames_hold_rows else {"tables"}
     import torch
 

@@ -32,9 +32,9 @@ from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 _KL = KL()
-# The methods for two representations of finite distributions.
+# These are the accepted methods for two representations of finite distributions.
 _FINITE_METHODS = ("auto", "summation")
-# The method for the divergence of the proportions of counts.
+# This is the name of the method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
 _ROWS = {
@@ -59,13 +59,14 @@ def kl_divergence(
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
     The result is never negative and never NaN. KL is exactly 0 for P = Q, and +inf if P has mass outside the support of
-    Q. A mean over random draws that is negative becomes 0, which is closer to KL; `kl_estimate` notes the mean.
+    Q. If the mean over random draws is negative, the result is 0, which is closer to KL; a note of `kl_estimate` states
+    the mean.
 
     Arguments:
         p: the distribution P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch distribution,
-            or `Samples` from an unknown P. A SciPy distribution with its parameters, such as
-            ``scipy.stats.norm(0, 1)`` or ``scipy.stats.Normal(mu=0, sigma=1)``, is also accepted; it has dtype float64
-            and no gradient.
+            or `Samples` from an unknown P. A SciPy distribution with its parameters, such as ``scipy.stats.norm(0, 1)``
+            or ``scipy.stats.Normal(mu=0, sigma=1)``, is also accepted; such a distribution has dtype float64 and no
+            gradient.
         q: the distribution Q. If P is `Logits`, `LogProbs`, `Probs` or `Counts`, Q is one of these types or a
             Categorical, with the same number of classes. Classes with labels are matched by label. If P is a
             distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known distribution. Batch shapes
@@ -80,13 +81,13 @@ def kl_divergence(
         atol: an absolute error that is accepted even if `rtol` is not reached.
         max_evaluations: the largest number of terms of a sum, or nodes of an integral, per element of the batch.
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
-        generator: the random generator of these draws; by default, torch's global generator. The built-in
-            estimates from `Samples` do not depend on it.
+        generator: the random generator of these draws; by default, torch's global generator. The built-in estimates
+            from `Samples` do not depend on the generator.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in
-        float64 and rounded once. For 32 bits or less, the native kernels compute two `LogProbs`, or two `Logits` with
-        more than 32 classes, in float32 and sum in float64.
+        float64 and rounded once. For dtypes of at most 32 bits, the native kernels compute two `LogProbs`, or two
+        `Logits` with more than 32 classes, in float32 and sum in float64.
 
     Raises:
         ArgumentTypeError: an argument is a bare tensor or not a distribution.
@@ -114,7 +115,7 @@ def kl_divergence(
     options = _options("kl_divergence", method, rtol, atol, max_evaluations, draws, generator)
     unit = 1.0 if base is None else nats_per_unit("kl_divergence", _KL, base)
     if method == "auto":
-        # A fast path: for a small batch, the other steps would take longer than the divergence.
+        # This is a fast path: for a small batch, the other steps would take longer than the divergence.
         if type(p) is type(q) and type(p) in _OF_CLASSES:
             value = _value_of_rows(cast(Representation, p), cast(Representation, q))
         else:
@@ -163,10 +164,11 @@ def divergence(
         NoRuleError: no rule exists for this pair of types.
 
     Gradient:
-        flows to both arguments and is never NaN. The docstring of each kind states its gradient at the edges. Second
-        derivatives are correct in a second backward pass, in forward mode and in `torch.func`. Second derivatives do
-        not exist where the divergence has a corner: `TotalVariation` at P = Q, and equal ends of supports. The computed
-        second derivatives leave out the contribution of such a corner.
+        flows to both arguments and is never NaN. The docstring of each kind states the gradient where a probability is
+        0. Second derivatives are correct in a second backward pass, in forward mode and in `torch.func`. Second
+        derivatives do not exist where the divergence has a corner: for `TotalVariation` at P = Q, and for distributions
+        whose supports have a common endpoint. The computed second derivatives leave out the contribution of such a
+        corner.
 
     Example:
         >>> import torch
@@ -209,8 +211,8 @@ def estimate(
     ``method="coverage_adjusted"``, or another method for categories, corrects the bias of the value.
 
     Estimates from draws assume that both data sets are independent. Draws that are in both data sets, for example
-    because one is a part of the other, are detected. Such a draw then counts on one side only, or the upper limit is
-    infinite, and a note says so.
+    because one data set is a part of the other, are detected. Such a draw then counts on one side only, or the upper
+    limit is infinite, and a note says so.
 
     Arguments:
         p: P, as in `kl_divergence`.
@@ -227,10 +229,10 @@ def estimate(
         have ``interval``, ``n`` and ``notes``; a batch of counts has one interval per row.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, NoRuleError: as `divergence`.
+        ArgumentTypeError, ArgumentValueError, NoRuleError: as for `divergence`.
 
     Gradient:
-        flows through ``value``, as in `divergence`; ``error`` and ``standard_error`` have none.
+        flows through ``value``, as in `divergence`; ``error`` and ``standard_error`` have no gradient.
 
     Example:
         >>> from kullback import Counts, TotalVariation, estimate
@@ -277,10 +279,10 @@ def kl_estimate(
         an `Estimate`, as from `estimate`. ``value`` is the result of `kl_divergence`, always computed in float64.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
+        ArgumentTypeError, ArgumentValueError, NoRuleError: as for `kl_divergence`.
 
     Gradient:
-        flows through ``value``, as in `kl_divergence`; ``error`` and ``standard_error`` have none.
+        flows through ``value``, as in `kl_divergence`; ``error`` and ``standard_error`` have no gradient.
 
     Example:
         >>> from torch.distributions import Normal
@@ -376,8 +378,8 @@ def _remembered_options(call: str, method: str, *numbers: Any) -> SolveOptions:
     return _checked_options(call, method, *numbers)
 
 
-# The functions below import the estimators only for draws. This import takes as long as all others together, and most
-# calls have no draws.
+# The functions below import the estimators only for draws. This import takes as long as all other imports together, and
+# most calls have no draws.
 
 
 def _check_estimator(call: str, method: object) -> None:
@@ -432,7 +434,9 @@ def _answer(
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
-    """Return the value of an estimate; if its interval has no finite upper limit, warn with the notes about it."""
+    """Return the value of an estimate; if its interval has no finite upper limit, warn with the notes of the
+    estimate.
+    """
     if answer.n is not None and (answer.interval is None or not bool(answer.interval[1].isfinite().all())):
         from kullback.estimators import EstimateWarning
 

@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 
-# The templates of messages: about a call, about a place such as a file, and about an event in a place.
+# These templates make the text of a message from its parts. `BY_CALL` is for invalid arguments of a call. `BY_PLACE` is
+# for a place such as a file. `BY_EVENT` is for an event in a place, such as a failed write.
 BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
 BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 BY_EVENT = "{got}; {instead}"
@@ -38,7 +39,8 @@ BY_EVENT = "{got}; {instead}"
 class KullbackError(Exception):
     """Base class of all errors that kullback raises on purpose.
 
-    The attributes from `call` to `instead` are None for an error whose message has no parts.
+    If the message of an error is a plain string, the error has no parts. The attributes `call`, `argument`, `wanted`,
+    `got`, `instead` and `explanation` are then None.
 
     Attributes:
         call: the function or class that you called.
@@ -46,8 +48,8 @@ class KullbackError(Exception):
         wanted: the accepted values.
         got: the value that was passed.
         instead: the code to write instead.
-        remedy: the values to pass instead, by the name of the argument; empty if `instead` is other code.
-        explanation: the parts, from which the message is made.
+        remedy: a mapping from argument names to the values to pass instead; empty if `instead` is other code.
+        explanation: all parts of the message; `str` of this object is the message.
 
     Example:
         >>> import kullback
@@ -60,7 +62,7 @@ class KullbackError(Exception):
 
     @property
     def explanation(self) -> Explanation | None:
-        """The parts of a message from `explain`; None for another message."""
+        """All parts of the message; None if the message is a plain string."""
         message = self.args[0] if self.args else None
         return message if isinstance(message, Explanation) else None
 
@@ -91,7 +93,7 @@ class KullbackError(Exception):
 
     @property
     def remedy(self) -> Mapping[str, object]:
-        """The values to pass instead, by the name of the argument; empty if `instead` is other code."""
+        """A mapping from argument names to the values to pass instead; empty if `instead` is other code."""
         instead = None if self.explanation is None else self.explanation.instead
         return instead if isinstance(instead, Mapping) else MappingProxyType({})
 
@@ -106,9 +108,9 @@ class KullbackError(Exception):
         instead: Text,
         wording: str = BY_PLACE,
     ) -> Self:
-        """Return an error about `place`, a file, model or option that `argument` named.
+        """Return an error about `place`: a file, a model or an option that the argument `argument` names.
 
-        `explain` describes the other arguments.
+        The documentation of `explain` describes the other arguments.
 
         Example:
             >>> print(FileError.at("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file in it"))
@@ -122,7 +124,7 @@ class KullbackError(Exception):
         An error without parts is returned unchanged.
 
         Arguments:
-            names: the new name of each renamed argument, wherever the message mentions the argument.
+            names: a mapping from old argument names to new ones; every mention of an argument gets the new name.
             **parts: new values of `call`, `argument`, `wanted`, `got`, `instead` or `place`; see `explain`.
 
         Example:
@@ -137,14 +139,16 @@ class KullbackError(Exception):
         return renamed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle without the constructor, because `args` may lack arguments of the constructor.
+        """Return the instructions for unpickling, which do not call the constructor.
 
-        Otherwise, an error in a worker of a process pool would make the pool hang.
+        The constructor may need arguments that `args` lacks. A worker of a process pool pickles its errors, and the
+        pool would hang if unpickling failed.
         """
         return _rebuilt, (type(self), self.args), self.__dict__
 
 
 def _rebuilt(kind: type[KullbackError], args: tuple[Any, ...]) -> KullbackError:
+    """Return an error of class `kind` with the attribute `args`, made without calling the constructor."""
     return kind.__new__(kind, *args)
 
 
@@ -173,9 +177,9 @@ class ArgumentTypeError(KullbackError, TypeError):
 
 
 class IncompatibleTensorError(ArgumentValueError, RuntimeError):
-    """A drop-in replacement got a tensor of an invalid dtype, layout, shape or device.
+    """A drop-in replacement for a torch function got a tensor of an invalid dtype, layout, shape or device.
 
-    The class is also a RuntimeError, as in torch.
+    The class inherits from RuntimeError, because torch raises a RuntimeError for such a tensor.
 
     Example:
         >>> import torch, kullback
@@ -187,7 +191,7 @@ class IncompatibleTensorError(ArgumentValueError, RuntimeError):
 
 
 class NoRuleError(KullbackError, NotImplementedError):
-    """No rule exists for this pair of arguments.
+    """No rule computes the result for the types of these arguments, such as a pair of distributions.
 
     Example:
         >>> import torch
@@ -217,7 +221,7 @@ class RegistrationError(KullbackError, ValueError):
 
 
 class ConvergenceError(KullbackError, ArithmeticError):
-    """A sum or an integral did not reach the requested tolerance; the attribute `estimate` is the result so far.
+    """A sum or an integral did not reach the requested tolerance; the attribute `estimate` has the result so far.
 
     Example:
         >>> issubclass(ConvergenceError, ArithmeticError)
@@ -226,7 +230,7 @@ class ConvergenceError(KullbackError, ArithmeticError):
 
     def __init__(
         self, message: str | Explanation, estimate: Any
-    ) -> None:  # an Estimate, which imports this module
+    ) -> None:  # `estimate` is an Estimate, whose module imports this module
         super().__init__(message)
         self.estimate = estimate
 
@@ -268,7 +272,7 @@ class ColumnNotFoundError(KullbackError, KeyError):
         kullback.errors.ColumnNotFoundError: no comparison of 'y': wanted one of 'x'
     """
 
-    __str__ = Exception.__str__  # KeyError.__str__ would return the repr
+    __str__ = Exception.__str__  # KeyError.__str__ would return the repr of the message
 
 
 class OptionalDependencyError(KullbackError, ImportError):
@@ -281,22 +285,22 @@ class OptionalDependencyError(KullbackError, ImportError):
 
 
 class Name(str):
-    """The name of an argument, a function or a class in a message; `KullbackError.replace` renames it."""
+    """The name of an argument, a function or a class in a message, which `KullbackError.replace` can change."""
 
     __slots__ = ()
 
 
-# A part of a message: a string, or pieces that may be a `Name`.
+# A part of a message is a string, or a tuple of strings; some strings of the tuple may be of class `Name`.
 Text = str | tuple[str, ...]
 Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
-# The new names of the two sides if P and Q are exchanged.
+# If a function calls another function with P and Q exchanged, an error gets these new names of sides and arguments.
 SIDES_EXCHANGED = {"p": "q", "q": "p", "P": "Q", "Q": "P"}
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The parts of an error message, which are the arguments of `explain`. `str` makes the text."""
+    """The parts of an error message. The fields are the arguments of `explain`, and `str` returns the message."""
 
     call: str
     arguments: tuple[str, ...]
@@ -315,7 +319,7 @@ class Explanation:
 
     @property
     def where(self) -> str:
-        """The call and its arguments."""
+        """The beginning of the message: `place` or, if `place` is None, the call with its arguments."""
         if self.place is not None:
             return self.place
         arguments = ", ".join(f"{name}=..." for name in self.arguments)
@@ -323,7 +327,7 @@ class Explanation:
 
     @property
     def problem(self) -> str:
-        """The message without the call and its arguments."""
+        """The message without its beginning, `where`."""
         return self.wording.format(
             wanted=_joined(self.wanted), got=_joined(self.got), instead=self.remedy_text
         )
@@ -337,7 +341,7 @@ class Explanation:
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     def replace(self, names: Mapping[str, str], **parts: Any) -> Explanation:
-        """Return the explanation with new names and parts; see `KullbackError.replace`."""
+        """Return a copy of the explanation with new names and parts; see `KullbackError.replace`."""
         if "call" in parts:
             names = {self.call: parts["call"], **names}
         if "argument" in parts:
@@ -348,11 +352,12 @@ class Explanation:
 
 
 def _joined(text: Text) -> str:
+    """Return a part of a message as one string."""
     return text if isinstance(text, str) else "".join(text)
 
 
 def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
-    """Return a text or mapping with the new names from `names` in place of each `Name` or keyword."""
+    """Return a part of a message with each `Name`, or each key of a mapping, exchanged for the new name in `names`."""
     if isinstance(text, str):
         return text
     if isinstance(text, Mapping):
@@ -361,7 +366,7 @@ def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
 
 
 def _cut(got: Text) -> Text:
-    """Return a text with escaped control characters, cut to about `LONGEST_GOT` characters; a `Name` is not cut."""
+    """Return `got` with escaped control characters, cut to about `LONGEST_GOT` characters. A `Name` is never cut."""
     if isinstance(got, str):
         return printable(got, LONGEST_GOT)
     longest = None if len(_joined(got)) <= LONGEST_GOT else LONGEST_GOT // len(got)
@@ -369,6 +374,7 @@ def _cut(got: Text) -> Text:
 
 
 def _names_of(argument: str) -> tuple[str, ...]:
+    """Return the names of arguments in a text that separates them by commas."""
     return tuple(argument.split(", "))
 
 
@@ -382,7 +388,7 @@ def explain(
     place: str | None = None,
     wording: str = BY_CALL,
 ) -> Explanation:
-    """Return an error message: the call and its argument, the wanted value, the actual value, and a correction.
+    """Return an error message: the call and its argument, the accepted values, the passed value, and a remedy.
 
     Arguments:
         call: the function or class; empty if the argument belongs to several functions.
@@ -390,8 +396,8 @@ def explain(
         wanted: the accepted values.
         got: the value that was passed.
         instead: the code to write instead, as text, or as a mapping from the names of arguments to values.
-        place: the beginning of the message, such as a file; by default, the call with its arguments.
-        wording: the sentence, with the names of parts in braces.
+        place: the beginning of the message, such as a file name; by default, the call with its arguments.
+        wording: the template of the message, in which ``{wanted}``, ``{got}`` and ``{instead}`` stand for the parts.
 
     Example:
         >>> explain("Counts", "prior", wanted="a number", got="'half'", instead={"prior": 0.5})
@@ -405,7 +411,9 @@ def explain(
 def in_the_name_of(
     call: str, calls: Container[str | None], names: Mapping[str, str] = MappingProxyType({})
 ) -> Generator[None]:
-    """Return a context that turns errors of the functions `calls` into errors of `call`, with renamed arguments.
+    """Return a context that turns errors of the functions `calls` into errors of `call`.
+
+    `names` is a mapping from argument names of these functions to argument names of `call`.
 
     Example:
         >>> with in_the_name_of("compare", {"Logits"}, {"x": "base"}):
@@ -424,7 +432,7 @@ def in_the_name_of(
 
 @contextmanager
 def sides_exchanged() -> Generator[None]:
-    """Return a context that exchanges P and Q in errors, for calls with exchanged arguments.
+    """Return a context that exchanges the names of P and Q in errors, for code that calls a function with (q, p).
 
     Example:
         >>> with sides_exchanged():
@@ -467,15 +475,15 @@ def no_rule(call: str, argument: str, *, wanted: Text, got: Text, instead: Text)
     return NoRuleError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
-# The largest numbers of characters of a name in a message, of the text after "got", and of a message.
+# A name in a message, the text after "got" and a whole message are cut to these numbers of characters.
 LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 
 
 def printable(text: object, longest: int | None = None) -> str:
     r"""Return a text with escaped control characters and undecodable bytes; a long text is cut in the middle.
 
-    A terminal would execute control characters, and line breaks could forge lines. UTF-8 cannot encode undecodable
-    bytes in file names.
+    A terminal would execute control characters, and a line break in a name could fake a line of output. UTF-8 cannot
+    encode the characters by which Python represents undecodable bytes of a file name.
 
     Example:
         >>> print(printable("a\x1b[2Jb\udcff"))
@@ -491,7 +499,9 @@ def printable(text: object, longest: int | None = None) -> str:
 
 
 def safe_repr(value: object) -> str:
-    """Return the repr of a user's value, or its type if `repr` fails, as for integers of 4301 or more digits.
+    """Return the repr of a user's value. If `repr` raises an error, return the name of the value's type.
+
+    For example, `repr` raises an error for an integer of more than 4300 digits.
 
     Example:
         >>> safe_repr(0.5), safe_repr(10**5000)
@@ -505,7 +515,7 @@ def safe_repr(value: object) -> str:
 
 
 def quoted(name: object) -> str:
-    r"""Return an untrusted name in quotation marks, escaped by `printable`, and cut if it is very long.
+    r"""Return an untrusted name in quotation marks, with control characters escaped, and cut to 200 characters.
 
     Example:
         >>> print(quoted("size\n"))

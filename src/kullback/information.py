@@ -128,8 +128,8 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
     .. math:: I(X; Y) = KL\bigl(P_{XY} \,\|\, P_X \otimes P_Y\bigr) = \sum_{xy} p_{xy} \log \frac{p_{xy}}{p_x p_y}
 
-    For `Counts`, the result is the mutual information of the proportions, which is biased upwards: by about
-    (rows - 1) (columns - 1) / 2n nats for n counts of independent variables.
+    For `Counts`, the result is the mutual information of the proportions, which is biased upwards. For n counts of
+    independent variables, the bias is about (rows - 1) (columns - 1) / 2n nats.
 
     Arguments:
         joint: `Probs`, `LogProbs`, `Logits` or `Counts` with ``dim=(-2, -1)``: a table of shape (..., rows, columns) is
@@ -178,7 +178,7 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
 
 def _table_of(x: Samples) -> str:
-    """Return the code that counts draws of pairs in a table, for a remedy."""
+    """Return the code that counts draws of pairs in a table, for the remedy in an error."""
     if x.tensor.shape[1] != 2:
         return "Counts(pandas.crosstab(a, b), dim=(-2, -1)), the table of the pairs of two columns a and b"
     low, high = x.tensor.amin(0), x.tensor.amax(0)
@@ -206,7 +206,7 @@ def _entropy(call: str, d: object) -> Tensor:
         n = d.reinterpreted_batch_ndims
         value = _entropy(call, d.base_dist)
         return value.sum(list(range(-n, 0))) if n else value
-    if isinstance(d, Bernoulli):  # torch clamps its probabilities
+    if isinstance(d, Bernoulli):  # torch clamps the probabilities
         x = d.logits if given_logits(d) else d.probs
         other = torch.zeros_like(x) if given_logits(d) else 1 - upcast(x)
         classes = torch.stack([upcast(x), upcast(other)], -1)
@@ -239,9 +239,9 @@ def _no_entropy(call: str, d: object) -> NoRuleError:
 def _cross_entropy_of_classes(p: Representation, q: Representation) -> Tensor:
     """Return E_P[-log q] of each row, as a sum of non-negative terms.
 
-    Let g be the difference of the largest log-weight of a row and a class's log-weight. Then -log q is g plus
-    log(1 + s), where s is the sum of e^-g over all classes but the largest. If Q is nearly certain, both terms are
-    small and have full relative precision.
+    Let g be the difference of the largest log-weight of a row and a class's log-weight. Then -log q is g plus log(1 +
+    s), where s is the sum of e^-g over all classes except the class with the largest log-weight. If Q is nearly
+    certain, both terms are small and have full relative precision.
     """
     logs_p, logs_q = torch.broadcast_tensors(_log_weights(p), _log_weights(q))
     rows_p, rows_q = (x.reshape(-1, x.shape[-1]) for x in (logs_p, logs_q))

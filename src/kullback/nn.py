@@ -54,8 +54,8 @@ _Result = TypeVar("_Result")
 def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Return a decorator of `forward` that also accepts keyword-only arguments by position, for trainers.
 
-    The student is the first argument, as in torch's losses. Positional arguments may be exchanged by mistake: the call
-    raises if the teacher requires a gradient and the student does not.
+    The student is the first argument, as in torch's losses. Positional arguments may be exchanged by mistake, so the
+    call raises an error if the teacher requires a gradient and the student does not.
     """
 
     def decorate(forward: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -105,13 +105,13 @@ class KLDivLoss(torch.nn.KLDivLoss):
     classes.
 
     Arguments:
-        size_average: Deprecated; sets `reduction`, with a warning.
-        reduce: Deprecated; sets `reduction`, with a warning.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``; read at each call.
+        size_average: Deprecated; sets `reduction` and raises a warning.
+        reduce: Deprecated; sets `reduction` and raises a warning.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``; the module reads this attribute at each call.
         log_target: Whether the target holds log-probabilities.
 
     Returns:
-        When called with ``(input, target)``, the result of `kl_div`: the terms, or a scalar.
+        the result of `kl_div`, when called with ``(input, target)``: the terms, or a scalar.
 
     Raises:
         ArgumentValueError: `reduction` is not one of the four words. At the call, the errors of `kl_div`.
@@ -185,10 +185,10 @@ class DistillationLoss(_LossModule):
         {arguments: inplace_backward, group, classes}
 
     Returns:
-        When called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
-        ``normalizer=``, the result of `distillation_loss`. Trainers may pass student, teacher and labels by position,
-        in this order. If the second requires a gradient and the first does not, the call raises an error, because both
-        were probably exchanged.
+        the result of `distillation_loss`. The arguments of a call are ``student=`` and ``teacher=``, and optionally
+        ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``. Trainers may pass student, teacher and labels by
+        position, in this order. If the teacher requires a gradient and the student does not, the call raises an error,
+        because the two were probably exchanged.
 
     Raises:
         KullbackError: a setting is invalid; at the call, see `distillation_loss`.
@@ -260,18 +260,18 @@ class LinearDistillationLoss(_LossModule):
 
     P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student). The logits are computed for one
     chunk of positions after the other, and are never stored all at once. The heads are arguments of each call: they
-    remain parameters of the models, which may share them with their embeddings.
+    remain parameters of the models, and a model may share its head with its embedding.
 
     Arguments:
         {arguments: kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight}
         {arguments: softcap, logit_scale, chunk_bytes, float32_logits, group, classes, return_entropy}
 
     Returns:
-        When called with ``student=``, ``student_weight=``, ``teacher=``, ``teacher_weight=`` unless the teacher is
-        stored, and optionally ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and
-        ``normalizer=``, the result of `linear_distillation_loss`. The positional order is: the student, its head, the
-        teacher, its head, labels, and both biases. With positional arguments, the call raises if only the teacher's
-        side requires a gradient.
+        the result of `linear_distillation_loss`. The arguments of a call are ``student=``, ``student_weight=``,
+        ``teacher=`` and, unless the teacher is stored, ``teacher_weight=``. Optional arguments are ``student_bias=``,
+        ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``. The positional order is: the
+        student, the student's head, the teacher, the teacher's head, the labels, and both biases. With positional
+        arguments, the call raises an error if only the teacher's side requires a gradient.
 
     Raises:
         KullbackError: a setting is invalid; at the call, see `linear_distillation_loss`.

@@ -42,7 +42,7 @@ def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
 
 
 def operand(call: str, argument: str, x: object) -> Any:
-    """Return an operand, converted to torch if it is of SciPy; raise if its type is not accepted."""
+    """Return an operand, converted to torch if it is a SciPy distribution; raise if its type is not accepted."""
     if not isinstance(x, _OPERANDS):
         if not is_frozen(x):
             raise _not_a_distribution(call, argument, x)

@@ -82,15 +82,15 @@ class ReferenceBlock(RowBlock, ShortRepr):
 class TopKBlock(RowBlock):
     r"""Consecutive positions of an open `TopKSource`; ``TopK(block.indices, block.log_probs)`` is a teacher.
 
-    Every tensor has one row for each position, and the caller may modify it.
+    Every tensor has one row for each position. The caller may modify the tensors.
 
     Attributes:
         sequences: the index of the text, request or row of the file that a position belongs to, int64, shape (n,).
         positions: the position of the predicted token in its sequence, if the format stores it, int64, shape (n,).
         indices: the known classes, in the order of the file, int64, shape (n, k). If the file has the log-probability
             of the true token but does not list the token, the true token is the last class.
-        log_probs: the natural log-probabilities of `indices`, shape (n, k); -inf is padding of positions with fewer
-            classes.
+        log_probs: the natural log-probabilities of `indices`, shape (n, k); -inf is padding at positions with fewer
+            than k known classes.
         labels: the true token, int64, shape (n,); -100 if it is not known.
         label_log_probs: the log-probability of the true token, shape (n,); NaN if it is not known.
         log_tail: the logarithm of the mass outside the known classes, float64, shape (n,); -inf if no mass is left. NaN
@@ -134,7 +134,7 @@ def summarize_rows(
     """Return the parts of logits that a reference file stores, on the CPU.
 
     Arguments:
-        logits: the logits, float64, shape (rows, classes), without NaN and +inf; they are overwritten.
+        logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites these logits.
         labels: the true classes, shape (rows,).
         top: the number of most probable classes to keep.
         uniforms: uniform random numbers from [0, 1) that determine the draws, shape (rows, draws).
@@ -177,10 +177,13 @@ def summarize_rows(
 
 
 def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest entries of each row, the largest first; equal entries by increasing index."""
+    """Return the indices of the k largest entries of each row, the largest first. Equal entries are ordered by
+    index.
+    """
     rows = len(x)
     least = x.topk(k).values[:, -1:]
-    # The entries that are at least the k-th largest, in the order of their classes. With ties, more than k remain.
+    # `row` and `index` locate the entries that are at least the k-th largest of their row. With ties, a row has more
+    # than k such entries.
     row, index = (x >= least).nonzero().unbind(-1)
     counts = torch.bincount(row, minlength=rows)
     place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]

@@ -66,14 +66,14 @@ class Representation(ABC):
     ) -> None:
         has_defaults = type(dim) is int and dim == -1 and labels is None and validate is True
         if has_defaults and self.is_floating and are_logits(x) and cast("Tensor", x).shape[-1]:
-            # A fast path, because the other checks would take longer than the divergence of a small tensor.
+            # This is a fast path, because the other checks would take longer than the divergence of a small tensor.
             self._source, self.tensor, self.dim = None, recordable(cast("Tensor", x)), -1
             if can_inspect_all((self.tensor,)):
                 self._check(self.tensor)
             return
         named = None if isinstance(x, Tensor) else labeled(self._call, x)
         values = x if named is None else named.values
-        self._source = None if isinstance(values, Tensor) else values  # `in_dtype` converts it again
+        self._source = None if isinstance(values, Tensor) else values  # `in_dtype` converts the source again
         self.tensor = self._numbers(self._read(values))
         dims = dim
         if isinstance(dim, tuple):
@@ -131,7 +131,7 @@ class Representation(ABC):
     def aligned_with(self, other: Representation) -> tuple[Representation, Representation]:
         """Return both representations on the union of their labels, in order of first appearance.
 
-        A label that is missing in one representation has no mass in it.
+        A label that is missing in one representation has no mass in that representation.
         """
         p, q = self.labels, other.labels
         if p is None and q is None:
@@ -156,7 +156,9 @@ class Representation(ABC):
         return self._on(union), other._on(union)
 
     def _on(self, union: Labels) -> Self:
-        """Return the distribution on the classes `union`, which contain its own classes in any order."""
+        """Return this distribution on the classes `union`, which contain all labels of this distribution in any
+        order.
+        """
         labels = cast("Labels", self.labels)
         place = {label: i for i, label in enumerate(labels)}
         x = Representation.weights(self)  # `Counts.weights` would add the prior
@@ -264,7 +266,9 @@ class Representation(ABC):
         return x
 
     def _joined(self, dims: tuple[int, ...]) -> tuple[Tensor, torch.Size]:
-        """Return the tensor with the class dimensions moved to the end and flattened to one, and their sizes."""
+        """Return the tensor with the class dimensions moved to the end and flattened to one, and the sizes of these
+        dimensions.
+        """
         x = self.tensor
         numbers = [whole_from(dim) for dim in dims]
         places = {n % x.ndim for n in numbers if n is not None and -x.ndim <= n < x.ndim}
@@ -357,8 +361,8 @@ class Logits(Representation):
         x: floating-point scores, shape (..., classes, ...), in nats, or labeled scores as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
@@ -402,8 +406,8 @@ class LogProbs(Representation):
             `Counts`; ``-inf`` is probability 0.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
@@ -438,8 +442,8 @@ class Probs(Representation):
         x: floating-point probabilities, shape (..., classes, ...), or labeled probabilities as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
@@ -484,19 +488,19 @@ class Counts(Representation):
 
     Rows are normalized. Labeled P and Q are compared on the union of their labels. A label that is missing on one side
     has the count 0 on this side, plus the `prior` of this side. Missing values such as NaN are also labels; two missing
-    values of one type are equal. `Probs`, `LogProbs` and `Logits` may also have labels; for them, integer indices of
-    pandas must be equal in P and Q, because such an index may count rows.
+    values of one type are equal. `Probs`, `LogProbs` and `Logits` may also have labels. For these classes, integer
+    indices of pandas must be equal in P and Q, because such an index may count rows.
 
     Arguments:
         x: counts, integer or floating, shape (..., classes, ...). Labeled counts are a mapping from label to count such
-            as `collections.Counter`, a pandas Series with the labels as its index, or a data frame with two columns,
-            label and count, such as the result of ``value_counts()`` of polars. In other data frames, and in a mapping
-            from label to several numbers, each class is a column.
+            as `collections.Counter`, or a pandas Series with the labels as its index. Labeled counts may also be a data
+            frame with two columns, label and count, such as the result of ``value_counts()`` of polars. In other data
+            frames, and in a mapping from label to several numbers, each class is a column.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         prior: a number added to each count before the normalization (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, if `x` has no labels.
-        validate: check the values, which synchronizes with an accelerator. The check is skipped during compilation and
-            under ``vmap``.
+        validate: whether to check the values. The check synchronizes with an accelerator, and is skipped during
+            compilation and under ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not numbers.

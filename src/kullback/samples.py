@@ -22,7 +22,7 @@ _ARGUMENTS = Arguments("Samples", dim=Whole(least=-2, most=1, example=-1), indep
 class Samples:
     r"""Draws :math:`x_1, \dots, x_n` from an unknown distribution.
 
-    Integers, booleans and strings are categories: they are only compared for equality. Floating-point numbers are
+    Integers, booleans and strings are categories, which are only compared for equality. Floating-point numbers are
     coordinates in a continuous space. A draw that is masked in a NumPy masked array of draws, weights or clusters is
     left out.
 
@@ -30,11 +30,11 @@ class Samples:
         x: n scalars, shape (n,); n vectors, shape (n, d), or (d, n) with ``dim=0``; or n strings.
         dim: the dimension of the components of a vector; the other dimension counts the draws.
         weights: the weights of the draws, n non-negative numbers, not all zero; by default, all weights are equal.
-        cluster: the group of each draw, as a name or number. Pass it if draws of one group are dependent, such as the
-            visits of one user or the windows of one document. Intervals then treat groups as independent.
+        cluster: the group of each draw, as a name or number. Pass `cluster` if draws of one group are dependent, such
+            as the visits of one user or the windows of one document. Intervals then treat groups as independent.
         independent: True if you know that the draws are independent. By default, a test for serial dependence is made.
             If the dependence is significant, intervals and tests treat blocks of draws as independent.
-        validate: check that no value is NaN, which synchronizes with an accelerator.
+        validate: whether to check that no value is NaN. The check synchronizes with an accelerator.
 
     Raises:
         ArgumentTypeError: the values are neither numbers nor strings.
@@ -213,7 +213,7 @@ _NUMBERS = {bool, int, float}
 
 
 def _in_array(values: list[Any]) -> object:
-    """Return a list as an array of objects if an entry is text or missing; otherwise unchanged."""
+    """Return an array of objects if an entry of the list is text or missing; otherwise return the list."""
     if not any(isinstance(value, str) or value is None or is_missing(value) for value in values):
         return values
     entries = np.empty(len(values), dtype=object)
@@ -364,7 +364,8 @@ def _names_of(cluster: object) -> Array:
         names = as_tensor("Samples", "cluster", cluster)
         _check_present("cluster", names)
         return cast("Array", names.detach().cpu().numpy())
-    # In a list of names with NaN, NumPy would convert NaN to the text 'nan'.
+    # In a list of names with NaN, NumPy would convert NaN to the text 'nan', so such a list becomes an array of
+    # objects.
     is_mixed = isinstance(cluster, list | tuple) and len(set(map(type, cast("list[Any]", cluster)))) > 1
     try:
         return cast("Array", np.asarray(cluster, dtype=object if is_mixed else None))

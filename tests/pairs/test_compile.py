@@ -28,7 +28,7 @@ from kullback import (
 from tests.refusals import refused
 
 Make = Callable[..., d.Distribution]
-SENTENCE = "without fullgraph=True, or call it outside"
+SENTENCE = "without fullgraph=True, or make the call outside of the graph"
 
 
 @pytest.fixture(autouse=True)

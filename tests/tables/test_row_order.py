@@ -271,3 +271,24 @@ def test_columns_of_grids_and_of_panels_with_gaps_have_no_test() -> None:
     assert values["plain"] is not None
     assert values["plain"] > 0.05
     assert any("2 of 3 columns" in finding.message for finding in result.findings)
+
+
+def test_panels_of_categories_with_gaps_are_open() -> None:
+    """P = Q: before, 70 to 95 % of these tables differed significantly."""
+    for gap in (0.1, 0.3):
+        closed = 0
+        for seed in range(8):
+            rng = np.random.default_rng([seed, 7])
+            tables = []
+            for _ in range(2):
+                x = rng.integers(0, 5, (15, 40))
+                for t in range(1, 15):
+                    x[t] = np.where(rng.random(40) < 0.9, x[t - 1], x[t])
+                kept = x.ravel()[rng.random(600) >= gap]
+                tables.append(pa.table({"state": kept.astype(str), "noise": rng.standard_normal(len(kept))}))
+            found = compare_tables(*tables)
+            closed += found["state"].kl_pq.interval is not None
+            assert found["noise"].kl_pq.interval is not None
+        assert closed <= 1, gap
+    independent = compare_tables(*tables, independent=True)  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert independent["state"].kl_pq.interval is not None

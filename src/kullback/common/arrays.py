@@ -1,4 +1,4 @@
-"""Names for the types of NumPy arrays."""
+"""Short names for the types of NumPy arrays of float64, int64 and bool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A check that maps are one-to-one. For any other map, torch's `log_prob` is not the density of the mapped variable."""
+"""A check that the maps inside a distribution are one-to-one.
+
+For any other map, torch's `log_prob` is not the log-density of the mapped variable.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from kullback.errors import NoRuleError, no_rule
 
 
 def check_bijective(call: str, argument: str, d: Distribution) -> None:
-    """Raise if the density of `d`, or of a distribution inside it, comes from a map that is not one-to-one."""
+    """Raise if the density of `d`, or of a distribution inside `d`, comes from a map that is not one-to-one."""
     waiting = [d]
-    for part in waiting:  # the loop appends to the list
+    for part in waiting:  # the loop body appends the distributions inside `part` to this list
         for inner in vars(part).values():
             if isinstance(inner, Distribution):
                 waiting.append(inner)  # noqa: PERF401 - a comprehension would cost another call
@@ -26,7 +29,7 @@ def check_bijective(call: str, argument: str, d: Distribution) -> None:
 
 
 def not_bijective(call: str, argument: str, d: Distribution, step: Transform) -> NoRuleError:
-    """Return the error for a distribution with a map that is not one-to-one."""
+    """Return the error for a distribution `d` with a map `step` that is not one-to-one."""
     while isinstance(step, ComposeTransform):
         step = next((part for part in step.parts if not part.bijective), step.parts[0])
     own = argument if argument in ("p", "q") else "p"

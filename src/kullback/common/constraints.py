@@ -23,7 +23,7 @@ import torch
 from kullback.common.inputs import number_from, whole_from
 from kullback.errors import KullbackError, Name, Text, invalid_type, invalid_value, safe_repr
 
-# Larger integers do not fit into a tensor of int64.
+# `_MOST` is the largest integer that fits into a tensor of int64.
 _MOST = 2**63 - 1
 
 
@@ -32,12 +32,13 @@ class Constraint(ABC):
     """The accepted values of an argument.
 
     Attributes:
-        example: an accepted value, which the message of the error (the refusal) suggests.
+        example: an accepted value, which the error message suggests.
         instead: the text of the remedy, if the example is not enough; ``{call}`` stands for the name of the call.
-        wanted: the text that describes the accepted values; if empty, it is derived from the bounds or words.
+        wanted: a description of the accepted values; if `wanted` is empty, `described` derives it.
         note: text appended to the derived description, such as the meaning of the number.
         optional: whether `Arguments.check` also accepts None.
-        strict: whether a value for which `has_type` is False is an `ArgumentTypeError`.
+        strict: if True, the error for a value of the wrong type (`has_type` is False) is an `ArgumentTypeError`;
+            otherwise every error is an `ArgumentValueError`.
     """
 
     example: Any = None
@@ -49,19 +50,19 @@ class Constraint(ABC):
 
     @abstractmethod
     def check(self, call: str, argument: str, value: Any) -> Any:
-        """Return the value converted to its type, or raise `refusal`."""
+        """Return the value, converted to the type of the constraint; raise `refusal` if the value is not accepted."""
 
     @abstractmethod
     def described(self) -> str:
-        """Return the accepted values in words."""
+        """Return a description of the accepted values, such as "a number between 0 and 1"."""
 
     def has_type(self, value: object) -> bool:
-        """Return whether the value has the right type."""
+        """Return whether the value has the type that the constraint accepts."""
         del value
         return False
 
     def refusal(self, call: str, argument: str, value: object) -> KullbackError:
-        """Return the error for a value that is not accepted."""
+        """Return the error (the refusal) for a value that is not accepted."""
         error = invalid_type if self.strict and not self.has_type(value) else invalid_value
         wanted = self.wanted or self.described() + self.note + (", or None" if self.optional else "")
         before, named, after = self.instead.partition("{call}")
@@ -73,8 +74,7 @@ class Constraint(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Constraint):
-    """A real number within bounds. The values `least` and `most` are accepted; `above` and `below` are exclusive
-    bounds.
+    """A real number within bounds: `least` and `most` are inclusive bounds, `above` and `below` exclusive bounds.
 
     Example:
         >>> Number(above=0, below=1, example=0.5).check("f", "share", 1)
@@ -130,7 +130,7 @@ class Number(Constraint):
 
 @dataclass(frozen=True, kw_only=True)
 class Whole(Constraint):
-    """An integer within bounds; by default it fits into 64 bits.
+    """An integer from `least` to `most`; the default bounds are 0 and the largest int64.
 
     Example:
         >>> Whole(least=1, example=999).check("f", "draws", 0.5)
@@ -159,7 +159,7 @@ class Whole(Constraint):
 
 @dataclass(frozen=True)
 class OneOf(Constraint):
-    """One of several words.
+    """A string that is one of `words`.
 
     Example:
         >>> OneOf(("mean", "sum"), example="sum").check("f", "reduction", "all")
@@ -206,7 +206,7 @@ class OfType(Constraint):
         return self.wanted
 
 
-# A flag must be a bool, because arrays have no truth value and the text 'False' would count as true.
+# A flag must be a bool: an array has no truth value, and the text 'False' would count as true.
 FLAG = OfType((bool,), wanted="True or False", example=True)
 GENERATOR = OfType(
     (torch.Generator,),
@@ -218,13 +218,13 @@ CONFIDENCE = Number(above=0, below=1, example=0.95)
 
 
 def function(instead: str) -> OfType:
-    """Return the constraint on an argument that is a function or None."""
+    """Return the constraint on an argument that is a function or None; `instead` is the text of the remedy."""
     types = cast("tuple[type, ...]", (Callable,))
     return OfType(types, wanted="a function or None", instead=instead, optional=True)
 
 
 class Arguments:
-    """The constraints on the arguments of one or several functions (calls), by the name of the argument.
+    """The constraints on the arguments of one or several functions (the calls), as a mapping from argument names.
 
     Example:
         >>> arguments = Arguments("f", share=Number(least=0, most=1, example=0.5), verbose=FLAG)
@@ -236,13 +236,13 @@ class Arguments:
         self.calls, self.constraints = calls, constraints
 
     def check(self, call: str = "", /, **values: Any) -> dict[str, Any]:
-        """Return the checked values, in the order of the declaration; raise the refusal of the first invalid value.
+        """Return the checked values, in the order of the declaration; raise an error for the first invalid value.
 
-        At the beginning of a function, its arguments are ``locals()``, which can be passed as `values`.
+        A function can begin with ``check(**locals())``, because its local variables are then its arguments.
 
         Arguments:
-            call: the call that an error names; by default the first of `calls`.
-            **values: the values by the name of the argument; values without a constraint are ignored.
+            call: the name of the call in the error message; by default the first of `calls`.
+            **values: the values, each under the name of its argument; values without a constraint are ignored.
         """
         checked: dict[str, Any] = {}
         for name, constraint in self.constraints.items():

@@ -13,29 +13,37 @@ import torch
 from torch import Tensor
 
 LARGEST_TAIL_INDEX = 0.4
-"""The control variate is not used above this tail index, because the variance of q / p is then nearly infinite."""
-# The control variate must explain this fraction of the variance of d. Otherwise the heavy tails of q / p cost more than
-# the control variate saves. The coverage tests in `tests/estimators/test_importance.py` and
-# `tests/pairs/monte_carlo/test_from_draws.py` limit this value from below.
+"""If the tail index of q / p is above this number, the control variate is not used, as its variance is nearly infinite.
+
+`tail_index` defines the tail index. The variance of q / p is infinite from 0.5 on.
+"""
+# The control variate is used only if it explains at least this fraction of the variance of d. With a smaller fraction,
+# the heavy tails of q / p can add more variance than the control variate removes. The coverage tests in
+# `tests/estimators/test_importance.py` and `tests/pairs/monte_carlo/test_from_draws.py` fail if this constant
+# is smaller.
 _LEAST_EXPLAINED = 0.75
 
 
 def ratio_minus_one(d: Tensor) -> Tensor:
-    """Return q / p - 1, clamped so that its square is finite."""
+    """Return q / p - 1 for d = log p - log q, clamped so that the square of the result is finite."""
     return torch.expm1(-d.detach()).clamp(max=torch.finfo(d.dtype).max ** 0.4)
 
 
 def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the coefficient of q / p - 1 that minimizes the variance of the mean of d, or 0 if it is unreliable.
 
-    The coefficient is 0 in three cases. First, the mean of q / p - 1 differs from 0, because Q has mass where P has
-    none. Second, the largest q / p suggest an infinite variance: a few draws would determine the coefficient, and the
-    standard error would be too small. Third, q / p - 1 explains less than three quarters of the variance of d.
+    The coefficient is 0 in three cases. First, the mean of q / p - 1 differs significantly from 0, because Q has mass
+    where P has none. Second, the largest values of q / p suggest an infinite variance. Then a few draws would determine
+    the coefficient, and the standard error would be too small. Third, q / p - 1 explains less than three quarters of
+    the variance of d.
 
     Arguments:
         d: log p - log q at draws from P, shape (draws, ...).
         ratio: q / p - 1 at the draws, shape (draws, ...).
         weights: the weights of the draws, shape (draws,); equal by default.
+
+    Returns:
+        the coefficients, shape (...).
     """
     if weights is None:
         weights = torch.ones(d.shape[0], dtype=d.dtype, device=d.device)
@@ -54,9 +62,10 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
 
 
 def tail_index(ratio: Tensor) -> Tensor:
-    """Return Hill's estimate of the tail index k from draws of q / p - 1, where P(q / p > t) decreases as t^(-1 / k).
+    """Return Hill's estimate of the tail index k, from values of q / p - 1 at draws from P.
 
-    The variance of q / p is finite for k < 1/2.
+    The tail index is defined by the tail probability P(q / p > t), which decreases as t^(-1 / k) for large t. The
+    variance of q / p is finite for k < 1/2.
 
     A Simple General Approach to Inference About the Tail of a Distribution (Hill, 1975)
     """

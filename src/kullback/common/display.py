@@ -1,4 +1,4 @@
-"""The display of results: as text, in a notebook, and as HTML, JSON or a data frame."""
+"""The display of results as text, in notebooks, as HTML, as JSON and as data frames."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console
 
-# GitHub Actions executes a line that begins with two colons as a command. Other build servers look for `##[` and
-# `##vso[`.
+# GitHub Actions executes a line that begins with two colons as a command. Other build servers execute text after `##[`
+# or `##vso[`.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
 
 
 class Shown:
-    """The base class of results, with methods that return reports of the result.
+    """The base class of results, with methods that return the result as text, HTML, JSON or a data frame.
 
-    The modules of `kullback.report` import the results. This class therefore imports a report by its name, at first
-    use.
+    The modules of `kullback.report` import the classes of results. To avoid an import cycle, this class imports these
+    modules by name when a method is called.
     """
 
     def to_html(self) -> str:
@@ -46,7 +46,8 @@ class Shown:
         """Return the fields of `to_json` as dicts, lists, strings and finite numbers.
 
         Arguments:
-            flat: return only the numbers, in one dict. Each key is a path, such as ``"divergences/kl_pq/mean"`` or
+            flat: if True, return only the numbers, in one dict. Each key is a path, such as
+                ``"divergences/kl_pq/mean"`` or
                 ``"columns/age/psi/interval/upper"``. True and False become 1 and 0. Infinities and NaN stay floats.
                 None, strings and lists of rows without names are left out. Weights & Biases, MLflow and TensorBoard
                 accept such a dict.
@@ -70,7 +71,7 @@ class Shown:
         return self._report("frame").to_pandas(self)
 
     def __str__(self) -> str:
-        """Return the text report, as wide as the terminal; without rich, return the repr."""
+        """Return the text report, as wide as the terminal; if rich is not installed, return the repr."""
         if not is_installed("rich"):
             return repr(self)
         text = io.StringIO()
@@ -79,15 +80,16 @@ class Shown:
         return without_commands(lines)
 
     def _repr_html_(self) -> str | None:
-        """Return the main table of the page for notebooks; None without jinja2, so that notebooks show the repr."""
+        """Return the main table of the HTML page; None without jinja2, for which a notebook shows the repr instead."""
         return str(self._report("html").render_table(self)) if is_installed("jinja2") else None
 
     def _report(self, medium: str) -> Any:
+        """Return the module of `kullback.report` for a medium, such as "html"."""
         return import_module(f"kullback.report.{medium}")
 
 
 def without_commands(text: str) -> str:
-    r"""Return the text with commands to a build server escaped, because names of columns and files are untrusted.
+    r"""Return a text in which commands to build servers are escaped; names of columns and files are untrusted.
 
     Example:
         >>> print(without_commands("::error::boom, ##[group]x, a::b"))
@@ -97,15 +99,16 @@ def without_commands(text: str) -> str:
 
 
 def open_console(**options: Any) -> Console:
-    """Return a rich console as wide as ``COLUMNS`` says or, if that is not a positive number, as the terminal.
+    """Return a rich console with the width in the environment variable ``COLUMNS``.
 
-    With a width of 0, rich would print nothing.
+    If ``COLUMNS`` is not a positive number, the console is as wide as the terminal. With a width of 0, rich would print
+    nothing.
     """
     from rich.console import Console
 
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - rich calls this in its error handler and would exit the process with status 1
+            raise  # noqa: PLE0704 - rich calls this method in an error handler; rich's own method exits the process
 
     sizes = {name: os.environ.get(name, "") for name in ("COLUMNS", "LINES")}
     useless = [name for name, text in sizes.items() if not (text.isdecimal() and int(text) > 0)]
@@ -120,10 +123,10 @@ def shown_options(
     """Return the constructor options of an object as source text, without options that equal their defaults.
 
     Arguments:
-        made: the object.
+        made: the object, which has its options as attributes.
         owner: the class whose constructor takes the options.
-        others: options that are not attributes of the object.
-        always: options to show even if they equal their defaults.
+        others: the values of options that are not attributes of the object.
+        always: the names of options to show even if they equal their defaults.
     """
     options = inspect.signature(owner).parameters
     others = others or {}

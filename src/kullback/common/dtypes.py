@@ -1,4 +1,4 @@
-"""The dtypes of kullback's computations."""
+"""The floating-point dtypes in which kullback computes, and conversions of tensors to them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ def accurate_dtype(device: torch.device) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its module: ``float32``."""
+    """Return the name of a dtype without the name of its module, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def tensor_of(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Return `x` as a tensor of `dtype`; a tensor stays on its device, and numbers go to the CPU.
 
-    `torch.as_tensor` would move both to the default device, which can differ from the device of the data.
+    `torch.as_tensor` would move numbers and tensors to the default device, which can differ from the device of the
+    data.
 
     Example:
         >>> with torch.device("meta"):
@@ -44,4 +45,4 @@ def upcast(x: Tensor) -> Tensor:
         return x
     return (
         x.float() if x.device.type == "mps" else x.double()
-    )  # the dtype of `accurate_dtype`, without the cost of a call
+    )  # The result has the dtype `accurate_dtype(x.device)`; a call of that function would cost time.

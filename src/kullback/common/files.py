@@ -1,4 +1,4 @@
-"""Input and output files: comparison of paths, checks before reading and writing, and atomic writes."""
+"""Input and output files: comparison of paths, checks before a file is read or written, and atomic writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PathLike = str | os.PathLike[str]
 
 
 def same_file(a: PathLike, b: PathLike) -> bool:
-    """Return whether two paths lead to the same file, with links followed; missing files are compared by path."""
+    """Return whether two paths lead to the same file after following links; missing files are compared by path."""
     try:
         return Path(a).samefile(b)
     except OSError:
@@ -30,7 +30,7 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
     """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or occurs twice.
 
     Raises:
-        FileError: an output is one of these.
+        FileError: an output has one of these four faults.
     """
     taken: list[PathLike] = [file for path in inputs if path is not None for file in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
@@ -56,10 +56,16 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
 
 
 def check_input(path: PathLike, name: str) -> None:
-    """Raise if a path is neither a file nor a folder: pipes and devices may block or never end.
+    """Raise if a path is neither a file nor a folder, because reading a pipe or a device may block or never end.
+
+    A missing path passes this check, because the later attempt to open the path raises an error that names the file.
+
+    Arguments:
+        path: the path to check.
+        name: the name of the argument or option, for the error message.
 
     Raises:
-        FileError: the path is a pipe, a socket or a device. A missing path passes; opening it raises the error.
+        FileError: the path is a pipe, a socket or a device, or the system cannot look it up.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -262,9 +268,10 @@ class _Output:
 
 
 def matched(path: PathLike) -> list[Path]:
-    """Return the files that match a path with ``*``, sorted.
+    """Return the sorted paths of the files that match a pattern, a path with ``*``.
 
-    An existing path matches only itself, even if its name contains ``*``. A path without matches is returned unchanged.
+    The path of an existing file matches only itself, even if the path contains ``*``. A pattern that no file matches is
+    returned unchanged.
 
     Example:
         >>> import os, tempfile
@@ -293,7 +300,7 @@ def _lies_in(path: PathLike, folder: PathLike) -> bool:
 
 
 def _mode(path: PathLike) -> int | None:
-    """Return the mode (type and permissions) of the file that a path leads to, or None if there is no such file."""
+    """Return the mode (type and permissions) of the file that a path leads to; None if the file does not exist."""
     try:
         return Path(path).stat().st_mode
     except FileNotFoundError:

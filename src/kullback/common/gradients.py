@@ -1,4 +1,4 @@
-"""Gradients of a function with respect to its arguments, for use in the backward pass of an autograd function."""
+"""Gradients of a function with respect to its arguments, for the backward pass of a `torch.autograd.Function`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ def gradients_of(
     grad: Tensor,
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return the wanted gradients of the sum of `grad` times the values of `function`, one for each argument.
+    """Return the gradients of the sum of `grad` times the values of `function`, with respect to each argument.
 
     Each gradient is a partial derivative, with the other arguments constant. If one argument is computed from another,
-    autograd adds that dependence later. So the function gets aliases of the arguments, because derivatives with respect
-    to the arguments themselves would count the dependence twice.
+    autograd adds the effect of this dependence later. So the function gets aliases of the arguments, because
+    derivatives with respect to the arguments themselves would count the dependence twice.
 
     The gradients can be differentiated again if grad mode is on, as in a backward pass with ``create_graph=True``.
+
+    Arguments:
+        function: a function of the sequence of arguments, which returns a tensor.
+        arguments: tensors, or None for absent arguments.
+        grad: the gradient with respect to the values of `function`.
+        wanted: whether the gradient with respect to each argument is computed.
+
+    Returns:
+        one gradient for each argument; None for an absent argument, and for a gradient that is not wanted.
     """
     is_differentiated = torch.is_grad_enabled()
     with torch.enable_grad():

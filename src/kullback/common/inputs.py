@@ -1,4 +1,4 @@
-"""Conversion of arrays, lists and labeled counts to tensors, and checks of tensors and of common arguments."""
+"""Conversion of arrays, lists and labeled counts to tensors, and checks of tensors and numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 
-# Private functions are needed, because torch has no public function that detects the batched tensors of vmap and of
-# batched gradients.
+# These functions of torch are private. No public function detects the batched tensors of vmap and of batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 _is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 _dispatch_mode: Callable[[Any], Any] = torch._C._get_dispatch_mode  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -34,7 +33,7 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
         return dense(call, argument, x)
     x = unmasked(call, argument, x)
     try:
-        is_series = hasattr(x, "to_numpy") and not hasattr(x, "columns")  # not a table
+        is_series = hasattr(x, "to_numpy") and not hasattr(x, "columns")  # a table has columns
         numbers = array_of(x) if is_series else x
         return torch.as_tensor(_sharable(numbers) if isinstance(numbers, np.ndarray) else numbers)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # a table raises LookupError
@@ -52,13 +51,13 @@ def array_of(x: Any) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the values of a Series or an Arrow array as a NumPy array; missing values of Arrow become NaN or None."""
     if not type(x).__module__.startswith("pyarrow."):
         return x.to_numpy()
-    if hasattr(x.type, "index_type"):  # categories
+    if hasattr(x.type, "index_type"):  # an array of categories, which Arrow stores as indexes
         x = x.cast(x.type.value_type)
     return x.to_numpy(zero_copy_only=False)
 
 
 def unmasked(call: str, argument: str, x: object) -> object:
-    """Return an array without its mask, and other objects unchanged; raise if an entry is masked."""
+    """Return a masked array as a plain array, and other objects unchanged; raise if an entry is masked."""
     name = argument
     if isinstance(x, list | tuple) and any(
         isinstance(row, np.ma.MaskedArray) for row in cast("list[Any]", x)
@@ -81,7 +80,7 @@ def unmasked(call: str, argument: str, x: object) -> object:
 
 
 def _mask_remedy(call: str, name: str, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
-    """Return the remedies for a masked array: fill it if masked classes have no mass, or leave masked entries out."""
+    """Return the remedies for a masked array, as text: fill classes that have no mass, or leave masked entries out."""
     in_logs = call in ("Logits", "LogProbs")
     if not in_logs and call not in ("Counts", "Probs"):
         return f"{name}.compressed() without these entries, or {name}.filled(value)"
@@ -102,16 +101,17 @@ def _mask_remedy(call: str, name: str, mask: np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def _sharable(x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the array, or a copy that torch can share: writable, native byte order, no negative strides."""
+    """Return `x` if a tensor can share its memory, or a writable copy with native byte order and positive strides."""
     if not x.dtype.isnative:
         return x.astype(x.dtype.newbyteorder("="))
     return x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy()
 
 
 def number_from(x: object) -> float:
-    """Return a real number as a float; for any other object return NaN, which fails every range check.
+    """Return a real number as a float, and NaN for any other object; NaN fails every range check.
 
-    A tensor gives NaN, because a tensor may require a gradient. True gives NaN, because it would otherwise count as 1.
+    A tensor gives NaN, because a float would lose the gradient of the tensor. True gives NaN, so that it does not count
+    as 1.
     """
     if type(x) is float:
         return x
@@ -125,7 +125,8 @@ def whole_from(x: object) -> int | None:
     """Return an integer of Python or NumPy as an int; None for any other object, including True."""
     if type(x) is int:
         return x
-    # None is checked first: every compiled loss passes None, and torch 2.11 cannot compile a `try` that raises.
+    # None must not reach the `try` statement: every compiled loss passes None, and torch 2.11 cannot compile a `try`
+    # statement that raises an error.
     if x is None or isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype == torch.bool):
         return None
     try:
@@ -135,14 +136,15 @@ def whole_from(x: object) -> int | None:
 
 
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return an expression that converts `x`, called `name`, to a tensor; None if there is no such expression."""
+    """Return the source text of an expression that converts `x`, called `name`, to a tensor; None if none exists."""
     if hasattr(x, "to_numpy") or isinstance(x, np.ndarray):
         return _array_remedy(name, x, floating=floating)
     if not isinstance(x, list | tuple | float):
         return None
     parts = cast("list[object]", list(x)) if isinstance(x, list | tuple) else []
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    if tensors and len(tensors) == len(parts):  # such as the scores from `generate` of Hugging Face models
+    # `generate` of Hugging Face models returns its scores as a tuple of tensors.
+    if tensors and len(tensors) == len(parts):
         first = tensors[0]
         alike = all(part.shape == first.shape and part.device == first.device for part in tensors)
         cast_too = floating and not all(part.is_floating_point() for part in tensors)
@@ -157,7 +159,7 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
 
 
 def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return an expression that converts an array, or an object with `to_numpy`, to a tensor; None if not numeric."""
+    """Return the source text of an expression that converts an array or Series to a tensor; None if not numeric."""
     try:
         array = x if isinstance(x, np.ndarray) else array_of(x)
     except (TypeError, ValueError):
@@ -165,8 +167,9 @@ def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
     name = name if array is x else f"{name}.to_numpy()"
     steps: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("", lambda: array),
-        (".copy()", array.copy),  # for negative strides
-        (".astype('float64')", lambda: array.astype("float64")),  # for objects, long floats and swapped bytes
+        (".copy()", array.copy),  # This conversion handles negative strides.
+        # The next conversion handles objects, long doubles and foreign byte orders.
+        (".astype('float64')", lambda: array.astype("float64")),
     )
     for step, change in steps:
         try:
@@ -177,6 +180,7 @@ def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
 
 
 def _made(name: str, tensor: Tensor, *, floating: bool) -> str | None:
+    """Return the source text of a call that makes `tensor` from the object `name`; None for complex numbers."""
     if floating and tensor.is_complex():
         return None
     dtype = ", dtype=torch.float32" if floating and not tensor.is_floating_point() else ""
@@ -184,16 +188,16 @@ def _made(name: str, tensor: Tensor, *, floating: bool) -> str | None:
 
 
 def dense(call: str, argument: str, x: Tensor) -> Tensor:
-    """Return `x`, or a copy that autograd can save; raise unless it is dense."""
+    """Return `x`, or a copy if autograd cannot save `x`; raise unless `x` is dense."""
     check_dense(call, argument, x)
     return recordable(x)
 
 
 def recordable(x: Tensor) -> Tensor:
-    """Return `x`, or a copy if `x` was made under ``torch.inference_mode`` and autograd may record a gradient.
+    """Return `x`, or a copy if `x` was made under ``torch.inference_mode`` and autograd may record operations.
 
-    Autograd does not save tensors of inference mode, because it cannot detect changes of these tensors before the
-    backward pass.
+    Autograd refuses to save a tensor of inference mode, because a change of this tensor before the backward pass would
+    go undetected.
     """
     if torch.compiler.is_compiling() or not x.is_inference():
         return x
@@ -201,7 +205,7 @@ def recordable(x: Tensor) -> Tensor:
 
 
 def all_recordable(tensors: Iterable[Any]) -> list[Any]:
-    """Return `recordable` of each tensor."""
+    """Return the list of `recordable(x)` for each tensor `x`; entries that are None stay None."""
     if torch.compiler.is_compiling():
         return list(tensors)
     recorded = list(tensors)
@@ -238,7 +242,7 @@ def are_ordinary(tensors: Iterable[Tensor]) -> bool:
 
 
 def are_logits(*tensors: Any) -> bool:
-    """Return whether all are plain dense floating-point tensors of one dimension or more, which need no other check."""
+    """Return whether all arguments are plain dense floating-point tensors with at least one dimension."""
     for x in tensors:
         if type(x) not in _PLAIN or x.dtype not in _FLOATS or x.layout is not torch.strided:
             return False
@@ -248,7 +252,7 @@ def are_logits(*tensors: Any) -> bool:
 
 
 def unusual(x: Tensor) -> tuple[str, str] | None:
-    """Return a description of `x` and the method that makes it dense; None if it is dense or of an unknown class."""
+    """Return a description of `x`, and the method that makes `x` dense; None if `x` is dense or of an unknown class."""
     module, dtype = type(x).__module__, x.dtype
     cases = (
         (module.startswith("torch.distributed.tensor"), "a DTensor", "full_tensor()"),
@@ -287,9 +291,9 @@ def is_fake(x: Tensor) -> bool:
 
 
 def is_other_storage(x: Tensor) -> bool:
-    """Return whether the class of `x` stores numbers in its own form, as a quantized weight of torchao does.
+    """Return whether `x` is of a tensor subclass that implements torch's operations itself.
 
-    Such a class decides which operations it supports. DTensor is such a class too.
+    Examples are the quantized weights of torchao and DTensor. Such a class may lack some operations.
     """
     if torch.compiler.is_compiling() or type(x) in _PLAIN or is_fake(x):
         return False
@@ -315,18 +319,18 @@ def can_inspect_all(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def is_traced() -> bool:
-    """Return whether ``make_fx`` records the operations, as in ``torch.func.linearize``, so that values are unknown."""
+    """Return whether ``make_fx`` records the operations, as in ``torch.func.linearize``; values are then unknown."""
     return _dispatch_mode(_PROXY) is not None
 
 
 def first_of(mask: Tensor) -> str:
-    """Return a text about the true entries of a mask: their number and the first index."""
+    """Return a text about the true entries of a mask: their number, and the index of the first true entry."""
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
 
 
 def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
-    """Return a text about the first wrong value: the value, its index, and the number of wrong values."""
+    """Return a text about the `values` for which `wrong` is true: the first one, its index, and their number."""
     index = tuple(int(i) for i in wrong.nonzero()[0])
     count = f"the first of {int(wrong.sum())} in {wrong.numel()}"
     return f"{values[index].item():g} at index {index}{place}, {count}"

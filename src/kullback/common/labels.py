@@ -1,4 +1,4 @@
-"""Labels of classes, from Series, data frames, mappings and sequences, and the comparison of P's and Q's labels."""
+"""Labels of classes: their extraction from Series, data frames, mappings and sequences, and their comparison."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from kullback.errors import ArgumentValueError, invalid_type, invalid_value, saf
 
 Labels = tuple[Hashable, ...]
 
-# One object replaces all missing values of a type, because an object equals itself in tuples and dictionaries.
+# NaN does not equal NaN, but tuples and dictionaries treat an object as equal to itself. So one object replaces all
+# missing values of a type.
 _NAN, _NOT_A_TIME = math.nan, np.datetime64("NaT")
-# Names that pandas and Polars give to a column of counts or shares.
+# pandas and Polars give these names to a column of counts or proportions.
 _COUNT_NAMES = frozenset(("count", "counts", "proportion", "len", "n"))
 
 
@@ -28,10 +29,10 @@ class Labeled(NamedTuple):
     """Numbers with the labels of their classes.
 
     Attributes:
-        values: the numbers; the classes are their last dimension.
+        values: the numbers; the last dimension is the dimension of the classes.
         labels: one label for each class; None without labels.
-        rows: the labels of the rows, for a table.
-        may_count_rows: whether the labels are an index of integers, which may number classes or rows.
+        rows: for a table, the labels of the rows.
+        may_count_rows: whether the labels are an index of integers, which may be the numbers of classes or of rows.
     """
 
     values: object
@@ -41,7 +42,7 @@ class Labeled(NamedTuple):
 
 
 def labeled(call: str, x: object) -> Labeled:
-    """Split labeled numbers of any supported type into numbers and labels."""
+    """Return labeled numbers of any supported type, split into numbers and labels; `call` is for error messages."""
     if isinstance(x, Mapping):
         return _of_mapping(call, cast("Mapping[Hashable, Any]", x))
     library = type(x).__module__.partition(".")[0]
@@ -61,8 +62,10 @@ def labels_from(call: str, labels: object) -> Labels:
             got="a masked array",
             instead="labels=labels.filled('missing') for a class with this name",
         )
-    of_python = getattr(labels, "to_pylist", None)  # Arrow's scalars equal no other object
-    if of_python is not None or isinstance(labels, Tensor):  # two tensors of one number have different hashes
+    # Arrow's scalars, and tensors of one number, would be unequal even for equal labels. So both are converted to
+    # Python objects.
+    of_python = getattr(labels, "to_pylist", None)
+    if of_python is not None or isinstance(labels, Tensor):
         labels = cast("Any", labels).tolist() if of_python is None else of_python()
     if not isinstance(labels, Iterable):
         raise invalid_type(
@@ -83,7 +86,7 @@ def labels_from(call: str, labels: object) -> Labels:
 
 
 def _unified(label: Any) -> Any:
-    """Return the label, or one fixed object for NaN of any type, because NaN does not equal NaN."""
+    """Return the label, or one fixed object for NaN of any type, and another one for NaT."""
     if isinstance(label, str) or label is None:
         return label
     if isinstance(label, tuple):
@@ -96,7 +99,7 @@ def _unified(label: Any) -> Any:
 
 
 def same_labels(p: Labels, q: Labels) -> bool:
-    """Return whether the labels of P and Q are equal and in the same order; pandas' NA equals only itself."""
+    """Return whether the labels of P and Q are equal and in the same order; pandas' NA equals no other label."""
     return len(p) == len(q) and all(
         a is b or (hash(a) == hash(b) and a == b) for a, b in zip(p, q, strict=True)
     )
@@ -117,6 +120,7 @@ def check_one_type(call: str, p: Labels, q: Labels) -> None:
 
 
 def _unlike(call: str, p: object, q: object) -> ArgumentValueError:
+    """Return the error for a label `p` in P and a label `q` in Q of different types."""
     are_missing = is_missing(p) and is_missing(q)
     names = (
         "'missing' if str(label) in ('None', 'nan', '<NA>', 'NaT') else label"
@@ -139,7 +143,10 @@ def _type_name(label: object) -> str:
 
 
 def _types(labels: Labels) -> dict[str, Any]:
-    """Return the first label of each type except missing values; types whose values can be equal count as one."""
+    """Return the first label of each type, by the name of the type; missing values are left out.
+
+    Types of numbers count as one type, because their values can be equal.
+    """
     types: dict[str, Any] = {}
     for label in labels:
         if _missing_type(label) is None:
@@ -148,6 +155,7 @@ def _types(labels: Labels) -> dict[str, Any]:
 
 
 def _missing_types(labels: Labels) -> dict[str, Any]:
+    """Return one label for each type of missing value, by the name of the type."""
     return {name: label for label in labels if (name := _missing_type(label)) is not None}
 
 
@@ -160,18 +168,19 @@ def _missing_type(label: Any) -> str | None:
     """Return the name of a missing value, such as "NaN"; None for other labels."""
     if label is None or label is _NAN or label is _NOT_A_TIME:
         return "None" if label is None else "NaN" if label is _NAN else "NaT"
-    name = type(label).__name__  # the name of the class is compared, so that pandas need not be imported
+    name = type(label).__name__  # a comparison with the class itself would need an import of pandas
     return {"NAType": "NA", "NaTType": "NaT"}.get(name)
 
 
 def _type_of(label: Any) -> str:
+    """Return the name of a label's type; types whose values can be equal, such as int and float, have one name."""
     if isinstance(label, str):
         return "str"
     if isinstance(label, Number | np.number | np.bool_):
         return type(label).__name__ if isinstance(label, complex | np.complexfloating) else "number"
     if isinstance(label, tuple):
         return f"({', '.join(map(_type_of, cast('tuple[Any, ...]', label)))})"
-    if isinstance(label, dt.datetime):  # also pandas' Timestamp
+    if isinstance(label, dt.datetime):  # this includes pandas' Timestamp
         return "datetime" if label.tzinfo is None else "datetime with a time zone"
     if isinstance(label, dt.timedelta):
         return "timedelta"
@@ -179,7 +188,7 @@ def _type_of(label: Any) -> str:
 
 
 def _spelling(label: Any) -> str:
-    """Return the text of a label. Numbers of any precision and their texts give the same text."""
+    """Return the label as text. A number, the number in another precision, and the number as text give one result."""
     if isinstance(label, bytes):
         return label.decode(errors="replace")
     if isinstance(label, str | Number | np.number) and not isinstance(label, bool | np.bool_):
@@ -190,11 +199,11 @@ def _spelling(label: Any) -> str:
     return str(label)
 
 
-# ---- The types of labeled numbers.
+# ---- Functions that split labeled numbers of one type into numbers and labels.
 
 
 def _of_mapping(call: str, x: Mapping[Hashable, Any]) -> Labeled:
-    """Return the values of a mapping, labeled by its keys: a number or a column for each key."""
+    """Return the values of a mapping, labeled by its keys; each value is a number, or a column of a table."""
     labels, values = labels_from(call, tuple(x)), list(x.values())
     if values and all(isinstance(value, Tensor) for value in values):
         if len({value.shape for value in values}) > 1:
@@ -221,19 +230,20 @@ def _unequal(call: str) -> ArgumentValueError:
 
 
 def _is_labeled(x: object) -> bool:
+    """Return whether a row of a list has labels: whether it is a mapping or a pandas Series."""
     is_pandas = type(x).__module__.partition(".")[0] == "pandas"
     return isinstance(x, Mapping) or (is_pandas and type(x).__name__ == "Series")
 
 
 def _of_rows(call: str, x: list[Any]) -> Labeled:
-    """Return the rows of a list as one array with their labels; raise unless all rows have the same labels in order."""
+    """Return labeled rows as one array with labels; raise unless all rows have the same labels in the same order."""
     rows = [labeled(call, row) for row in x]
     if any(row.labels != rows[0].labels for row in rows):
         raise invalid_value(
             call,
             "x",
             wanted="rows with the same labels in the same order",
-            got="other labels, or another order",
+            got="rows with other labels, or in another order",
             instead=f"{call}(pandas.DataFrame(x).fillna(0)), which matches them by label",
         )
     values = torch.stack([as_tensor(call, "x", row.values) for row in rows])
@@ -255,7 +265,7 @@ def _of_pandas_frame(call: str, frame: Any) -> Labeled:
     if not all(kind in "iuf" for kind in kinds):
         return Labeled(frame)
     values = frame.to_numpy()
-    if values.dtype == object:  # such as pandas' nullable dtypes, which have NA
+    if values.dtype == object:  # pandas' nullable dtypes with NA become objects
         values = frame.to_numpy(dtype="float64", na_value=math.nan)
     columns, rows = labels_from(call, frame.columns), labels_from(call, frame.index)
     return Labeled(values, columns, rows, _kind(frame.columns) in "iu")
@@ -302,7 +312,8 @@ def _of_polars_frame(call: str, frame: Any) -> Labeled:
         for dtype in frame.dtypes
     ]
     if frame.width == 2 and kinds[1] != "O":
-        is_counted = call == "Counts"  # a frame of two columns passed to `Counts` comes from `value_counts`
+        # `Counts` assumes that a frame of two columns comes from the method `value_counts` of Polars.
+        is_counted = call == "Counts"
         if is_counted or _has_labels_first(call, kinds, frame.columns[1], is_table=False):
             return Labeled(frame.to_series(1).to_numpy(), labels_from(call, frame.to_series(0).to_list()))
     if frame.width < 2 or "O" in kinds:

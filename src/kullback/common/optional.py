@@ -1,4 +1,4 @@
-"""Optional packages, imported at their first use."""
+"""Import of optional packages at their first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from kullback.errors import OptionalDependencyError
 
-# The name for pip of each package whose import name differs from it.
+# If the name of a package in a `pip install` command differs from its name in an import statement, this mapping has
+# both names.
 _DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn"}
 
 

@@ -1,4 +1,4 @@
-"""Results as plain values: strict JSON, and numbers under flat names."""
+"""Conversion of results to plain values: to strict JSON, and to one dict of numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 def json_safe(value: Any) -> Any:
-    """Return the value with NaN and infinities replaced by strings, and tuples by lists, at any depth.
+    """Return the value with NaN and infinities replaced by strings, and tuples by lists, also inside dicts and lists.
 
     Example:
         >>> json_safe({"value": (1.5, float("inf"))})
@@ -24,16 +24,18 @@ def json_safe(value: Any) -> Any:
 
 
 def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
-    """Return all numbers in nested dicts and lists, under their paths joined by ``/``.
+    """Return all numbers in nested dicts and lists as one dict; a key is the path to the number, joined by ``/``.
 
     True and False become 1 and 0; infinities and NaN stay floats. None and strings are left out.
-    The ends of an ``interval`` are ``lower`` and ``upper``. A number that is alone in a list is named by the list. The
-    numbers of a longer list are named by their positions. Objects in a list are named by their column, model or batch
-    or, if two names are equal, by their positions. Objects without names, such as the worst rows, are left out.
+
+    The path to a number in a dict ends with its key. The limits of an ``interval`` get the keys ``lower`` and
+    ``upper``. The only number of a list gets the path of the list, and the numbers of a longer list get their positions
+    as keys. Dicts in a list get their column, model or batch as keys or, if two of these names are equal, their
+    positions. Lists of dicts without names, such as the worst rows, are left out.
 
     Arguments:
         value: the fields of a result.
-        name: the path of `value`.
+        name: the path to `value`; empty for a whole result.
 
     Example:
         >>> flat_numbers({"mean": {"value": 0.1, "interval": (0.0, float("inf"))}, "unit": "nats", "ok": True})
@@ -48,7 +50,7 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
 
 
 def _items(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a dict or list with their keys; the key of a number that is alone in a list is ``""``."""
+    """Yield the keys and parts of a dict or list; the only number of a list has the key ``""``."""
     if isinstance(value, dict):
         yield from cast("dict[str, Any]", value).items()
     elif isinstance(value, list | tuple):
@@ -67,6 +69,7 @@ def _items(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _name(item: Any) -> str | None:
+    """Return the name of a dict in a list: its name, model, batch or columns; None without such a name."""
     match item:
         case {"name": str(name)} | {"model": {"name": str(name)}} | {"q_name": str(name)}:
             return name

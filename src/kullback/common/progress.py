@@ -1,4 +1,4 @@
-"""Progress displays on standard error, if it is a terminal."""
+"""Progress displays on standard error, which are shown only if standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from kullback.common.display import open_console
 from kullback.common.optional import is_installed
 
-# A function of the completed amount and the total amount; the total is None while it is unknown.
+# The arguments of an update are the number of completed items and the total number; an unknown total is None.
 Update = Callable[[int, int | None], None]
 
 
@@ -19,8 +19,8 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
     """Show a progress bar. The context yields a function that updates the bar, or None if no bar can be shown.
 
     Arguments:
-        what: a plural noun for the counted items.
-        show: False hides the bar.
+        what: a plural noun for the counted items, such as "rows".
+        show: if False, no bar is shown.
         patience: the number of seconds before the bar appears.
 
     Example:
@@ -41,7 +41,7 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
     def update(done: int, total: int | None) -> None:
         bar.update(task, completed=done, total=total)
         if time.monotonic() - begun >= patience:
-            bar.start()  # calls after the first have no effect
+            bar.start()  # only the first call of `start` has an effect
 
     try:
         yield update

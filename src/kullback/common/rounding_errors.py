@@ -1,4 +1,7 @@
-"""Numbers that differ by rounding errors only, as copies of a value that were computed in two ways, made equal."""
+"""Removal of rounding errors from numbers: numbers that differ by rounding errors only are made equal.
+
+Such numbers arise if a value is computed in two ways.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,30 @@ from kullback.common.arrays import Floats
 
 # `tests/common/test_rounding_errors.py` checks these constants on copies with noise and on continuous draws.
 
-# The largest rounding error: this part of the number (in float32, four units in its last place), or this part of the
-# spread. The latter is at most this part of the number, except within float64's precision of the spread: numbers near 0
-# may have many scales.
+# Two numbers are close if their difference is at most the assumed rounding error: `_OF_NUMBER` times the number. If all
+# numbers are float32 values, the error is `_OF_SINGLE` times the number, four units in the last place of float32.
 _OF_NUMBER, _OF_SINGLE = 1e-11, 4 * 2.0**-24
+# The assumed rounding error is at least `_OF_SPREAD` times the interquartile range. This lower bound is reduced to
+# `_MOST_OF_NUMBER` times the number if it is larger, because numbers near 0 may have many scales. In any case, the
+# error is at least `_PRECISION` times the interquartile range, about the precision of float64.
 _OF_SPREAD, _MOST_OF_NUMBER, _PRECISION = 1e-9, 1e-3, 1e-15
-# The largest rounding error in mean distances of the values around, a twentieth of them on either side. Continuous
-# draws are this close with about the same probability.
+# Close numbers must also be closer than `_OF_DISTANCE` times the mean gap between neighboring values. The mean is over
+# the fraction `_AROUND` of the values on either side. Two neighboring continuous draws are this close with a
+# probability of about `_OF_DISTANCE`.
 _OF_DISTANCE, _AROUND = 0.01, 0.05
-# With a smaller share of numbers that are close to another one, they are close by chance.
+# If less than this fraction of the numbers are close to another number, they are assumed to be close by chance.
 _LEAST_CLOSE = 0.1
 
 
 def without_rounding_errors(x: Floats) -> Floats:
-    """Return numbers, shape (n,), with numbers that differ by rounding errors replaced by the smallest of them.
+    """Return `x`, shape (n,), with numbers that differ by rounding errors replaced by the smallest of these numbers.
 
-    Return `x` itself if fewer than a tenth of the numbers are that close to another one.
+    Return `x` itself if fewer than a tenth of the numbers differ from another number by a rounding error.
     """
     values, counts = np.unique(x, return_counts=True)
-    half = values / 2  # whose range is finite
+    half = values / 2  # the range of the halves does not overflow
     reach = math.ceil(_AROUND * len(values))
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers are close to none
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinite number is close to no other number
         gaps, size = np.diff(half), np.maximum(np.abs(half[:-1]), np.abs(half[1:]))
         spread = np.subtract(*np.quantile(half, [0.75, 0.25]))
         is_single = bool((values.astype(np.float32) == values).all())

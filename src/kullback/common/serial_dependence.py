@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
+from kullback.common.turn_spectrum import spectral_turns
 
 Kind = Literal["blocks", "period", "uneven", "pattern", "repeats"]
 
@@ -50,6 +51,8 @@ _ROUNDING = 1e-6
 _MOST_COLUMNS, _MOST_CATEGORIES, _HALVES = 32, 8, 8
 # At half of all rows, the correlation of a grid's lines is below this share of the one of neighboring lines.
 _FADED = 0.6
+# A larger correlation of neighboring rows is not that of sources that take turns.
+_NEIGHBORS = 0.3
 # A convolution with these weights sums the values at distances 2 to 10 before and after each value.
 _AROUND = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
 # The smallest share of continuous rows with an equal row that counts as repetition.
@@ -114,7 +117,7 @@ def number_scores(x: Floats) -> Floats:
     distances of the ranks from the middle. Sorted columns are left out: any column can be sorted, so their order says
     nothing about dependence.
     """
-    x = x[:, ~np.fromiter(map(is_sorted, x.T), dtype=bool)]
+    x = x[:, ~((x[1:] >= x[:-1]).all(0) | (x[1:] <= x[:-1]).all(0))]
     if x.shape[1] > _MOST_COLUMNS:
         x = np.ldexp(x, -np.frexp(np.abs(x).max(0))[1])  # the squares of huge values are infinite
         scale = x.std(0)
@@ -140,11 +143,6 @@ def category_scores(codes: Integers) -> Floats:
     return np.stack(scores, 1).astype(float)
 
 
-def is_sorted(x: Floats) -> bool:
-    """Return whether numbers are sorted in ascending or descending order."""
-    return bool((x[1:] >= x[:-1]).all() or (x[1:] <= x[:-1]).all())
-
-
 def serial_dependence(scores: Floats) -> SerialDependence | None:
     """Return the serial dependence of rows; None if it is not statistically significant.
 
@@ -160,7 +158,7 @@ def serial_dependence(scores: Floats) -> SerialDependence | None:
     shape = _shape(scores)
     period = _period(scores, shape)
     if period and (dependence := _of_period(scores, period)):
-        return dependence
+        return _or_uneven(scores, dependence)
     ratios, significant = _variance_ratios(scores, shape)
     if not significant.any():
         return None
@@ -170,7 +168,27 @@ def serial_dependence(scores: Floats) -> SerialDependence | None:
         length = period.rows * math.ceil(length / period.rows)
     blocks = n // length
     labels = block_labels(n, blocks) if blocks >= FEWEST_BLOCKS else None
-    return SerialDependence("blocks", n, time, length, labels)
+    return _or_uneven(scores, SerialDependence("blocks", n, time, length, labels))
+
+
+def _or_uneven(scores: Floats, dependence: SerialDependence) -> SerialDependence:
+    """Return the dependence of sources that miss turns if that is likelier than a period or blocks.
+
+    Such sources can look like blocks, because a long block has several rows of a source. But neighbors are seldom
+    alike.
+    """
+    if dependence.is_open or dependence.grid:
+        return dependence
+    is_in_blocks = dependence.kind == "blocks"
+    if is_in_blocks and (scores[1:] * scores[:-1]).mean(0).max() > _NEIGHBORS:
+        return dependence
+    distance = spectral_turns(scores, regular=1 if is_in_blocks else dependence.length)
+    return dependence if distance is None else uneven(len(scores), distance)
+
+
+def uneven(rows: int, distance: int) -> SerialDependence:
+    """Return the dependence of sources that miss turns, and usually return after `distance` rows."""
+    return SerialDependence("uneven", rows, rows / distance, distance, None)
 
 
 def _of_period(scores: Floats, period: _Period) -> SerialDependence | None:
@@ -189,7 +207,7 @@ def _of_period(scores: Floats, period: _Period) -> SerialDependence | None:
     if length < FEWEST_BLOCKS:
         return None if serial else SerialDependence("pattern", n, 1.0, length, None)
     if not serial and _drifts(scores, length):
-        return SerialDependence("uneven", n, n / length, length, None)
+        return uneven(n, length)
     time = max(1.0, float(np.square(sums).sum(1).max()) / n)
     return SerialDependence("period", n, time, length, None if serial else phases)
 
@@ -324,7 +342,7 @@ def _are_atoms(counts: Integers) -> bool:
 
 
 def _is_continuous(distinct: Floats) -> bool:
-    """Return whether the values of distinct rows are not on a lattice and seldom repeat."""
+    """Return whether the values of distinct rows seldom repeat and do not lie on a lattice."""
     values = np.unique(distinct)
     gaps = np.diff(values / 2)  # half the values, because their range could overflow
     if len(values) < 0.9 * len(distinct) or len(gaps) < 2:

@@ -1,4 +1,4 @@
-"""Short reprs of objects with large values."""
+"""Short reprs of objects whose fields are long, such as large tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-MOST_NUMBERS = 6  # a tensor with more elements is shown by its shape
+MOST_NUMBERS = 6  # a repr shows only the shape of a tensor with more elements
 
 
 class _Short(reprlib.Repr):
@@ -30,7 +30,7 @@ _SHORT = _Short()
 
 
 def short_repr(made: object, values: Mapping[str, object]) -> str:
-    """Return a repr of `made` with the given values, each shortened if it is long.
+    """Return a repr with the class of `made` and the given values; a long value is shortened.
 
     Example:
         >>> short_repr(1, {"a": list(range(9)), "b": "text"})
@@ -41,7 +41,7 @@ def short_repr(made: object, values: Mapping[str, object]) -> str:
 
 
 class ShortRepr:
-    """A dataclass (made with ``repr=False``) whose repr shows the beginning of every field."""
+    """A base class of dataclasses (made with ``repr=False``); the repr shows every field, long fields shortened."""
 
     __slots__ = ()
 

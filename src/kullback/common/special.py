@@ -1,11 +1,11 @@
 """Special functions with full precision, even where the plain formula subtracts nearly equal numbers.
 
 The Bregman divergence of a convex f from a to b is f(b) - f(a) - (b - a) f'(a). KL within an exponential family is such
-a divergence. These functions compute it as a sum of non-negative terms.
+a divergence. The functions of this module compute Bregman divergences as sums of non-negative terms.
 
-Most functions have two branches: a short series or quadrature rule for nearby arguments, and the plain formula for
-others. A branch must not overflow where the other branch is selected, because the gradient of the unselected branch
-would be 0 * inf. Therefore the arguments of both branches are clamped.
+Most functions have two branches: a short series or quadrature rule for nearly equal arguments, and the plain formula
+for other arguments. `torch.where` computes both branches and selects one. The branch that is not selected must not
+overflow, because its gradient would be 0 * inf = NaN. Therefore each branch gets arguments clamped to its range.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 LARGEST_EXPONENT = 709.0
 """The logarithm of the largest float64, rounded down."""
-# e^d - 1 - d = d^2 (1/2 + d/6 + d^2/24 + ...). At |d| = 0.004, the omitted terms of the series and the cancellation in
-# the plain formula both cost about three of sixteen digits.
+# `expm1mx` uses the series e^d - 1 - d = d^2 (1/2 + d/6 + d^2/24 + ...) for |d| up to 0.004. At this bound, the omitted
+# terms of the series and the cancellation in the plain formula both cost about three of sixteen digits.
 _EXPM1MX_NEAR = 0.004
 _EXPM1MX = (1 / 2, 1 / 6, 1 / 24, 1 / 120)
-# 2 atanh(u) - 2u = u^3 (2/3 + 2 u^2/5 + 2 u^4/7 + ...). For |u| up to 0.02, the omitted terms are below 1e-13 of the
-# result of `itakura_saito`.
+# `itakura_saito` uses the series 2 atanh(u) - 2u = u^3 (2/3 + 2 u^2/5 + 2 u^4/7 + ...) for |u| up to 0.02. The omitted
+# terms are then below 1e-13 times the result.
 _ATANH_NEAR = 0.02
 _ATANH = (2 / 3, 2 / 5, 2 / 7)
-# Stirling's series. For x above _FAR, the omitted terms are below float64's last digit: lgamma(x) = (x - 1/2) log x - x
-# + log(2 pi) / 2 + sum_k c_k x^-(2k - 1)
+# Stirling's series is lgamma(x) = (x - 1/2) log x - x + log(2 pi) / 2 + sum_k c_k x^-(2k - 1). For x above `_FAR`, the
+# terms after the coefficients c_k in `_STIRLING` are below float64's last digit. The other two tuples are the
+# coefficients of the first and the second derivative of the sum, up to the sign.
 _FAR = 10.0
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _STIRLING_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_STIRLING))
 _STIRLING_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_STIRLING_DERIVATIVE))
-# Gaussian quadrature with four nodes on [0, 1] for the weight function 1 - t.
+# `_NODES` and `_WEIGHTS` are for Gaussian quadrature with four nodes on [0, 1] and the weight function 1 - t.
 _NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448)
 _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
-# Gaussian quadrature with four nodes on [0, 1].
+# `_EVEN_NODES` and `_EVEN_WEIGHTS` are for Gaussian quadrature with four nodes on [0, 1] and the weight function 1.
 _EVEN_NODES = (0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288)
 _EVEN_WEIGHTS = (0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929)
-# If |b - a| / (a + b) is below this bound, quadrature gives thirteen digits.
+# If |b - a| / (a + b) is below this bound, quadrature with four nodes gives thirteen correct digits.
 _RULE_NEAR = 0.05
-# The coefficients of -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x, exact to float64's last digits for x
-# above _FAR.
+# With these coefficients, -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x. For x above `_FAR`, the omitted
+# terms are below float64's last digits.
 _TETRAGAMMA = (1, 1, 1 / 2, 0, -1 / 6, 0, 1 / 6, 0, -3 / 10, 0, 5 / 6)
 # For x below this bound, x log x is negligible compared to log x, and 1 / x^2 may overflow.
 _TINY = 1e-75
-# The coefficients of Ein(y) / y for Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., exact to float64's last digit up to
-# y = 2.
+# `_EIN` has the coefficients of Ein(y) / y, where Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ... For y up to 2, the
+# omitted terms are below float64's last digit.
 _EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
-# The depth of the continued fraction of E1, which is exact to float64's last digit from y = 2 on.
+# A continued fraction of this depth gives E1(y) to float64's last digit for y >= 2.
 _E1_DEPTH = 50
 
 
@@ -75,14 +76,14 @@ def expm1mx(d: Tensor) -> Tensor:
 
 
 def scaled_expm1mx(c: Tensor, d: Tensor, log_scaled: Tensor | None = None) -> Tensor:
-    """Return c (e^d - 1 - d) for c > 0; where the result is above e^709, it is +inf with derivative 0.
+    """Return c (e^d - 1 - d) for c > 0; a result above e^709 becomes +inf with derivative 0.
 
-    `log_scaled` is log(c e^d), if the caller knows it more accurately.
+    `log_scaled` is log(c e^d), for a caller that computes this logarithm more accurately than log(c) + d.
     """
     if log_scaled is None:
         large = d > LARGEST_EXPONENT
         beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
-    else:  # the derivatives with respect to c have no cancellation
+    else:  # for large d, the derivatives of these terms with respect to c do not cancel each other
         large = d > _FAR
         beyond = bounded_exp(torch.where(large, log_scaled, 0)) - c * (1 + torch.where(large, d, 0))
     return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
@@ -97,7 +98,7 @@ def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """Return e^x; for x above 709, it is +inf with derivative 0."""
+    """Return e^x; for x above 709, return +inf with derivative 0."""
     return torch.where(x > LARGEST_EXPONENT, torch.inf, torch.exp(x.clamp(max=LARGEST_EXPONENT)))
 
 
@@ -107,25 +108,27 @@ def within_floats(x: Tensor) -> Tensor:
 
 
 def clamped_quotient(a: Tensor, b: Tensor, limit: float) -> Tensor:
-    """Return a / b for positive b, clamped between -limit and limit, with derivative 0 where it is clamped."""
+    """Return a / b for positive b, clamped to [-limit, limit]; a clamped quotient has derivative 0."""
     inside = a.abs() <= limit * b
     return torch.where(inside, torch.where(inside, a, 0) / b, limit * torch.sign(a))
 
 
 def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
-    """Return `value` with the derivatives, of any order, of `formula`, a less exact formula for `value`.
+    """Return a tensor with the values of `value` and the derivatives, of any order, of `formula`.
 
-    Where `formula` is not finite, the derivative is 0.
+    Both compute the same quantity, but `value` has smaller rounding errors than `formula`. If `formula` is not finite,
+    the derivative is 0.
     """
     formula = torch.where(formula.isfinite(), formula, 0)
     return value.detach() + (formula - formula.detach())
 
 
 def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
-    """Return log(a / b) for positive a and b, with full precision even where they are nearly equal.
+    """Return log(a / b) for positive a and b, with full precision even if a and b are nearly equal.
 
-    `difference` is a - b, if the caller knows it more accurately. If a / b is out of the range of floats, the value is
-    log a - log b. The derivatives are always the derivatives of log a - log b.
+    `difference` is a - b, for a caller that computes a - b more precisely than by subtraction. If a / b is out of the
+    range of floats, the result is computed as log a - log b. The derivatives are always the derivatives of log a - log
+    b.
     """
     logs = torch.log(a) - torch.log(b)
     with torch.no_grad():
@@ -137,7 +140,7 @@ def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
 
 
 def log1p_quotient(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(1 + a / b) for positive numbers, even where the quotient is out of the range of floats."""
+    """Return log(1 + a / b) for positive numbers, even if the quotient is out of the range of floats."""
     small = a <= b
     near = torch.log1p(torch.where(small, a, 0) / torch.where(small, b, 1))
     far = log_ratio(torch.where(small, 1, a) + torch.where(small, 0, b), torch.where(small, 1, b))
@@ -145,7 +148,7 @@ def log1p_quotient(a: Tensor, b: Tensor) -> Tensor:
 
 
 def log_product(a: Tensor, b: Tensor, divisor: Tensor | None = None) -> Tensor:
-    """Return log(a b / divisor) for positive numbers, even where the product is out of the range of floats."""
+    """Return log(a b / divisor) for positive numbers, even if the product a b is out of the range of floats."""
     c = torch.ones_like(a) if divisor is None else divisor
     logs = torch.log(a) + torch.log(b) - torch.log(c)
     with torch.no_grad():
@@ -156,12 +159,12 @@ def log_product(a: Tensor, b: Tensor, divisor: Tensor | None = None) -> Tensor:
 
 
 def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
-    """Return x - 1 - log x at x = a / b, the term of the Itakura-Saito divergence.
+    """Return x - 1 - log x at x = a / b, a term of the Itakura-Saito divergence.
 
-    `difference` is a - b, if the caller knows it more accurately.
+    `difference` is a - b, for a caller that computes a - b more precisely than by subtraction.
 
     With z = x - 1 and u = z / (z + 2), log x = 2 atanh(u) and z - 2u = z u. So the value is z u - (2 atanh(u) - 2u).
-    The derivatives come from e^d - 1 - d at d = log x.
+    The derivatives are the derivatives of e^d - 1 - d at d = log x.
     """
     log = log_ratio(a, b, difference)
     with torch.no_grad():
@@ -176,20 +179,20 @@ def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Ten
 
 
 def log1pmx(z: Tensor) -> Tensor:
-    """Return log(1 + z) - z, which is at most 0, and 0 at z = 0."""
+    """Return log(1 + z) - z, which is 0 at z = 0 and negative elsewhere."""
     return -itakura_saito(1 + z, torch.ones_like(z), z)
 
 
 def logit_difference(p: Tensor, q: Tensor) -> Tensor:
-    """Return logit(p) - logit(q) for two probabilities, with full precision even where they are nearly equal."""
+    """Return logit(p) - logit(q) for two probabilities, with full precision even if p and q are nearly equal."""
     return log_ratio(p, q) - log_ratio(1 - p, 1 - q, q - p)
 
 
 def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distance: Tensor) -> Tensor:
-    """Return the Bregman divergence from a to a + distance of the function f with second derivative `second`.
+    """Return the Bregman divergence, from a to a + distance, of the function f with second derivative `second`.
 
     By Taylor's formula, the divergence is distance^2 times the integral of (1 - t) f''(a + t distance) over t in [0,
-    1]. The integrand is smooth if the distance is small compared to the distance from a to the singularities of f.
+    1]. Quadrature is accurate if `distance` is much smaller than the distance from a to the singularities of f.
     """
     values = second(torch.stack([a + t * distance for t in _NODES]))
     mean = sum((values[i] * w for i, w in enumerate(_WEIGHTS)), torch.zeros_like(a))
@@ -208,11 +211,14 @@ def stirling_remainder(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the numbers for the recurrence that shifts small x into the range of Stirling's series.
+    """Return the numbers for the recurrence that adds `_FAR` to small x, to reach the range of Stirling's series.
 
-    The four results are: whether x is small, x clamped to small values, the numbers x, x + 1, ... of the recurrence,
-    and 1 / x after the shift. The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine
-    digits and its derivative is slow.
+    The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine correct digits, and the
+    derivative of torch's trigamma is slow.
+
+    Returns:
+        whether x is below `_FAR`; x clamped to the range from `_TINY` to `_FAR`; the clamped x plus 0, 1, ..., 9, in a
+        new last dimension; and 1 / x after the shift.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)
@@ -232,14 +238,14 @@ def digamma_minus_log(x: Tensor) -> Tensor:
 
 
 def digamma(x: Tensor) -> Tensor:
-    """Return the derivative of lgamma. Unlike for torch's digamma, the derivative of this function is precise too."""
+    """Return digamma(x), the derivative of lgamma. Unlike torch's digamma, this function has a precise derivative."""
     tiny = x < _TINY
     y, z = torch.where(tiny, x, 1), torch.where(tiny, 1, x)
     return torch.where(tiny, -torch.ones_like(y) / y - EULER_GAMMA, torch.log(z) + digamma_minus_log(z))
 
 
 def trigamma(x: Tensor) -> Tensor:
-    """Return the derivative of digamma."""
+    """Return trigamma(x), the derivative of digamma."""
     return 1 / x + trigamma_minus_inverse(x)
 
 
@@ -253,12 +259,12 @@ def trigamma_minus_inverse(x: Tensor) -> Tensor:
 
 
 def harmonic_number(b: Tensor) -> Tensor:
-    """Return digamma(1 + b) - digamma(1) for b >= 0, with full precision even where b is tiny."""
+    """Return digamma(1 + b) - digamma(1) for b >= 0, with full precision even if b is tiny."""
     return _since_one(b, lambda k, c: c / (k * (k + c)), trigamma, digamma(1 + b) + EULER_GAMMA)
 
 
 def trigamma_decrease(b: Tensor) -> Tensor:
-    """Return trigamma(1) - trigamma(1 + b) for b >= 0, with full precision even where b is tiny."""
+    """Return trigamma(1) - trigamma(1 + b) for b >= 0, with full precision even if b is tiny."""
 
     def term(k: Tensor, c: Tensor) -> Tensor:
         return c * (2 * k + c) / (k * (k + c)) ** 2
@@ -272,9 +278,15 @@ def trigamma_decrease(b: Tensor) -> Tensor:
 def _since_one(
     b: Tensor, term: Callable[[Tensor, Tensor], Tensor], derivative: Callable[[Tensor], Tensor], far: Tensor
 ) -> Tensor:
-    """Return f(1 + b) - f(1), which is `far` except for small b.
+    """Return f(1 + b) - f(1), with full precision for small b; for b of 0.5 or more, return `far`.
 
-    For small b, add the terms of the recurrence and the integral of the derivative from 11 to 11 + b.
+    For smaller b, the result is the sum of ten terms of a recurrence, plus the integral of f' from 11 to 11 + b.
+
+    Arguments:
+        b: the distances from 1, non-negative.
+        term: a function of k and b that returns the term k of the recurrence for f(1 + b) - f(1).
+        derivative: the derivative f'.
+        far: f(1 + b) - f(1) as computed by the plain formula.
     """
     near = b < 0.5
     c = torch.where(near, b, 0)
@@ -289,10 +301,10 @@ def _since_one(
 def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:
     """Return the Bregman divergence of lgamma(x) - x log x + x from a to b, which is non-negative.
 
-    `distance` is b - a, if the caller knows it more accurately.
+    `distance` is b - a, for a caller that computes b - a more precisely than by subtraction.
     """
     distance = b - a if distance is None else distance
-    # Where a and b are tiny, the function is nearly -log x, and its second derivative may overflow.
+    # For tiny x, lgamma(x) - x log x + x is nearly -log x, and its second derivative may overflow.
     tiny = (a < _TINY) & (b < _TINY)
     of_logs = itakura_saito(torch.where(tiny, b, 1), torch.where(tiny, a, 1), torch.where(tiny, distance, 0))
     a, b, distance = torch.where(tiny, 1, a), torch.where(tiny, 1, b), torch.where(tiny, 0, distance)
@@ -317,7 +329,7 @@ def safe_log(x: Tensor) -> Tensor:
 
 
 def safe_logsumexp(x: Tensor, dim: int) -> Tensor:
-    """Return log sum e^x along a dimension; where all x are -inf, the result is -inf with derivative 0."""
+    """Return log sum e^x along a dimension; if all x are -inf, the result is -inf with derivative 0."""
     empty = (x == -torch.inf).all(dim, keepdim=True)
     return torch.where(empty.squeeze(dim), -torch.inf, torch.where(empty, 0, x).logsumexp(dim))
 
@@ -345,7 +357,7 @@ def scaled_e1_from_2(y: Tensor) -> Tensor:
 
 
 def log_mean_decay(x: Tensor) -> Tensor:
-    """Return log((1 - e^-x) / x) for x >= 0: the logarithm of the mean of e^-xt over t in [0, 1]."""
+    """Return log((1 - e^-x) / x) for x >= 0, the logarithm of the mean of e^(-x t) over t in [0, 1]."""
     tiny = x < 1e-4
     safe = torch.where(tiny, 1, x)
     small = torch.where(tiny, x, 0)

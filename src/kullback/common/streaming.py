@@ -1,7 +1,7 @@
 """Mergeable statistics of a stream of values: mean and standard error (`Moments`) and quantiles (`QuantileSketch`).
 
-Each class has a state of fixed size that consists of tensors. Merging the states of blocks, processes or machines gives
-the statistics of all their values.
+The state of each class consists of tensors of fixed size. States from several blocks, processes or machines can be
+merged; the merged state gives the statistics of all values.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from torch import Tensor
 from kullback.common.dtypes import accurate_dtype
 from kullback.errors import invalid_value
 
-# The grid of all sketches: the largest relative error of a quantile on the grid, and the grid's lower and upper end.
-# The error was chosen so that a state has 100 kB. Divergences of float32 rows are between the ends.
+# All sketches have one grid, from `_LOWEST` to `_HIGHEST`; `_RELATIVE_ERROR` is the largest relative error of a
+# quantile on the grid. The relative error was chosen so that a state has 100 kB. The largest divergence of float32 rows
+# is below `_HIGHEST`.
 _RELATIVE_ERROR, _LOWEST, _HIGHEST = 0.005, 1e-15, 1e39
 
 
 def on_device(state: Tensor, device: torch.device) -> Tensor:
-    """Return a state on `device`; a floating-point state gets the most accurate dtype of that device."""
+    """Return a copy of a state on `device`; a floating-point state gets the most accurate dtype of the device."""
     return state.to(device, accurate_dtype(device) if state.is_floating_point() else state.dtype)
 
 
 def merge_moments(states: Tensor) -> Tensor:
     r"""Return the merged state, shape (3,), of the states of several `Moments`, shape (states, 3).
 
+    A state contains the count n, the sum, and the sum of squared deviations from the mean, M_2.
+
     .. math:: M_2 = \sum_k M_{2,k} + \sum_k n_k (\bar x_k - \bar x)^2
 
-    The gradient flows through the sum; the squared deviations are constants.
+    The merged sum is differentiable with respect to `states`. The merged M_2 is a constant for autograd.
 
     Example:
         >>> import torch
@@ -42,7 +45,7 @@ def merge_moments(states: Tensor) -> Tensor:
     counts, sums, deviations = states.detach().unbind(-1)
     means, mean = sums / counts.clamp(min=1), sums.sum() / counts.sum().clamp(min=1)
     between = torch.where(counts > 0, counts * (means - mean) ** 2, 0)
-    # Deviations from an infinite mean are infinite, but would be computed as NaN.
+    # If the mean is infinite, M_2 is set to infinity, because inf - inf in the formula would give NaN.
     deviation = torch.where(mean.isinf(), torch.inf, (deviations + between).sum())
     return torch.stack([counts.sum(), states[:, 1].sum(), deviation])
 
@@ -52,7 +55,7 @@ class Moments:
 
     .. math:: \bar x = \frac1n \sum_i x_i, \quad \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
 
-    The mean is subtracted before the deviations are squared, so the variance of nearly equal values is accurate.
+    The deviations from the mean are squared, not the values, so the variance of nearly equal values is accurate.
 
     Arguments:
         state: the `state` of another instance, to continue from; by default an empty state.
@@ -89,7 +92,7 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """The mean of the values; NaN if there are none."""
+        """The mean of the values; NaN if there are no values."""
         return self.state[1] / self.state[0]
 
     @property
@@ -113,7 +116,10 @@ class Moments:
 
 
 class SketchState(NamedTuple):
-    """The state of a `QuantileSketch`; a merge adds `counts`, and takes the extremes of `minimum` and `maximum`."""
+    """The state of a `QuantileSketch`.
+
+    A merge of states adds `counts`, and takes the smallest `minimum` and the largest `maximum`.
+    """
 
     counts: Tensor
     minimum: Tensor
@@ -125,12 +131,12 @@ class QuantileSketch:
 
     Values are counted on a geometric grid from :math:`l` = 1e-15 to 1e39. Bucket :math:`i` counts the values with
     :math:`l \gamma^i \le x < l \gamma^{i+1}`, where :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)` and
-    :math:`\epsilon = 0.005`. A quantile in this bucket is returned as one value, within a factor
-    :math:`1 \pm \epsilon` of all values in the bucket. The smallest and the largest value are exact.
+    :math:`\epsilon = 0.005`. A quantile in bucket :math:`i` is returned as one value, whose relative error is at most
+    :math:`\epsilon` for every value in the bucket. The smallest and the largest value of the stream are exact.
 
-    A quantile below the grid is returned as 0, or as the minimum if that is larger. A finite quantile above the grid is
-    returned as NaN, unless it is the minimum or the maximum. Divergences of float32 rows are always below 1e39.
-    ``+inf`` has its own bucket and is returned as ``+inf``.
+    A quantile below 1e-15 is returned as 0, or as the smallest value of the stream if that value is above 0. A finite
+    quantile above 1e39 is returned as NaN, unless it is the smallest or the largest value. Divergences of float32 rows
+    are always below 1e39. A separate bucket counts values of ``+inf``, and a quantile in this bucket is ``+inf``.
 
     Arguments:
         state: the `state` of another sketch, to continue from; by default an empty state.
@@ -166,17 +172,17 @@ class QuantileSketch:
 
     @property
     def counts(self) -> Tensor:
-        """The number of values in each bucket, int64: the first is below the grid, the last is for ``+inf``."""
+        """The number of values in each bucket, int64: the first bucket is below the grid, the last is for ``+inf``."""
         return self.state.counts
 
     @property
     def minimum(self) -> Tensor:
-        """The smallest value; +inf if there is none."""
+        """The smallest value; +inf if there are no values."""
         return self.state.minimum
 
     @property
     def maximum(self) -> Tensor:
-        """The largest value; -inf if there is none."""
+        """The largest value; -inf if there are no values."""
         return self.state.maximum
 
     @property
@@ -204,14 +210,14 @@ class QuantileSketch:
         )
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
-        """Return the quantiles at `probabilities`, interpolated linearly between neighboring values.
+        """Return the quantiles at `probabilities`, interpolated linearly between values of neighboring ranks.
 
         Arguments:
             probabilities: numbers from 0 to 1, in any shape; 0 gives the minimum, 1 the maximum.
 
         Returns:
-            the quantiles in the shape of `probabilities`, float64. A quantile is NaN if there are no values or if it is
-            above the grid.
+            the quantiles in the shape of `probabilities`, float64. A quantile is NaN if there are no values, or if the
+            quantile is finite, above 1e39, and not the minimum or maximum.
 
         Raises:
             ArgumentValueError: a probability is not between 0 and 1.
@@ -242,11 +248,12 @@ class QuantileSketch:
         return torch.where((share == 0) | (low == high), low, between)
 
     def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
-        """Return the values with the given ranks, 0 for the smallest; `filled` is the cumulative sum of the counts."""
+        """Return the values with the ranks `rank`; the smallest value has rank 0. `filled` is ``counts.cumsum(0)``."""
         bucket = torch.searchsorted(filled, rank, right=True)
         edges = _grid_edges(rank.device)
         grid = edges[:-1]
-        # The harmonic mean of the ends of a bucket minimizes the largest relative error.
+        # All values of a bucket are returned as the harmonic mean of its ends, which minimizes the largest relative
+        # error.
         inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
         answers = torch.cat([edges.new_zeros(1), inner, edges.new_tensor([torch.nan]), edges[-1:]])
         value = answers[bucket].clamp(self.minimum, self.maximum)
@@ -256,7 +263,7 @@ class QuantileSketch:
 
 @lru_cache(maxsize=16)
 def _grid_edges(device: torch.device) -> Tensor:
-    """Return the lower ends of all buckets except the first: the points of the grid, then +inf."""
+    """Return the lower ends of all buckets except the first bucket: the points of the grid, and then +inf."""
     step = math.log1p(_RELATIVE_ERROR) - math.log1p(-_RELATIVE_ERROR)
     buckets = math.ceil(math.log(_HIGHEST / _LOWEST) / step)
     grid = _LOWEST * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))

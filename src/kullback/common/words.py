@@ -1,4 +1,4 @@
-"""Names in files, options and reports. The module imports only the standard library, so its import is fast."""
+"""Names in files, options and reports. This module imports only the standard library, so its import is fast."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Literal, get_args
 
 RepresentationName = Literal["logits", "log-probs", "probs", "counts"]
 REPRESENTATION_NAMES: tuple[RepresentationName, ...] = get_args(RepresentationName)
-# The divergences of each row in a comparison of predictions.
+# A comparison of predictions computes these divergences for each row.
 DIVERGENCE_NAMES = ("kl_pq", "kl_qp", "js", "tv")
-# The divergences of each column in a comparison of tables.
+# A comparison of tables computes these divergences for each column.
 TABLE_DIVERGENCE_NAMES = ("psi", *DIVERGENCE_NAMES)
-# The label of a row whose true class is unknown; torch's cross_entropy ignores it.
+# A row whose true class is unknown has this label; torch's cross_entropy ignores rows with this label.
 NO_LABEL = -100
 
 
-# Words in the names of columns that identify a row, and in the names of columns with the true class of a row.
+# A name with a word of `_IDS` is the name of a column that identifies rows. A name with a word of `_LABELS` is the name
+# of a column with the true classes of rows.
 _IDS = frozenset(("id", "ids", "idx", "index", "rowid", "rownum", "uuid", "guid"))
 _LABELS = frozenset(
     ("class", "gold", "groundtruth", "label", "labels", "target", "targets", "truth", "y", "ytrue")
@@ -28,7 +29,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
     """Return whether a column with this name identifies rows or, if `or_labels`, contains the true classes of the rows.
 
-    A name that ends in a digit, such as LABEL_0, is the name of a class and gives False.
+    A name that ends in a digit, such as LABEL_0, is taken for the name of a class, and the result is False.
 
     Example:
         >>> [is_name_of_ids(name) for name in ("userId", "row_id", "Unnamed: 0", "idea", "id_3", "label")]
@@ -42,7 +43,9 @@ def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
 
 
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
-    """Return whether a name on the command line means a model, not a file of predictions.
+    """Return whether a name on the command line means a model rather than a file of predictions.
+
+    `hub` says whether the name of a missing file counts as a model on the Hugging Face Hub.
 
     Example:
         >>> [is_model(name) for name in ("q4.gguf", "http://localhost:8000", "float32.npy")]

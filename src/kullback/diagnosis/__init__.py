@@ -44,8 +44,8 @@ def diagnose(
 
     Arguments:
         input: the first argument of the call, natural log-probabilities of Q, shape (..., classes).
-        target: the second argument of the call, probabilities of P, or their logarithms if `log_target`. Its shape must
-            broadcast with the shape of `input`.
+        target: the second argument of the call, probabilities of P, or their logarithms if `log_target`. The shape of
+            `target` must broadcast with the shape of `input`.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, as in `torch.nn.functional.kl_div`.
         log_target: whether the call states that `target` contains logarithms.
         dim: the dimension of the classes. A tuple such as ``(-2, -1)`` means one distribution over several dimensions,

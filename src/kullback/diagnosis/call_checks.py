@@ -9,7 +9,8 @@ from kullback.diagnosis.reading import Reading, interval, number
 from kullback.diagnosis.values import largest_cut
 from kullback.results.finding import Finding, Level
 
-# The advice by level and code, for findings whose advice does not depend on the call. `{name}` is input or target.
+# For each level and code, this dict has the advice of findings whose advice does not depend on the call. `{name}` is
+# input or target.
 _ADVICE: dict[Level, dict[str, str]] = {
     "error": {
         "call-raises": "Fix the error in the message.",

@@ -79,7 +79,9 @@ class Case:
             )
 
     def _read(self) -> None:
-        """Infer the contents of both tensors before any classes are cut off: shortened rows do not sum to one."""
+        """Infer the contents of both tensors before any classes are cut off, because shortened rows do not sum to
+        one.
+        """
         whole = not (self.paired and self.repair) or self.repair.how == "cut-classes"
         a, b = (self.input, self.target) if whole or not self.paired else self.paired
         self.read_input = read(a, self.dim, logs_expected=True)
@@ -116,7 +118,7 @@ class Case:
 
     @property
     def stray_labels(self) -> Occurrences:
-        """The entries of `target` that are neither class indices nor torch's index to ignore."""
+        """The entries of `target` that are neither class indices nor the default `ignore_index` of torch."""
         labels = self.target.long().reshape(self.target.shape or (1,))
         occurrences = Occurrences(tuple(labels.shape), -1)
         occurrences.add(((labels < 0) & (labels != NO_LABEL)) | (labels >= self.classes), 0)

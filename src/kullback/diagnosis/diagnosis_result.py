@@ -107,7 +107,8 @@ class Diagnosis:
         Infinities and NaN, which JSON lacks, become ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
 
         Arguments:
-            flat: return only the numbers, with names such as ``"kl_target_input/mean"``, as `Estimate.to_dict` does.
+            flat: whether to return only the numbers, with names such as ``"kl_target_input/mean"``, like
+                `Estimate.to_dict`.
         """
         fields = {**asdict(self), "ok": self.ok, "codes": self.codes}
         return flat_numbers(fields) if flat else json_safe(fields)

@@ -13,7 +13,7 @@ Representation: TypeAlias = Literal[
     "log-probabilities", "probabilities", "one-hot rows", "logits", "counts", "weights", "class indices", "nothing"
 ]  # fmt: skip
 
-# log(1e-4): an event with a smaller log-probability is not attributed to chance.
+# This is log(1e-4). An event with a smaller log-probability is not attributed to chance.
 _LOG_SIGNIFICANCE = -9.2
 
 
@@ -72,7 +72,9 @@ class Reading:
 
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
-    """Return the content of `x`, whose classes are along `dim`; `logs_expected` decides for rows of zeros."""
+    """Return the content of `x`, whose classes are along `dim`. If all entries are 0, `logs_expected` means that they
+    are logits.
+    """
     scan = Scan(x, dim)
     representation = _representation(scan, logs_expected)
     reading = Reading(scan, representation, _why(scan, representation))
@@ -102,7 +104,7 @@ def _representation(scan: Scan, logs_expected: bool) -> Representation:
     all_zero = scan.low == scan.high == 0
     if signed and _are_one(scan.masses):
         return "log-probabilities"
-    # Rounding and corrections make probabilities at most slightly negative.
+    # Rounding makes probabilities at most slightly negative, so slightly negative values may be probabilities.
     below = scan.low > -1 and scan.high <= 1 and 2 * scan.sums.exact >= scan.sums.rows
     if _are_one(scan.sums) and (below or not signed):
         return "one-hot rows" if scan.whole and scan.classes > 1 and not signed else "probabilities"
@@ -137,7 +139,7 @@ def _why(scan: Scan, representation: Representation) -> str:
 
 
 def number(x: float) -> str:
-    """Return a number as text with 4 digits, or with 6 if it is close to 1."""
+    """Return a number as text with 4 significant digits, or with 6 if the number is close to 1."""
     return f"{x:.6g}" if 1e-6 < abs(x - 1) < 5e-4 else f"{x:.4g}"
 
 

@@ -15,10 +15,11 @@ from kullback.representations import SUM_TOLERANCE
 
 Index = tuple[int, ...]
 
-# The number of elements in a block: small on a CPU, so that temporaries fit into the cache; large on an accelerator.
+# These are the numbers of elements in a block. Blocks are small on a CPU, so that temporaries fit into the cache, and
+# large on an accelerator.
 _BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 24
 
-# Rows whose sum differs from one by at most this are counted as approximately normalized.
+# Rows whose sum differs from one by at most this number count as approximately normalized.
 _NEARLY_ONE = 0.05
 
 
@@ -65,7 +66,7 @@ class Occurrences:
         self.count += number
 
     def _index(self, flat: int) -> Index:
-        """Return the index in the tensor of the entry (or row) number `flat`, in an order with the classes last."""
+        """Return the index of the entry (or row) with the number `flat`, counted in the order of `row_blocks`."""
         before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
         classes = () if self._rows else (self._shape[self._axis],)
         index = [int(i) for i in np.unravel_index(flat, (*before, *after, *classes))]
@@ -75,7 +76,9 @@ class Occurrences:
 
 
 class RowSums:
-    """The sums of rows: their extremes, and the number that are 1 within the tolerance or approximately."""
+    """The sums of rows: the smallest and the largest sum, and how many sums are 1 within the tolerance or approximately
+    1.
+    """
 
     def __init__(self, shape: Index, dim: int, tolerance: float) -> None:
         self.low, self.high = math.inf, -math.inf
@@ -102,9 +105,10 @@ class RowSums:
 class _Floor:
     r"""Evidence that a softmax was applied to probabilities instead of scores.
 
-    log softmax(p) is p plus a constant. So for V classes, its values are at most 1/V below their mean, because p >= 0.
-    Independent scores of the same variance have this property by chance with a probability that decreases with each row
-    and class. `log_probability` returns the logarithm of this probability.
+    log softmax(p) is p plus a constant. So for V classes, the values of log softmax(p) are at most 1/V below their
+    mean, because p >= 0. A softmax of independent scores with the same variance has this property only by chance. The
+    probability of this chance event decreases with each row and class. `log_probability` returns the logarithm of the
+    probability.
     """
 
     def __init__(self, eps: float) -> None:
@@ -157,11 +161,14 @@ class Scan:
             floor.add(upcasted, self._add(upcasted, rows))
             rows += block.shape[0]
         self.whole = self.whole and self.low <= self.high
-        # The log-probability that scores of this variance are by chance never lower than the floor.
+        # `_Floor` gives the log-probability that scores of this variance are, by chance, never more than 1/V below
+        # their mean.
         self.log_probability_of_floor = floor.log_probability(self.classes)
 
     def _add(self, rows: Tensor, before: int) -> Tensor:
-        """Add a block that follows `before` rows; return which of its rows are finite and have a nonzero entry."""
+        """Add a block that follows `before` rows; return a mask of the block's rows that are finite and have a nonzero
+        entry.
+        """
         numbers, first = rows, before * self.classes
         low, high = (float(end) for end in rows.aminmax())  # NaN if the block contains NaN
         has_sum = has_mass = torch.ones_like(rows[:, 0], dtype=torch.bool)

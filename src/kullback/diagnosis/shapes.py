@@ -33,7 +33,7 @@ class Repair:
 
 
 def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair | None]:
-    """Return torch's broadcast shape and the repair that pairs the rows, or None for either; `dim` is negative."""
+    """Return torch's broadcast shape or None, and the repair that pairs the rows or None; `dim` is negative."""
     a, b = tuple(input.shape), tuple(target.shape)
     try:
         broadcasts = np.broadcast_shapes(a, b)  # torch.broadcast_shapes would import sympy
@@ -57,7 +57,7 @@ def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair |
 
 
 def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
-    """Return code for class indices if `target` contains one for each row of `input`, otherwise None."""
+    """Return code for class indices if `target` contains one class index for each row of `input`, otherwise None."""
     if not target.numel() or input.ndim < -dim or input.shape[dim] == 1:
         return None
     batch, single = _batch_shapes(input, dim)

@@ -122,7 +122,9 @@ def _independent_labels(case: Case, a: Reading, b: Reading) -> Suggestion:
 
 
 def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str, str], int, bool]:
-    """Return the first lines, both tensors' code, the dimension of the classes, and whether rows are left out."""
+    """Return the first lines of code, the code of both tensors, the dimension of the classes, and whether rows are left
+    out.
+    """
     repair = case.repair
     codes = (repair.input, repair.target) if repair else _NAMES
     if case.input.device != case.target.device:
@@ -178,7 +180,7 @@ def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Sugg
 
 def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:
     dims: int | tuple[int, ...] = p.dim
-    if p.maps is not None and p.exact and q.exact:  # both are normalized already, so the dimensions stay
+    if p.maps is not None and p.exact and q.exact:  # both sides are normalized: nothing to join
         dims = p.maps.dims
     elif p.maps is not None:
         code = p.maps.code

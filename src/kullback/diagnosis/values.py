@@ -47,7 +47,7 @@ def torch_values(
     if input.device != target.device and not (input.ndim == 0 or target.ndim == 0):
         return {}, f"the tensors are on different devices, {input.device} and {target.device}"
     try:
-        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # as in F.kl_div, for its message
+        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # fails with F.kl_div's message
         total, dtype = _torch_sum(input, target, log_target, dim)
     except RuntimeError as error:
         return {}, str(error).splitlines()[0]
@@ -79,7 +79,7 @@ def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tup
 def row_values(
     p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
 ) -> tuple[RowValues, RowValues, Overlap]:
-    """Return KL(P || Q) and KL(Q || P) of the rows with the inferred contents, and the entries with probability 0."""
+    """Return KL(P || Q) and KL(Q || P) of the rows, by their inferred contents, and the entries with probability 0."""
     p, q = torch.broadcast_tensors(p, q)
     forward, backward, offset = _RowTally(), _RowTally(), 0
     both, only_p, only_q = (Occurrences(tuple(p.shape), dim) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Estimators of divergences from draws: each is a function of two `Samples` that returns an `Estimate`."""
+"""Estimators of divergences from draws: each estimator is a function of two `Samples` that returns an `Estimate`."""
 
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
 from kullback.estimators.discrete.categorical_estimators import (

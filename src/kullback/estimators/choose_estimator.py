@@ -1,4 +1,4 @@
-"""`estimate_from_samples` chooses the estimator for given draws, or takes the estimator with a given name."""
+"""The function `estimate_from_samples`, which chooses an estimator for draws, or takes the estimator with a name."""
 
 from __future__ import annotations
 
@@ -86,7 +86,16 @@ def estimate_from_samples(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Return the estimate of a divergence from `Samples` on at least one side, by the named or the best method."""
+    """Return the estimate of a divergence from `Samples` on at least one side.
+
+    Arguments:
+        call: the name of the call, for errors.
+        p, q: `Samples`, `Counts`, or a distribution or probabilities on one side.
+        kind: the divergence.
+        method: the name of an estimator; ``"auto"`` chooses an estimator for these draws.
+        confidence: the probability that the interval contains the divergence.
+        generator: the generator that some estimators take.
+    """
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
@@ -131,7 +140,11 @@ def _notes_on_values(p: object, q: object) -> list[str]:
 
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
-    """Return the estimate; serially dependent draws become clusters, and draws common to P and Q are accounted for."""
+    """Return the evidence after tests for dependence within the draws and for draws that P and Q share.
+
+    Serially dependent draws become clusters. If P and Q share draws, each shared draw is kept on one side only. If this
+    is not possible, the interval is the widest possible one.
+    """
     first, second = grouped(p, q)
     notes = (*first.notes, *second.notes)
     shared = None
@@ -149,7 +162,10 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
-    """Return the mean of two estimates with each shared draw on one side only; the interval contains both intervals."""
+    """Return the mean of two estimates, in which each shared draw is on one side only.
+
+    The interval contains the intervals of both estimates.
+    """
     rng = rng_of(shared.p, shared.q)
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
@@ -209,7 +225,7 @@ def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> 
 
 
 def _instead_of_kind(settings: _Settings, p: object, q: object) -> str:
-    """Return the code of a call that estimates a divergence other than KL from these draws."""
+    """Return the code of a call that estimates a divergence other than KL from the draws p and q, for an error."""
     call, sides = settings.call, (p, q)
     if any(isinstance(x, Samples) and not x.discrete and not _is_number(x) for x in sides):
         cells = [f"Counts(torch.histogramdd({x}, edges).hist.flatten())" for x in "xy"]
@@ -327,7 +343,10 @@ def _to_density(settings: _Settings, p: Draws, q: Distribution) -> Evidence:
 
 
 def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
-    """Return p and q with the same classes in the same order, if Q has labels; p's draws become class numbers."""
+    """Return p and q with the same classes in the same order; the draws p become the numbers of classes.
+
+    If Q has no labels, return both unchanged.
+    """
     if not isinstance(q, Representation) or q.labels is None or not p.discrete or p.tensor.shape[1] > 1:
         return p, q
     if p.labels is None and same_labels(q.labels, tuple(range(q.classes))):

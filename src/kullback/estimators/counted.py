@@ -1,4 +1,4 @@
-"""Intervals for divergences from `Counts` of draws, with counts or known probabilities on the other side."""
+"""Intervals for divergences between `Counts` of draws and either `Counts` or known probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 
-# The largest number of different notes of a batch; the most frequent ones are kept.
+# A batch gets at most this number of different notes, the most frequent notes of its rows.
 _MOST_NOTES = 5
 _TOO_FEW = Evidence(
     math.nan, error=math.inf, ends=(0.0, math.inf), notes=["One draw gives only the interval from 0 to inf."]
@@ -33,12 +33,12 @@ _NO_DRAWS = (
 def with_interval(
     p: Representation, q: Representation, kind: Divergence, estimate: Estimate, confidence: float
 ) -> Estimate:
-    """Return `estimate` with the standard error, interval and notes that follow from the numbers of draws.
+    """Return `estimate` with a standard error, an interval and notes, which are computed from the counts of draws.
 
     Arguments:
         p, q: finite distributions with the same classes, at least one of them `Counts`.
         kind: the divergence.
-        estimate: the divergence of the proportions, in nats.
+        estimate: the divergence between the proportions, in nats.
         confidence: the probability that the interval contains the divergence.
     """
     if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
@@ -61,7 +61,7 @@ def _of_kind(p: Representation, q: Representation, kind: Divergence, confidence:
 
 
 def _against_known(p: Counts, q: Representation, confidence: float) -> Evidence:
-    """Return the estimates for rows of counts of P, shape (..., K), and known probabilities of Q."""
+    """Return the evidence for rows of counts of P, shape (..., K), and known probabilities of Q."""
     x = p.weights().detach().double()
     logs = q.weights().detach().double()
     logs = logs.log_softmax(-1) if q.in_logs else (logs / logs.sum(-1, keepdim=True)).log()

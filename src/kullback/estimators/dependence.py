@@ -1,4 +1,4 @@
-"""Groups of draws that count as independent, if the order or the repetitions of the draws show dependence."""
+"""Groups of draws that count as independent, for draws whose order or repetitions show that they are dependent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from kullback.common.serial_dependence import (
     number_scores,
     repeated_rows,
     serial_dependence,
+    uneven,
 )
+from kullback.common.turn_spectrum import spectral_turns
 from kullback.estimators.draws import Draws, Integers, shown
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
@@ -37,6 +39,8 @@ _UNLIKE = 1.5
 # In pairs, blocks have at least `_SHORTEST_IN_PAIRS` autocorrelation times, and are longer if at least `_PAIRS` pairs
 # remain.
 _SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
+# The largest number of scores of categories in which sources that miss turns are searched for.
+_MOST_SCORES = 32
 
 
 class Grouped(NamedTuple):
@@ -56,9 +60,9 @@ class Grouped(NamedTuple):
 
 
 def grouped(p: Any, q: Any) -> tuple[Grouped, Grouped]:
-    """Return the draws of P and of Q with the groups that their order shows.
+    """Return the draws of P and of Q with groups that count as independent, from tests of their dependence.
 
-    Draws whose dependence the user has specified, and sides that are no draws, are unchanged.
+    If the user has specified the dependence of the draws, or if a side is not draws, this side is unchanged.
     """
     first, second = dependences_of(p, q)
     return (
@@ -80,14 +84,14 @@ def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
 
 
 class GroupedAlike(NamedTuple):
-    """Two samples in groups that a permutation test can exchange.
+    """Two samples whose draws are in groups that a permutation test can exchange.
 
     Attributes:
-        p, q: the draws, with their groups as clusters.
+        p, q: the draws of P and of Q, with their groups as clusters.
         notes: the notes, one sentence each.
         is_open: whether there are too few groups for a permutation test.
-        in_pairs: whether only group i of P and group i of Q are exchanged, because P and Q depend unequally on their
-            order.
+        in_pairs: whether group i of P is exchanged only with group i of Q, because the autocorrelation times of P and Q
+            are unequal.
     """
 
     p: Draws
@@ -103,8 +107,8 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
     If the autocorrelation times of the two sides are unequal, the means of their blocks have unequal variances. Then
     the difference after a shuffle of all blocks would have another variance than the observed difference. So both sides
     get the same number of blocks, and only the two blocks of a pair are exchanged. If P = Q, the differences within
-    pairs are independent and nearly symmetric about 0, as in a paired test. If the sides have unequal lengths, the
-    longer side is reduced to evenly spaced rows, as many as the other side has.
+    pairs are independent and nearly symmetric about 0, as in a paired test. If the sides have unequal numbers of rows,
+    evenly spaced rows of the longer side are used, as many as the shorter side has.
     """
     sides, dependences = (p, q), dependences_of(p, q)
     dependent = [dependence for dependence in dependences if dependence is not None]
@@ -159,7 +163,7 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
 
 
 def _own_groups(side: Draws, dependence: SerialDependence | None) -> tuple[Draws, tuple[str, ...]]:
-    """Return the draws of one side with the groups from its dependence as clusters, and a note."""
+    """Return the draws of one side, with the groups from their dependence as clusters, and a tuple of notes."""
     if dependence is None or dependence.kind == "pattern":
         return side, ()
     if dependence.labels is None:
@@ -171,46 +175,50 @@ def _own_groups(side: Draws, dependence: SerialDependence | None) -> tuple[Draws
 
 
 def _in_blocks(side: Draws, blocks: int, rows: int) -> Draws:
-    """Return at most `rows` evenly spaced draws, in `blocks` blocks of consecutive rows as clusters."""
+    """Return at most `rows` evenly spaced draws; the clusters are `blocks` blocks of consecutive rows."""
     used = side.taken(np.arange(rows) * len(side) // rows) if rows < len(side) else side
     return replace(used, cluster=block_labels(len(used), blocks))
 
 
 def dependences_of(*sides: Any) -> list[SerialDependence | None]:
-    """Measure the dependence of each side; None if it is not significant, or if the user has specified it.
+    """Return the measured dependence of each side; None if it is not significant or the user has specified it.
 
-    Sources that miss turns are searched for in the sides that show no other dependence, together. A panel can resemble
-    blocks by chance on one side, and then the other side shows the missed turns.
+    Sources that take turns and miss some turns are searched for in all sides that show no other dependence. A panel can
+    resemble blocks by chance on one side; then the other side shows the missed turns.
     """
     dependences: list[SerialDependence | None] = [None] * len(sides)
-    ranks: list[Floats] = []
+    scores: list[Floats] = []
     examined: list[int] = []
     for place, side in enumerate(sides):
         if isinstance(side, Draws) and side.cluster is None and not side.independent:
             dependences[place], of_side = _dependence_of(side, sides[1 - place] if len(sides) == 2 else None)
             if dependences[place] is None:
-                ranks.append(of_side)
+                scores.append(of_side)
                 examined.append(place)
-    if not ranks:
+    if not scores:
         return dependences
-    alike = ranks[0].shape[1] == ranks[-1].shape[1]
-    distances = missed_turns(*ranks) if alike else missed_turns(ranks[0]) or missed_turns(ranks[-1])
-    if distances:
-        distance = min(distances.values())
+    distance = None
+    if not sides[examined[0]].discrete:
+        alike = scores[0].shape[1] == scores[-1].shape[1]
+        distances = missed_turns(*scores) if alike else missed_turns(scores[0]) or missed_turns(scores[-1])
+        distance = min(distances.values(), default=None)
+    if distance or (distance := spectral_turns(*scores)):
         for place in examined:
-            rows = sides[place].number
-            dependences[place] = SerialDependence("uneven", rows, rows / distance, distance, None)
+            dependences[place] = uneven(sides[place].number, distance)
     return dependences
 
 
 def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Floats]:
-    """Return the dependence of draws, and the ranks of numbers.
+    """Return the measured dependence of the draws of one side, and the scores for the search for missed turns.
 
-    Values that repeat are atoms if they are also draws of the other side.
+    Repeated values that are also draws of the other side count as atoms, not as dependence.
     """
     if side.discrete:
-        codes = np.unique(side.tensor.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
-        return serial_dependence(category_scores(codes)), np.zeros((side.number, 0))
+        x = side.tensor.cpu().numpy()
+        codes = np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)
+        scores = category_scores(codes)
+        dependence = serial_dependence(scores)
+        return dependence, scores if dependence or x.shape[1] == 1 else _scores_by_column(x)
     x = side.x
     is_line = x.shape[1] == 1 and isinstance(other, Draws)
     repeats, scores = repeated_rows(x, other.x if is_line else None), number_scores(x)
@@ -226,8 +234,17 @@ def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Fl
     return in_order, ranks
 
 
+def _scores_by_column(x: Integers) -> Floats:
+    """Return the scores of the categories of each column; of many columns, random sums of these scores."""
+    codes = [np.unique(column, return_inverse=True)[1] for column in x.T]
+    scores = np.concatenate(list(map(category_scores, codes)), 1)
+    if scores.shape[1] <= _MOST_SCORES:
+        return scores
+    return scores @ np.random.default_rng(0).standard_normal((scores.shape[1], _MOST_SCORES))
+
+
 def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
-    """Return whether nearly all repeated rows are in the same block or in two adjacent blocks."""
+    """Return whether, for nearly all repeated rows, all copies are in one block or in two adjacent blocks."""
     count = int(repeats.max()) + 1
     lowest, highest = np.full(count, len(blocks)), np.zeros(count, dtype=np.int64)
     np.minimum.at(lowest, repeats, blocks)
@@ -236,7 +253,7 @@ def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
 
 
 def _noticed(dependence: SerialDependence, name: str) -> str:
-    """Return the note on a dependence: the measurement, its effect, and the remedy."""
+    """Return the note on the dependence of the draws of side `name`: the measurement, its effect, and the remedy."""
     like = f"about {shown(dependence.effective)} independent ones"
     if dependence.kind == "repeats":
         return (

@@ -1,4 +1,4 @@
-"""The intrinsic dimension of vectors from distances to neighbors, and a check whether it is below d."""
+"""The intrinsic dimension of draws, from distances to neighbors, and its comparison with the number of components."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from kullback.estimators.draws import Array
 # `tests/estimators/test_surfaces.py` checks the constants of this file on curves, on surfaces, and on draws that fill
 # all dimensions.
 
-# At most this many draws are searched for neighbors, and at most this many queries are made, to limit the time.
+# To limit the time, neighbors are searched among at most `_MOST_DRAWS` draws, for at most `_MOST_QUERIES` of them.
 _MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
-# The smallest dimension that counts as full is a + `_SHARE` (b - a): a is the dimension measured for a normal
-# distribution with d - 1 components, b for one with d components.
+# A measured dimension counts as d if it is at least a + `_SHARE` (b - a). Here a is the dimension measured for a normal
+# distribution with d - 1 components, and b the dimension measured for a normal distribution with d components.
 _SHARE = 0.25
 # A dimension up to this many standard errors below the dimension of a normal distribution may be chance.
 _CHANCE = 2.0
-# For the comparison of P and Q: the numbers of neighbors, the largest number of components, and the smallest difference
-# of dimensions that counts as one dimension less.
+# `fills_less` compares the dimensions of P's and Q's draws for these two numbers of neighbors, for at most
+# `_MOST_DIMENSIONS` components. Dimensions that differ by more than `_ONE_LESS` count as unequal.
 _KS, _MOST_DIMENSIONS, _ONE_LESS = (4, 16), 10, 0.7
-# The number of quantiles of the radius that represent the points of a normal distribution.
+# The points of a normal distribution are represented by this number of quantiles of their radius.
 _RADII = 64
 
 
 def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> float | None:
     """Return the intrinsic dimension of points if it is below `fewest_dimensions`, otherwise None.
 
-    Whitening scales distant clusters by the distance between them, so that each cluster may look flat. So if the
-    dimension is too small after whitening, it is measured again in `_locally_scaled` coordinates. Points on a curved
-    surface have too small a dimension in both.
+    If the points form distant clusters, whitening scales by the distance between clusters, and each cluster may look
+    flat. So if the dimension is too small after whitening, it is measured again in `_locally_scaled` coordinates. For
+    points on a curved surface, the dimension is too small in both coordinate systems.
+
+    Arguments:
+        points: the points, shape (n, d).
+        whitened: the same points after whitening, shape (n, d).
+        ks: the two numbers of neighbors, as for `dimension_of`.
     """
     step = -(-len(points) // _MOST_DRAWS)
     points, whitened = points[::step], whitened[::step]
@@ -47,7 +52,7 @@ def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> f
 
 
 def fills_less(x: Array, y: Array) -> bool:
-    """Return whether the intrinsic dimensions of two sets of points differ by about one or more."""
+    """Return whether the intrinsic dimensions of two sets of points differ by about 1 or by more than 1."""
     if not 1 < x.shape[1] <= _MOST_DIMENSIONS:
         return False
     fewer = [
@@ -63,7 +68,7 @@ def _spread(points: Array) -> Array:
 
 
 def _measured(points: Array, ks: tuple[int, int]) -> float:
-    """Return the intrinsic dimension from distances between neighbors that are not coincident."""
+    """Return the intrinsic dimension of points; points that coincide with a neighbor are ignored."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     distance = tree.query(_some(points), [ks[0] + 1, ks[1] + 1])[0]
     apart = distance[distance[:, 0] > 0]
@@ -71,7 +76,10 @@ def _measured(points: Array, ks: tuple[int, int]) -> float:
 
 
 def _locally_scaled(points: Array, k: int) -> Array:
-    """Return the points after a linear map that gives differences of neighbors mean square 1 in each direction."""
+    """Return the points after a linear map that normalizes the differences between neighbors.
+
+    After the map, these differences have mean square 1 in each direction. `k` is the number of neighbors of each point.
+    """
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     queries = _some(points)
     steps = (points[tree.query(queries, k + 1)[1][:, 1:]] - queries[:, None]).reshape(-1, points.shape[1])
@@ -86,8 +94,8 @@ def _some(points: Array) -> Array:
 def dimension_of(growth: float, ks: tuple[int, int]) -> float:
     r"""Return the dimension d that solves :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`.
 
-    Here :math:`\rho_k` is the distance to the k-th neighbor. For K = k + 1 this is the estimator of Levina and Bickel,
-    Maximum Likelihood Estimation of Intrinsic Dimension (2004).
+    Here :math:`\rho_k` is the distance to the k-th neighbor. For K = k + 1, the result is the estimate of Levina and
+    Bickel, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
 
     Arguments:
         growth: the mean of the log-ratio of the distances to the K-th and to the k-th neighbor.
@@ -97,14 +105,14 @@ def dimension_of(growth: float, ks: tuple[int, int]) -> float:
 
 
 def fewest_dimensions(ks: tuple[int, int], n: int, d: int) -> float:
-    """Return the measured dimension below which n draws of d components have fewer than d dimensions.
+    """Return the measured dimension below which n draws of d components count as having fewer than d dimensions.
 
-    The limit depends on n: few draws have distant neighbors, and `dimension_of` then measures less than d even for a
-    normal distribution.
+    The limit depends on n: if n is small, neighbors are distant, and `dimension_of` returns less than d even for draws
+    of a normal distribution.
     """
     full, below = _of_normal(ks, n, d), _of_normal(ks, n, d - 1)
-    # The log-ratio of two neighbors' distances has the variance of a sum of exponential variables; the factor 2 allows
-    # for neighbors that several queries have in common.
+    # The log-ratio of the distances to two neighbors has the variance of a sum of exponential variables. The factor 2
+    # allows for neighbors that several queries have in common.
     spread = full * math.sqrt(2 * sum(1 / j**2 for j in range(*ks)) / n) / _steps(ks)
     return min(below + _SHARE * (full - below), full - _CHANCE * spread)
 

@@ -17,11 +17,11 @@ from kullback.samples import Samples
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-# The largest number of draws of each side for each dimension, such that a neighbor search takes a few seconds
-# (`benchmarks/bench_neighbors.py`).
+# A neighbor search takes a few seconds with these numbers of draws of each side, by the number of dimensions.
+# `benchmarks/bench_neighbors.py` measures the time. `_AFFORDABLE_BY_PRODUCTS` is for more than ten dimensions.
 _AFFORDABLE = {6: 30_000, 7: 15_000, 8: 10_000, 9: 8000, 10: 6000}
 _AFFORDABLE_BY_PRODUCTS = 20_000
-# Values below this limit have finite fourth powers in float64, whose largest number is about 1e308.
+# Values up to this limit have finite fourth powers in float64, whose largest number is about 1e308.
 _HUGE = 1e75
 
 
@@ -30,16 +30,18 @@ class Draws:
     """Draws that have passed the checks of `checked`, without draws of weight 0.
 
     Attributes:
-        tensor: the draws, shape (n, d): numbers, or integers that are categories.
-        weights: the weight of each draw, shape (n,); None if all are equal.
-        cluster: the cluster of each draw, from 0 without gaps, shape (n,); None if draws are independent.
+        tensor: the draws, shape (n, d): floating-point numbers, or integers that are codes of categories.
+        weights: the weight of each draw, shape (n,); None if all weights are equal.
+        cluster: the number of each draw's cluster, from 0 without gaps, shape (n,); None without clusters.
         labels: the text of each category; None for numbers.
-        columns: the names of the components; None if they have none.
-        independent: whether the user states that the draws are independent, so that their order is not tested.
+        columns: the names of the components; None for components without names.
+        independent: whether the user states that the draws are independent; if True, the draws are not tested for
+            serial dependence.
         number: the number of draws, including draws of weight 0.
         rows: the index of each draw in the user's `Samples`; None if no draw was left out.
-        merged: the number of draws that differed from another draw by a rounding error only, and were made equal to it.
-        exponent: e, if the first component was divided by 2^e because its values are huge or tiny; otherwise 0.
+        merged: the number of draws that were changed, because they differed from another draw by a rounding error.
+        exponent: the number e if the first component was divided by 2^e, because its values are huge or tiny; otherwise
+            0.
         device: the device of the user's tensor.
         samples: the user's `Samples`.
 
@@ -65,7 +67,7 @@ class Draws:
 
     @classmethod
     def of(cls, samples: Samples | Draws) -> Draws:
-        """Return the `Draws` of `samples` without draws of weight 0, which were not observed."""
+        """Return `samples` as `Draws`, without draws of weight 0, because they were not observed."""
         if isinstance(samples, Draws):
             return samples
         tensor, rows = samples.tensor.detach(), None
@@ -100,16 +102,16 @@ class Draws:
 
     @cached_property
     def distinct(self) -> tuple[Array, Integers, Integers]:
-        """The sorted distinct values of numbers, the index of each draw's value among them, and the values' counts."""
+        """The sorted distinct values of the first component, the index of each draw's value, and the values' counts."""
         values, places, counts = np.unique(self.x[:, 0], return_inverse=True, return_counts=True)
         return values, places, counts
 
     def at(self, x: Array | Integers) -> Draws:
-        """Return a copy with the coordinates x."""
+        """Return a copy of the draws with the coordinates or codes x, shape (n, d)."""
         return replace(self, tensor=torch.from_numpy(x))
 
     def taken(self, index: Integers) -> Draws:
-        """Return the draws with the indices `index`, in this order."""
+        """Return the draws with the indices `index`, in the order of `index`."""
         weights = None if self.weights is None else self.weights[index]
         cluster = None if self.cluster is None else self.cluster[index]
         if self.discrete:
@@ -120,16 +122,16 @@ class Draws:
 
     @cached_property
     def order(self) -> Integers:
-        """The order of the draws by their values; by their weights and clusters if the values are equal."""
+        """The indices that sort the draws by their values and, if values are equal, by weight and cluster."""
         ties = [key for key in (self.cluster, self.weights) if key is not None]
         return np.lexsort((*ties, *self.x.T[::-1]))
 
     def chosen(self, number: int, rng: np.random.Generator) -> Integers:
-        """Return the indices of `number` random draws. The choice does not depend on the order of the draws."""
+        """Return the sorted indices of `number` random draws; the same draws are chosen for any order of the draws."""
         return np.sort(self.order[rng.choice(len(self), number, replace=False)])
 
     def thinned(self, number: int, rng: np.random.Generator) -> Draws:
-        """Return at most `number` draws, chosen at random and in their original order."""
+        """Return at most `number` of the draws, chosen at random, in their original order."""
         return self if len(self) <= number else self.taken(self.chosen(number, rng))
 
     @property
@@ -139,7 +141,7 @@ class Draws:
 
     @property
     def shares(self) -> Array:
-        """The weights, normalized to sum 1."""
+        """The weights, shape (n,), normalized to sum 1."""
         return (
             np.full(len(self), 1 / len(self)) if self.weights is None else self.weights / self.weights.sum()
         )
@@ -153,7 +155,7 @@ class Draws:
 
     @property
     def groups(self) -> int:
-        """The number of independent draws or clusters."""
+        """The number of clusters or, without clusters, of draws."""
         return len(self) if self.cluster is None else len(np.unique(self.cluster))
 
     @property
@@ -169,21 +171,22 @@ class Draws:
         )
 
     def variance(self, influence: Array) -> float:
-        """Return the variance of the sum of the draws' influences, shape (n,), with dependence within clusters."""
+        """Return the variance of the sum of `influence`, shape (n,), where draws within a cluster may be dependent."""
         return float(variance_of_sum(torch.from_numpy(influence), self.cluster))
 
 
 def affordable_draws(d: int) -> int | None:
     """Return the number of draws that a neighbor search in d dimensions handles in seconds; None below 6 dimensions.
 
-    Below 6 dimensions, the search is fast for every number of draws. In more dimensions a search tree visits more of
-    its leaves, so the number decreases. From 11 dimensions on, all distances are computed instead.
+    Below 6 dimensions, the search is fast for every number of draws. From 6 to 10 dimensions, a search tree visits more
+    of its leaves in each further dimension, so the number decreases. In more dimensions, all distances are computed by
+    matrix products instead of a tree.
     """
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 
 
 def without_noise(*sides: Draws) -> list[Draws]:
-    """Return draws of numbers of which those that differ by rounding errors only are equal, also across the sides."""
+    """Return the draws of all sides; numbers that differ by rounding errors only, in any side, are made equal."""
     if sides[0].discrete:
         return list(sides)
     columns = list(np.concatenate(list(map(operator.attrgetter("x"), sides))).T)
@@ -204,7 +207,7 @@ def without_noise(*sides: Draws) -> list[Draws]:
 def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:
     """Return both samples with columns of huge or tiny values divided by a power of two, which does not change KL.
 
-    Otherwise products of such values would overflow or underflow.
+    Products of huge or tiny values would overflow or underflow.
     """
     if p.discrete or q.discrete or p.tensor.shape[1] != q.tensor.shape[1]:
         return p, q
@@ -221,7 +224,7 @@ def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:
 
 
 def shares_of(samples: Samples | Draws, like: Tensor) -> Tensor:
-    """Return the weights of draws, normalized to sum 1, in the dtype and on the device of a tensor."""
+    """Return the weights of draws, shape (n,), normalized to sum 1, in the dtype and on the device of `like`."""
     if samples.weights is None:
         return torch.full((len(samples),), 1 / len(samples), dtype=like.dtype, device=like.device)
     weights = tensor_in_place(samples.weights).to(like)
@@ -229,7 +232,7 @@ def shares_of(samples: Samples | Draws, like: Tensor) -> Tensor:
 
 
 def tensor_in_place(x: Any) -> Tensor:
-    """Return a tensor unchanged, and an array as a tensor on the CPU, whatever torch's default device is."""
+    """Return a tensor unchanged, and an array as a tensor on the CPU, even if torch has another default device."""
     return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
@@ -249,9 +252,9 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
 
     .. math:: f \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
 
-    where f is the `cluster_correction`, which is :math:`C / (C - 1)` for clusters of equal size. The variance is
-    infinite for fewer than two terms or clusters. Longitudinal data analysis using generalized linear models (Liang and
-    Zeger, 1986)
+    where t are the terms, C is the number of clusters, and f is the `cluster_correction`, which is :math:`C / (C - 1)`
+    for clusters of equal size. Without clusters, each term is a cluster. The variance is infinite for fewer than two
+    clusters. Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
     """
     sizes = torch.ones_like(terms)
     if cluster is not None:
@@ -264,10 +267,10 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
 
 
 def cluster_correction(sizes: Any) -> float:
-    r"""Return the factor that makes the squared deviations of clusters from their overall mean unbiased.
+    r"""Return the factor that makes the sum of squared deviations of clusters from the overall mean unbiased.
 
-    If cluster c has a proportion :math:`s_c` of the draws, the factor is
-    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
+    If cluster c has the proportion :math:`s_c` of the draws, the factor is :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2
+    s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
     """
     shares = sizes / sizes.sum()
     squares = shares**2
@@ -276,7 +279,7 @@ def cluster_correction(sizes: Any) -> float:
 
 
 def shown(number: Tensor | float) -> str:
-    """Return an effective number of draws with three significant digits, for a note.
+    """Return an effective number of draws as text with three significant digits, for a note.
 
     Example:
         >>> shown(1163.8), shown(81.27)
@@ -288,7 +291,8 @@ def shown(number: Tensor | float) -> str:
 def number_from_scores(scores: Array, draws: Draws) -> float:
     """Return the effective sample size for the means of J scores, shape (n, J).
 
-    This is Kish's effective sample size divided by the design effect of clusters on the variance of these means.
+    The result is Kish's effective sample size divided by the design effect: the ratio of the variances of these means
+    with clusters and without clusters.
     """
     if draws.cluster is None:
         return draws.effective
@@ -301,11 +305,14 @@ def number_from_scores(scores: Array, draws: Draws) -> float:
 
 
 def few_clusters(clusters: float, quantile: float) -> float:
-    """Return the ratio of Student's t quantile with `clusters` - 1 degrees of freedom to the normal quantile."""
+    """Return the ratio of Student's t quantile, with `clusters` - 1 degrees of freedom, to the normal `quantile`."""
     return student_ratio(clusters - 1, quantile) if clusters >= 2 else float("inf")
 
 
 def student_ratio(dof: Any, quantile: float) -> Any:
-    """Return Student's t quantile / normal quantile, from the first terms of Cornish and Fisher's expansion (1938)."""
+    """Return the ratio of Student's t quantile, with `dof` degrees of freedom, to the normal `quantile`.
+
+    The ratio comes from the first terms of Cornish and Fisher's expansion (1938).
+    """
     z = quantile
     return (z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)) / z

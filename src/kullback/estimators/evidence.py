@@ -1,4 +1,4 @@
-"""`Evidence`, the raw result of an estimator, and `interval_from`, which computes the confidence interval from it."""
+"""`Evidence`, the raw result of an estimator, and `interval_from`, which computes its confidence interval."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kullback.results.estimate import Estimate
 
 
 class _Side(str):
-    """The name P or Q in an f-string, between two marks, so that `exchanged` finds the names and exchanges them."""
+    """The name P or Q; an f-string puts it between two marks, so that `exchanged` can find and exchange the names."""
 
     __slots__ = ()
 
@@ -28,22 +28,22 @@ class _Side(str):
         return _MARK + self + _MARK
 
 
-# No other text in a note has this character.
+# This character marks the names in a note; it occurs nowhere else in a note.
 _MARK = "\0"
 SIDE_P = _Side("P")
-"""The name of P in the f-string of a note."""
+"""The name P, for the f-string of a note."""
 SIDE_Q = _Side("Q")
-"""The name of Q in the f-string of a note."""
-# The names of the densities p and q, and of the arguments with these names.
+"""The name Q, for the f-string of a note."""
+# `SMALL_P` and `SMALL_Q` are the names of the densities, and of the arguments, p and q, for the f-string of a note.
 SMALL_P, SMALL_Q = _Side("p"), _Side("q")
 
-# If the standard error is smaller, a negative estimate shows that the divergence is nearly 0. This limit selects one of
-# two wordings of a note; no number depends on it.
+# With a standard error below this limit, a negative estimate shows that the divergence is nearly 0. The limit selects
+# one of two wordings of a note; no number depends on it.
 _SMALL = 0.05
 
 
 class Shift(NamedTuple):
-    """An increase of the upper limit, in nats, for mass where no draws are, and a note on it, or an empty string."""
+    """An increase of the upper limit, in nats, for regions without draws; `note` explains the increase, or is empty."""
 
     nats: float
     note: str = ""
@@ -57,29 +57,31 @@ class Evidence(ShortRepr):
     error, or the limits of an interval.
 
     Attributes:
-        value: the estimate in nats, which may be negative by chance: a number, or a tensor with the estimate of each
-            row of a batch.
-        influence: two arrays with the change of the value by each draw of P and by each draw of Q, in the order of the
-            draws. The sums over clusters of draws give the standard error.
+        value: the estimate in nats, which may be negative by chance. The value is a number or, for a batch, a tensor
+            with one estimate for each row.
+        influence: two arrays: the influence of each draw of P, and of each draw of Q, on the value. The sums of the
+            influences over clusters of draws give the standard error.
         resampled: the values from resampled draws, or from a posterior distribution.
         ends: the lower and the upper limit, for example from the inversion of a test.
-        error: a standard error, independent of the error from `influence`; None if unknown.
-        error_above: a further standard error for the upper limit only.
-        bias_low: the largest positive bias of the value; it is subtracted from the lower limit.
-        bias_high: the largest negative bias of the value, as a positive number; it is added to the upper limit.
-            Infinite if the draws give no upper limit.
+        error: a standard error that is independent of the error from `influence`; None if it is unknown.
+        error_above: a second standard error, which is added in quadrature to the error for the upper limit only.
+        bias_low: the largest possible bias upwards; it is subtracted from the lower limit.
+        bias_high: the largest possible bias downwards, as a positive number; it is added to the upper limit. The number
+            is infinite if the draws give no upper limit.
         notes: sentences about the estimate. An f-string names the sides as ``{SIDE_P}`` and ``{SIDE_Q}``, so that an
-            estimate of KL(Q || P) can exchange them.
+            estimate of KL(Q || P) can exchange the names.
         beyond: a function that takes half the width of the interval and returns the `Shift` of the upper limit for
             regions without draws.
         remarks: notes that follow the note of `beyond`, or a function of the upper limit that returns these notes.
-        groups: the number of independent groups from which the error was computed, for Student's t; by default the
-            number of clusters, if any.
-        rate: r, if the estimate of a divergence t has a variance of at least r t + `error`^2.
-        contradicted: a function that returns the note on an upper limit below 0; such a limit is replaced by infinity.
-        least: the lower bound of the value; a smaller estimate is replaced by this number. The limits are at least 0 in
-            any case.
-        without_interval: whether the estimate has no interval; then a note gives the reason.
+        groups: the number of independent groups from which the error was computed, for the quantile of Student's t. By
+            default, it is the number of clusters if the draws have clusters; otherwise the quantile is normal.
+        rate: the number r in a lower bound on the variance: the estimate of a divergence t has a variance of at least
+            r t + `error`^2.
+        contradicted: a function that takes an upper limit below 0 and returns a note on this contradiction. The limit
+            is then replaced by infinity.
+        least: the lower bound of the value; a smaller estimate is replaced by this number. The limits of the interval
+            are at least 0 in any case.
+        without_interval: if True, the estimate has no interval, and a note gives the reason.
         method: the name of the method, if it differs from the estimator's name.
         n: the numbers of draws of P and of Q, if they are not the sizes of the samples.
 
@@ -111,18 +113,22 @@ class Evidence(ShortRepr):
 
 @lru_cache(maxsize=16)
 def standard_normal_quantile(confidence: float) -> float:
-    """Return half the width of a two-sided normal interval in standard errors, such as 1.96 for 0.95."""
+    """Return half the width, in standard errors, of a two-sided normal interval, such as 1.96 for 0.95."""
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
 
 
 def quantile_of(confidence: float, groups: float | None = None) -> float:
-    """Return half the width of a two-sided interval in standard errors: normal, or Student's t for `groups`."""
+    """Return half the width, in standard errors, of a two-sided interval.
+
+    The interval is from the normal distribution or, with `groups`, from Student's t with `groups` - 1 degrees of
+    freedom.
+    """
     quantile = standard_normal_quantile(confidence)
     return quantile if groups is None else quantile * few_clusters(groups, quantile)
 
 
 def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
-    """Return a list with a note if the estimate is negative and is replaced by 0; otherwise an empty list."""
+    """Return a list with a note if the raw estimate is negative and will be replaced by 0; otherwise an empty list."""
     if not raw < 0:
         return []
     if error is None or error > _SMALL:
@@ -135,18 +141,18 @@ def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
 
 
 def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evidence:
-    r"""Return the evidence with the limits of its interval in `ends`, and with the notes on them.
+    r"""Return the evidence with the limits of its interval in `ends`, and with notes on these limits.
 
-    Unless the evidence has `ends`, the interval is normal, or from Student's t for clusters. If the estimate is smaller
-    than the divergence t by chance, its standard error is too small: the variance is at least :math:`c^2 + r\, t`, with
-    `error` c and `rate` r. So the upper limit is at least the largest t with
-    :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where a negative :math:`\hat D` counts as 0. All limits are at least
-    0.
+    If the evidence has no `ends`, the interval is normal, or from Student's t for clusters. The variance of the
+    estimate :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, with `error` c and `rate` r. If
+    :math:`\hat D` is by chance smaller than t, the standard error is too small. So the upper limit is at least the
+    largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
+    :math:`\hat D` counts as 0. All limits are at least 0.
 
     Arguments:
         evidence: the raw result of an estimator. The evidence of a batch must have `ends`.
         confidence: the probability that the interval contains the divergence.
-        sides: the draws of P and of Q, if the evidence has their `influence`.
+        sides: the draws of P and of Q, which are needed if the evidence has `influence`.
     """
     value = evidence.value
     if isinstance(value, Tensor) and value.ndim:
@@ -195,7 +201,7 @@ def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
 def _limits(
     evidence: Evidence, raw: float, error: float | None, confidence: float, sides: tuple[Draws, ...]
 ) -> tuple[float, float] | None:
-    """Return the limits without an allowance for bias, or None if neither an error nor an interval is known."""
+    """Return the limits without an allowance for bias, or None if the evidence has neither an error nor limits."""
     if evidence.ends is not None:
         return float(evidence.ends[0]), float(evidence.ends[1])
     if evidence.resampled is not None:
@@ -218,7 +224,7 @@ def _limits(
 
 
 def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
-    """Return the `Estimate` of evidence from `interval_from`, with tensors on `device` and notes without marks."""
+    """Return evidence from `interval_from` as an `Estimate`, with tensors on `device` and notes without marks."""
 
     tensor = partial(torch.as_tensor, dtype=torch.float64, device=device)
     interval = None if evidence.ends is None else (tensor(evidence.ends[0]), tensor(evidence.ends[1]))
@@ -238,9 +244,10 @@ def noted(evidence: Evidence, before: Sequence[str] = (), after: Sequence[str] =
 
 
 def exchanged(measure: Callable[[], Evidence]) -> Evidence:
-    """Return the evidence of `measure()` for KL(Q || P), with the names P and Q exchanged in its errors and notes.
+    """Return the evidence of `measure()`, with the names P and Q exchanged in its notes, in `n` and in errors.
 
-    `measure` must return the result of `interval_from`: then only `notes` and `n` depend on the order of the sides.
+    `measure` estimates KL(Q || P) as if Q were P. The result of `measure` must be from `interval_from`, because then
+    only `notes` and `n` depend on the order of the sides.
     """
     with sides_exchanged():
         evidence = measure()
@@ -253,7 +260,7 @@ def exchanged(measure: Callable[[], Evidence]) -> Evidence:
 
 
 def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q: Any) -> Evidence:
-    """Return the evidence of KL, `ReverseKL` or `Jeffreys` from the function `kl`, which estimates KL."""
+    """Return the evidence of `kind`, which is KL, `ReverseKL` or `Jeffreys`; `kl(p, q)` returns the evidence of KL."""
     if isinstance(kind, ReverseKL):
         return exchanged(lambda: kl(q, p))
     there = kl(p, q)
@@ -261,7 +268,7 @@ def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q
 
 
 def added(there: Evidence, back: Evidence) -> Evidence:
-    """Return the sum of both directions; their errors may be correlated, so the standard errors are added."""
+    """Return the evidence of the sum of two directions; standard errors are added, as the errors may be correlated."""
     ends = error = None
     if there.ends is not None and back.ends is not None:
         ends = there.ends[0] + back.ends[0], there.ends[1] + back.ends[1]
@@ -283,7 +290,10 @@ def added(there: Evidence, back: Evidence) -> Evidence:
 
 
 def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
-    """Return the evidence with its error and the distances of its limits from the value multiplied by `factor`."""
+    """Return the evidence with the standard error and the interval multiplied by `factor`.
+
+    The distance of each limit from the value is multiplied by `factor`; the limits are from 0 to `largest`.
+    """
     value = float(evidence.value)
     if factor == 1.0 or not math.isfinite(value):
         return evidence
@@ -295,7 +305,7 @@ def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
 
 
 def of_two(one: Evidence, other: Evidence) -> Evidence:
-    """Return the evidence with the mean of two values and the smallest interval that contains both intervals."""
+    """Return the evidence with the mean of two values, and the smallest interval that contains both intervals."""
     ends = error = None
     if one.ends is not None and other.ends is not None:
         low, high = zip(one.ends, other.ends, strict=True)
@@ -308,7 +318,7 @@ def of_two(one: Evidence, other: Evidence) -> Evidence:
 
 
 def opened(evidence: Evidence, largest: float) -> Evidence:
-    """Return the evidence with the interval from 0 to `largest`, or without an interval if it has none."""
+    """Return the evidence with the interval from 0 to `largest`; evidence without an interval is unchanged."""
     return replace(evidence, ends=None if evidence.ends is None else (0.0, largest))
 
 

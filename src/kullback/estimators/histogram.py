@@ -1,9 +1,9 @@
 """KL from draws of numbers, by counts in bins whose edges are quantiles of P's and Q's draws together.
 
-The divergence between histograms is at most the divergence between the distributions. For smooth densities the
-difference is about proportional to the square of the bin width. The number of bins, :math:`5 n^{0.4}`, was chosen by
-measurements: for 1e3 to 1e5 draws of Gaussian, exponential, Cauchy and Pareto pairs, the error is about three quarters
-of the error of nearest neighbors.
+The divergence between histograms is at most the divergence between the distributions. For smooth densities, the
+difference of the two divergences is about proportional to the square of the bin width. The number of bins,
+:math:`5 n^{0.4}`, was chosen by measurements. For 1e3 to 1e5 draws from pairs of Gaussian, exponential, Cauchy and
+Pareto distributions, the error of the estimate is about three quarters of the error of nearest neighbors.
 """
 
 from __future__ import annotations
@@ -78,7 +78,12 @@ _FEW_TIES = 0.01
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Sorted finite draws, and their normalized cumulative weights from 0 to 1; None if all weights are equal."""
+    """The sorted draws of one side.
+
+    Attributes:
+        values: the sorted draws, shape (n,).
+        below: the normalized cumulative weights, from 0 to 1, shape (n + 1,); None if all weights are equal.
+    """
 
     values: Array
     below: Array | None
@@ -91,7 +96,7 @@ class _Sorted:
         return np.diff(self.below)
 
     def quantiles(self, levels: Array) -> Array:
-        """Return the quantiles of the weighted draws at the levels; each quantile is a draw."""
+        """Return the quantiles of the weighted draws at the probabilities `levels`; each quantile is a draw."""
         if self.below is None:
             place = np.ceil(levels * len(self.values)).astype(np.int64) - 1
         else:
@@ -116,7 +121,7 @@ class _Sorted:
 
 @dataclass(frozen=True)
 class _Sides:
-    """The draws of P and of Q, in their original order and sorted."""
+    """The draws of P and of Q, both in their original order and sorted."""
 
     p: Draws
     q: Draws
@@ -130,7 +135,7 @@ class _Sides:
         return self.p.is_plain and self.q.is_plain
 
     def between_values(self, edges: Array) -> Array:
-        """Return edges between the rounded values, which do not divide the draws of a value."""
+        """Return the edges, moved between the rounded values, so that no edge divides the draws of a value."""
         if self.tops is None:
             return edges
         places = np.unique(np.searchsorted(self.tops, edges))
@@ -162,18 +167,18 @@ def histogram(
 ) -> Evidence:
     r"""Estimate KL(P || Q), or another divergence, from draws of numbers by their counts in bins.
 
-    The edges are quantiles of the draws of P and Q together, with half of the weight for each side, and the ends of
+    The edges of the bins are quantiles of the pooled draws, in which P and Q have equal total weight, and the ends of
     wide gaps. The outer bins are unbounded. The estimator for the counts is `zhang_grabchak`. If a bin of width w has
-    draws of P only, Q's density there is estimated from the distance :math:`\nu` to Q's nearest draw. Such a bin adds
-    :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
+    draws of P only, the density of Q in this bin is estimated from the distance :math:`\nu` to Q's nearest draw. Such a
+    bin adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if this term is positive.
 
     The interval comes from the counts (`kl_interval`). Two corrections raise the upper limit. First, the decrease of
-    the estimate for bins of double width is added, because it estimates the loss from the bins. Second, the upper limit
-    is at least the upper limit for finer bins in P's tails.
+    the estimate for bins of double width is added, because this decrease estimates the loss from the bins. Second, the
+    upper limit is at least the upper limit for finer bins in P's tails.
 
-    Other divergences are estimated from the counts as by `bias_corrected`, with the same corrections of the upper
-    limit. The upper limit is infinite for powers of p / q of order above 1 or below 0, because they depend on the
-    unobserved ends of the tails.
+    Divergences other than KL are estimated from the counts as by `bias_corrected`, with the same corrections of the
+    upper limit. For powers of p / q of order above 1 or below 0, the upper limit is infinite, because such powers
+    depend on the unobserved ends of the tails.
 
     Bins of draws that are rounded to a common step end between the rounded values.
 
@@ -185,19 +190,20 @@ def histogram(
         q: draws of finite numbers from Q.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
-        bins: the number of bins. The default is :math:`5 n^{0.4}`, reduced if a bin would have fewer than 20 draws. n
-            is the harmonic mean of the effective numbers of draws of P and Q.
+        bins: the number of bins. The default is :math:`5 n^{0.4}`, where n is the harmonic mean of the effective
+            numbers of draws of P and Q. The default is smaller if a bin would have fewer than 20 draws.
         kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
-        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in six
-        cases: more than 5 % of P's draws are in bins without draws of Q; significantly many draws of P are in a gap of
-        Q's draws; the extrapolation of Q's tails adds more than a quarter of the interval's width; P has atoms that Q
-        lacks; the draws prefer some of the values to which they are rounded; or more than 10 % of a side's draws are at
-        atoms of both sides, several of them in a bin. A finite upper limit extrapolates Q's fitted tails.
+        value (0 for a negative estimate), standard error and interval in nats. A finite upper limit includes an
+        extrapolation of Q's fitted tails. The upper limit is infinite in six cases: more than 5 % of P's draws are in
+        bins without draws of Q; significantly many draws of P are in a gap of Q's draws; the extrapolation of Q's tails
+        adds more than a quarter of the interval's width; P has atoms that Q lacks; the draws prefer some of the values
+        to which they are rounded; or more than 10 % of a side's draws are at atoms of both sides, in bins with several
+        such atoms.
 
     Raises:
-        ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
+        ArgumentValueError: the draws are categories or vectors, a draw is infinite, or `bins` is less than 2.
         NoRuleError: draws do not determine this kind.
 
     Example:
@@ -247,7 +253,7 @@ def histogram(
 
 
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
-    """Return the estimate of KL; the upper limit is corrected for the width of the bins and for the tails."""
+    """Return the evidence of KL; the upper limit is corrected for the width of the bins and for the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
     estimate, corrected = table.estimate, table.correction.shrunken
     more = corrected.clamp(min=_beyond(first, second, edges))
@@ -269,7 +275,7 @@ def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> 
 def _of_kind(
     kind: Divergence, sides: _Sides, edges: Array, confidence: float, rounding: list[str]
 ) -> Evidence:
-    """Return the estimate of `kind`; the upper limit is corrected for the width of the bins and for the tails."""
+    """Return the evidence of `kind`; the upper limit is corrected for the width of the bins and for the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
     evidence = describe_kind(table, kind, confidence)
     fine = _with_tails(second.values, _with_tails(first.values, edges))
@@ -317,7 +323,10 @@ def _sorted(side: Draws) -> _Sorted:
 
 
 def _independent_draws(sides: _Sides) -> float:
-    """Return the harmonic mean of the effective numbers of draws of P and Q; for clusters, from counts in ten bins."""
+    """Return the harmonic mean of the effective numbers of draws of P and Q.
+
+    With clusters, the effective numbers are computed from the counts in ten bins.
+    """
     p, q = sides.p, sides.q
     if p.cluster is None and q.cluster is None:
         n, m = p.effective, q.effective
@@ -328,7 +337,7 @@ def _independent_draws(sides: _Sides) -> float:
 
 
 def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
-    """Return the inner edges of bins that have about equal proportions of P's and Q's draws together."""
+    """Return the inner edges of bins that have about equal proportions of the pooled draws of P and Q."""
     levels = np.arange(1, _QUANTILES_IN_A_BIN * bins) / (_QUANTILES_IN_A_BIN * bins)
     candidates = np.unique(np.concatenate([first.quantiles(levels), second.quantiles(levels)]))
     pooled = (first.shares(candidates) + second.shares(candidates)) / 2
@@ -337,7 +346,10 @@ def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
 
 
 def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
-    """Return the edges, with an additional edge in each bin that has a gap wider than half its inner range."""
+    """Return the edges, with an additional edge in each bin that has a wide gap between neighboring draws.
+
+    A gap is wide if it is wider than half the range of the bin's draws, without a few draws at either end.
+    """
     values = np.sort(np.concatenate([first.values, second.values]), kind="stable")
     ends = np.concatenate([[0], np.searchsorted(values, edges, side="right"), [len(values)]])
     added: list[float] = []
@@ -363,7 +375,7 @@ def _with_tails(values: Array, edges: Array) -> Array:
 
 
 def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
-    """Return the sum of the terms of bins with draws of P only, from the distances to Q's nearest draws."""
+    """Return the sum, over the bins with draws of P only, of the terms from the distances to Q's nearest draws."""
     ends = np.concatenate([[0], first.places(edges), [len(first.values)]])
     empty = np.diff(second.places(edges), prepend=0, append=len(second.values)) == 0
     total = 0.0
@@ -378,7 +390,7 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
 
 
 def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
-    """Return the increase of the upper limit for P's draws outside the range or in gaps of Q's draws, and a note."""
+    """Return the increase of the upper limit for P's draws outside the range of Q's draws or in gaps between them."""
     first, second = sides.first, sides.second
     atoms = _atoms_of_p_alone(sides.p, first, second)
     if atoms > 0:
@@ -392,9 +404,10 @@ def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
 
 
 def _at_hidden_atoms(sides: _Sides, edges: Array) -> float:
-    """Return the larger proportion of a side's draws at values of both sides, in bins with several such values.
+    """Return the proportion of draws at values that occur on both sides, in bins with several such values.
 
-    Draws that are equal because they were rounded do not count, because a smooth density makes values of a bin alike.
+    The result is the larger of the proportions for P and for Q. Draws that are equal because they were rounded do not
+    count, because under a smooth density all values of a bin have nearly the same log-ratio.
     """
     values = np.intersect1d(sides.first.values, sides.second.values)
     if len(values) < 2 or are_rounded(values):
@@ -409,7 +422,7 @@ def _at_hidden_atoms(sides: _Sides, edges: Array) -> float:
 def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:
     """Return the proportion of P's draws at atoms that are at least ten times rarer in Q.
 
-    Equal draws of the same cluster count as a single draw.
+    Equal draws of one cluster count as a single draw.
     """
     of_p = p.x[:, 0]
     if p.cluster is not None:

@@ -1,7 +1,8 @@
 r"""KL from draws of P with known log-densities of P and Q: the mean log-ratio, with a control variate.
 
 Let :math:`d = \log p - \log q` at draws of P. For any constant c, the mean of :math:`d + c (q / p - 1)` estimates KL(P
-|| Q). The c of least variance is fitted in each half of the draws and used in the other half, which avoids a bias.
+|| Q). The c that minimizes the variance is fitted in each half of the draws and used in the other half, so that the
+estimate has no bias.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ LogDensity = Tensor | Callable[[Tensor], Tensor]
 # `benchmarks/coverage.py` checks the constants of this file where both densities are known: the coverage of 95 %
 # intervals must be at least 93 %.
 
-# With fewer draws, the standard error would have at most two degrees of freedom.
+# At least this number of draws is needed: with fewer, the standard error would have at most two degrees of freedom.
 _FEWEST = 4
-# The smallest number of draws in each half for a fit of c.
+# The coefficient c is fitted only if each half has at least this number of draws.
 _FEWEST_TO_FIT = 25
-# The control variate is not used if its unobserved tail could change the mean by more than this many standard errors of
-# the mean without control variate.
+# The unobserved tail of the control variate q / p - 1 may change its mean. If this change could be more than
+# `_MOST_UNSEEN` standard errors of the mean of d, the control variate is not used.
 _MOST_UNSEEN = 0.25
-# If the effective number of draws is smaller, the weights are too unequal for a standard error.
+# Below this effective number of draws, the weights are too unequal for a standard error, and there is no interval.
 _FEWEST_EFFECTIVE = 10.0
-# A mean of q / p this many standard errors above 1 shows that the draws miss a part of P.
+# The true mean of q / p is at most 1. A sample mean this many standard errors above 1 shows that the draws miss a part
+# of P.
 _BEYOND_CHANCE = 3.0
 
 
@@ -69,36 +71,38 @@ def log_ratio(
         \widehat{KL} = \sum_i w_i \Big[d_i + c \Big(\frac{q(x_i)}{p(x_i)} - 1\Big)\Big], \quad
         d_i = \log p(x_i) - \log q(x_i)
 
-    The weights :math:`w_i` have sum 1. They are the weights of the `Samples`, by default equal, times :math:`p / r` if
-    the draws come from a proposal R (give `log_r`). The coefficient c of least variance is fitted in each half of the
-    draws and used in the other half. c is 0 in three cases: there are fewer than 50 draws, :math:`q / p` may have
-    infinite variance or a mean other than 1, or the control variate explains less than three quarters of the variance.
-    The limits include the contribution of fitted tails of the terms beyond the outermost draws.
+    The weights :math:`w_i` have sum 1. Without `log_r`, they are the weights of the `Samples`, which are equal by
+    default. If the draws come from a proposal R, pass `log_r`; the weights are then multiplied by :math:`p / r`. The
+    coefficient c that minimizes the variance is fitted in each half of the draws and used in the other half. c is 0 in
+    three cases: there are fewer than 50 draws; :math:`q / p` may have an infinite variance or a mean other than 1; or
+    the control variate :math:`q / p - 1` explains less than three quarters of the variance of d. The limits of the
+    interval allow for the unobserved tails of the terms, by extrapolation beyond the outermost draws.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
 
     Arguments:
         x: n draws of P, or of R, with their weights and clusters, if any.
-        log_p: the normalized log-density or log-probability of P, in nats. Either n numbers, or a function such as
-            ``distribution.log_prob`` that is called with ``x.tensor``, shape (n, d).
-        log_q: the log-density of Q in the same form; ``-inf`` where Q has no mass, which makes KL infinite.
-        log_r: the log-density of the proposal R of the draws in the same form; by default R is P.
+        log_p: the normalized log-density or log-probability of P, in nats: a tensor of n numbers, or a function such
+            as ``distribution.log_prob`` that is called with ``x.tensor``, shape (n, d).
+        log_q: the log-density of Q, in the same form as `log_p`. If a draw has the log-density ``-inf``, KL is
+            infinite.
+        log_r: the log-density of the proposal R, in the same form as `log_p`; by default R is P.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
 
     Returns:
-        the estimate in nats, float64; a negative estimate becomes 0. The upper limit is infinite if the terms have such
-        a heavy tail that their mean may be infinite. The upper limit is also infinite if the draws miss a part of P:
-        then the limit would be below 0, or the mean of q / p is significantly above 1. Notes give the effective number
-        of weighted draws.
+        the estimate in nats, float64; a negative estimate becomes 0. The upper limit is infinite if the tail of the
+        terms is so heavy that their mean may be infinite. The upper limit is also infinite if the draws miss a part of
+        P: if the limit would be below 0, or if the mean of q / p is significantly above 1. For weighted draws, a note
+        gives their effective number.
 
     Raises:
-        ArgumentValueError: fewer than four draws, a wrong number of log-densities, NaN, or a draw of P without mass in
-            P.
+        ArgumentValueError: there are fewer than four draws, the number of log-densities is wrong, a log-density is NaN,
+            or P has density 0 at one of its draws.
 
     Gradient:
-        none: the log-densities are constants. `kl_estimate` with ``method="monte_carlo"`` has one.
+        none, because the log-densities are constants. `kl_estimate` with ``method="monte_carlo"`` has a gradient.
 
     Example:
         >>> import torch
@@ -141,7 +145,7 @@ def log_ratio(
 
 
 def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidence: float) -> Evidence:
-    """Return the weighted mean of the log-ratios d, with its standard error and possible bias."""
+    """Return the evidence of the weighted mean of the log-ratios d, with its standard error and possible bias."""
     used = weights > 0
     units = torch.arange(len(d), device=d.device) if x.cluster is None else x.cluster.to(d.device)
     mean, error, terms = _mean(d, weights, units)
@@ -155,7 +159,8 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
     groups = len(units[used].unique())
     reach = quantile_of(confidence, groups) * spread
     counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be equal
+    # If half of the largest terms are equal, the median excess in the fit of the tail is 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
         more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
     missed = _note_on_missing_draws(value + reach, d, weights, units, rounding)
     return Evidence(
@@ -172,8 +177,8 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
 def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
     r"""Return a note if the draws miss a part of P or the densities are not normalized; otherwise an empty string.
 
-    KL is at least 0, and :math:`E_P[q / p]` is at most 1. The note appears if the draws contradict one of these two
-    facts.
+    KL is at least 0, and :math:`E_P[q / p]` is at most 1. The result is a note if the draws contradict one of these two
+    inequalities.
     """
     if high < -rounding:
         return below_zero(high, "the densities")
@@ -191,7 +196,7 @@ def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tenso
 
 
 def _values(call: str, name: str, log: LogDensity, x: Samples) -> tuple[Tensor, float]:
-    """Return the log-density at each draw, float64, shape (n,), and its largest rounding error."""
+    """Return the log-density at each draw, float64, shape (n,), and the largest rounding error of these values."""
     raw = log if isinstance(log, Tensor) or not callable(log) else log(x.tensor)
     raw = raw if isinstance(raw, Tensor) else np.asarray(raw)  # NumPy keeps the double precision of lists
     values = as_tensor(call, name, raw).detach()
@@ -250,7 +255,7 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
 
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of d + c (q / p - 1) with fitted c, its standard error, and the terms, shape (n,)."""
+    """Return the weighted mean of the terms d + c (q / p - 1) with fitted c, its standard error, and the terms (n,)."""
     used = weights > 0
     extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0
@@ -266,9 +271,10 @@ def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _is_usable(d: Tensor, extra: Tensor, weights: Tensor) -> bool:
-    """Return whether q / p - 1 has a finite variance and no unobserved tail that could change its mean noticeably.
+    """Return whether `extra`, the values of q / p - 1, can be a control variate for d.
 
-    The variance counts as finite if the tail index plus two standard errors is below `LARGEST_TAIL_INDEX`.
+    The variance of q / p must be finite: the tail index plus two standard errors must be below `LARGEST_TAIL_INDEX`.
+    The unobserved tail of q / p must not change its mean by more than `_MOST_UNSEEN` standard errors of the mean of d.
     """
     top = min(0.2 * len(extra), 3 * len(extra) ** 0.5)
     if float(tail_index(extra)) * (1 + 2 / math.sqrt(top)) >= LARGEST_TAIL_INDEX:

@@ -15,28 +15,31 @@ from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evide
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# The number of bisections for a limit of the interval: about the number of bits of a float64 number.
+# A limit of the interval is found by this number of bisections, about the number of bits of a float64 number.
 _STEPS = 50
-# The largest bias correction that moves the center of the upper limit, in draws.
+# The center of the upper limit is the divergence of the proportions or, if this is smaller, the bias-corrected estimate
+# plus `_RARE` / n.
 _RARE = 0.5
-# With more degrees of freedom, the chi-squared distribution is approximated by a normal one.
+# Above this number of degrees of freedom, a normal distribution approximates the chi-squared distribution.
 _MANY = 300
-# The rounding error of the sum of probabilities in float32, and the relative rounding error of terms in float64.
+# A sum of float32 probabilities has a rounding error up to `_ROUNDING`. The terms in float64 have relative rounding
+# errors up to `_ROUNDING_OF_TERMS`.
 _ROUNDING = 1e-6
 _ROUNDING_OF_TERMS = 1e-12
-# With fewer degrees of freedom, the interval does not need the limit for P near Q.
+# Below this number of degrees of freedom, the interval is valid without the limit from `_near_q`.
 _SEVERAL = 2
-# A smaller probability under Q of all categories without draws counts as 0, because it may be rounding.
+# If all categories without draws together have a probability below this number under Q, this probability counts as 0,
+# because it may be a rounding error.
 _LEAST_PROBABILITY = 1e-12
 
 
 @dataclass(frozen=True)
 class UnseenByP:
-    """Q's log-probabilities of categories without draws of P.
+    """Q's log-probabilities of categories without draws of P; -inf if there are no such categories.
 
     Attributes:
         total: the log-probability of all such categories together.
-        least: the log-probability of the least probable category.
+        least: the log-probability of the least probable of these categories.
     """
 
     total: float
@@ -44,7 +47,7 @@ class UnseenByP:
 
 
 def from_known_categories(counts: Array, log_q: Array, confidence: float) -> Evidence:
-    """Return the estimate of KL from counts of P and log-probabilities of Q, both of shape (K,)."""
+    """Return the evidence of KL(P || Q) from counts of P's draws and log-probabilities of Q, both of shape (K,)."""
     drawn = counts > 0
     n = float(counts.sum())
     if (log_q[drawn] == -np.inf).any():
@@ -76,13 +79,14 @@ def of_categories(
     confidence: float,
     clusters: int | None = None,
 ) -> Evidence:
-    """Return the estimate of KL, the mean of log p - log q over P's draws, with its standard error and interval.
+    """Return the evidence of KL(P || Q): the mean of log p - log q over P's draws, its standard error and its interval.
 
     Arguments:
         counts: the effective number of draws in each category with draws; the sum is `n`.
         log_q: the log-probabilities of these categories under Q.
         elsewhere: Q's log-probabilities of the categories without draws.
-        variance_of: a function that returns the variance of a mean over the draws from each category's deviation.
+        variance_of: a function from the deviation of each category's term from the mean to the variance of the mean
+            over the draws.
         n: the effective number of draws.
         groups: the number of independent groups of draws.
         confidence: the probability that the interval contains the divergence.
@@ -91,12 +95,13 @@ def of_categories(
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q
     mean = float(shares @ terms)
-    # At P = Q all terms are 0, so the variance of first order is 0, and the variance of second order remains.
+    # At P = Q, all terms are 0, so the first-order variance of the mean is 0. The second-order variance remains.
     others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
     variance = variance_of(terms - mean)
     independent = float(shares @ (terms - mean) ** 2) / n
-    # The effective number of draws is n - 1 for independent draws, and smaller for dependent draws. If all terms are
-    # equal, the variances do not determine the effective number.
+    # For independent draws, the effective number of draws is n - 1. For dependent draws, the number is smaller, and
+    # follows from the ratio of two variances of the mean. If all terms are equal, both variances are 0, and an upper
+    # bound is used.
     most = min(n, groups)
     terms_differ = independent * n > (_ROUNDING_OF_TERMS * (1 + abs(mean))) ** 2
     number = n * independent / max(variance, independent) if terms_differ else max(most - 1, most / 2)
@@ -113,11 +118,11 @@ def of_categories(
 
 
 def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
-    r"""Return an estimate of :math:`-\log p` for each category, and minus the bias of its mean over the draws.
+    r"""Return an estimate of :math:`-\log p` for each category, and minus the bias of the mean of this estimate.
 
-    The mean of :math:`\psi(n) - \psi(a_i)` over the draws estimates the entropy with the bias
-    :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. This sum is estimated from the numbers of categories with
-    one and with two draws.
+    The mean of :math:`\psi(n) - \psi(a_i)` over the n draws, with the count :math:`a_i` of category i, estimates the
+    entropy with the bias :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. The double sum is estimated from the
+    numbers of categories with one and with two draws.
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
@@ -150,12 +155,13 @@ def ends_from_counts(
 
     .. math:: p_\theta \propto \hat p\, e^{\theta d}, \quad d = \log \hat p / q,
 
-    which contains the proportions (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of :math:`\theta` is
-    rejected if the sample mean of d differs from its mean under :math:`p_\theta` by more than `quantile` standard
-    errors, computed under :math:`p_\theta`. At the limit at which rare categories become rarer, a continuity correction
-    of half a draw is made. Categories without draws get half a draw: all of them together for the lower limit, and the
-    category with the smallest q for the upper limit. The distances of the limits from the divergence of the proportions
-    are then added to the estimate. The upper limit is at least the limit for P near Q.
+    which contains the proportions :math:`\hat p` (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of
+    :math:`\theta` is rejected if the sample mean of d differs from the mean of d under :math:`p_\theta` by more than
+    `quantile` standard errors, computed under :math:`p_\theta`. The test has a continuity correction of half a draw at
+    the limit at which :math:`p_\theta` makes rare categories rarer. Categories without draws get half a draw: for the
+    lower limit, all of them together; for the upper limit, the category with the smallest q. The distances of the two
+    limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is at least the limit from
+    `_near_q`.
 
     Arguments:
         counts: the counts of the categories with draws, shape (K,).
@@ -179,14 +185,15 @@ def ends_from_counts(
         up.divergence(up.end(1.0, number, quantile)),
         *_one_at_a_time(share, log_q, unseen, number, quantile),
     ]
-    if theta < -1:  # the limit is beyond Q, where KL increases again
+    if theta < -1:  # for theta below -1, which is Q, KL increases again
         above.append(down.divergence(theta))
     more = quantile**2 * added
     below = max(value - down.divergence(theta), 0.0)
     low = 0.0 if theta <= -1 else min(estimate, value) - math.sqrt(below**2 + more)
     center = max(estimate, min(value, estimate + _RARE / number))
     high = center + math.sqrt(max(max(above) - value, 0.0) ** 2 + more)
-    if value < -_ROUNDING:  # the probabilities of Q have a sum above 1
+    # If the divergence of the proportions is negative, the probabilities of Q have a sum above 1.
+    if value < -_ROUNDING:
         return low, high
     return low, max(high, _near_q(estimate, len(share) - 1 + missing, number, quantile))
 
@@ -194,10 +201,11 @@ def ends_from_counts(
 def _one_at_a_time(
     share: Array, log_q: Array, unseen: UnseenByP, number: float, quantile: float
 ) -> tuple[float, float]:
-    """Return the largest KL over categories if one category is at its lower, and at its upper, Wilson limit.
+    """Return the largest KL if the probability of one category is at its lower, and at its upper, Wilson limit.
 
-    The probabilities of the other categories keep their ratios. These limits matter if P's proportions equal Q's: then
-    d = 0, and the exponential family has a single member.
+    The maximum is over the categories. The probabilities of the other categories keep their ratios. The results matter
+    if P's proportions equal Q's probabilities: then d = 0, and the exponential family of `ends_from_counts` has only
+    one member.
     """
     parts = share * (np.log(share) - log_q)
     others = np.maximum(1 - share, np.finfo(np.float64).tiny)
@@ -224,7 +232,8 @@ def _one_at_a_time(
 def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
     """Return the largest divergence t that the estimate does not reject, if P is near Q; otherwise -inf.
 
-    For P near Q, 2 n times the divergence of the proportions has a noncentral chi-squared distribution.
+    For P near Q, 2 n KL of the proportions has a noncentral chi-squared distribution with `dof` degrees of freedom and
+    the noncentrality 2 n t, where n is `number`.
     """
     estimate = max(estimate, 0.0)
     twice = 2 * number * estimate + dof
@@ -240,8 +249,11 @@ def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
 
 
 def spread_ties(values: Array) -> Array:
-    """Return the values with equal values spread evenly over the gap to the next smaller value."""
-    values = values - values.min()  # so that small differences keep their digits
+    """Return the values, with equal values spread evenly over an interval as long as the gap to the next smaller value.
+
+    The smallest value is subtracted, so that small differences keep their digits.
+    """
+    values = values - values.min()
     distinct, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     if len(distinct) == 1:
         return values
@@ -253,7 +265,7 @@ def spread_ties(values: Array) -> Array:
 
 
 def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
-    """Return the note on a negative upper limit, which shows that the draws miss a part of P."""
+    """Return the note on a negative upper limit `end`; `q_or_both` names the side that may not be normalized."""
     return (
         f"The upper limit from the draws alone is {end:.2g}, but no divergence is below 0. The draws miss a part of "
         f"{SIDE_P} where {SMALL_P} > {SMALL_Q}, or {q_or_both} are not normalized: the upper limit is infinite."
@@ -262,7 +274,14 @@ def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
 
 @dataclass(frozen=True)
 class _Family:
-    """The exponential family of distributions proportional to `share` e^(theta d), and the mean of d over the draws."""
+    """The exponential family of distributions proportional to `share` e^(theta d).
+
+    Attributes:
+        share: the probabilities of the categories at theta = 0.
+        d: log share - log q for each category.
+        log_q: the log-probabilities under Q.
+        mean: the mean of d over the draws.
+    """
 
     share: Array
     d: Array
@@ -289,7 +308,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the theta of this sign that is nearest to 0 and that the draws reject, or 0 if d is constant."""
+        """Return the theta nearest to 0, with the sign `sign`, that the draws reject; 0 if d is constant."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0

@@ -1,9 +1,9 @@
-r"""KL(P || Q) from draws of P and the known density of Q: the cross-entropy minus the entropy.
+r"""KL(P || Q) from draws of P and the known density of Q: the cross-entropy minus the entropy of P.
 
 .. math:: \mathrm{KL}(P \| Q) = -H(P) - E_P[\log q]
 
-The second term is a mean over the draws. For the first term, :math:`\log p` is estimated at each draw. So the estimate
-is a single mean of differences, where common variation cancels.
+The second term is estimated by a mean over the draws. For the first term, :math:`\log p` is estimated at each draw. So
+the estimate is a single mean of the differences :math:`\log p - \log q`, in which common variation cancels.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ _T = TypeVar("_T")
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# The smallest number of draws for a density from neighbors.
+# A density from neighbors needs at least this number of draws.
 _FEWEST = 16
-# The covariance of log-distances to the k-th neighbors, summed over draws with common neighbors, relative to the
-# variance.
+# Draws with common neighbors have correlated log-distances to their k-th neighbors. The sum of these covariances is
+# `_SHARED` times the variance of a log-distance.
 _SHARED = 0.6
-# The number of neighbors if the density changes too much within larger balls.
+# If the density changes too much within the balls of the usual number of neighbors, this number is used instead.
 _FEWEST_NEIGHBORS = 3
-# The number of draws of Q that show whether Q is on the same surface as P's draws.
+# This number of draws of Q shows whether Q is on the same surface as P's draws.
 _DRAWS_OF_Q = 1000
 _DRAWS_OF_BOTH = ("kl_estimate(Samples(x), Samples(", Q, ".sample((n,)))), which compares draws with draws")
-# When k increases to 4 k, the estimate of a reference changes. If this change differs from the change for P by this
-# many standard deviations, the reference is unlike P.
+# When k increases to 4 k, the estimates for P and for a reference change. If the two changes differ by this number of
+# standard deviations or more, the shape of the reference is too unlike the shape of P.
 _REFUTED = 3.0
 
 
 def _checked(call: str, p: object, q: object) -> tuple[Draws, Distribution]:
-    """Return the checked draws of P, and Q; raise an error for other arguments."""
+    """Return the checked draws of P, and Q; raise an error if `p` and `q` are not draws and a distribution."""
     load("scipy", call)
     draws, q = _check_sides(call, p, q)
     discrete = _is_discrete(call, draws, q)
@@ -91,37 +91,39 @@ def from_density(
 
     .. math:: \widehat{KL} = \frac1n \sum_i \big[\widehat{\log p}(x_i) - \log q(x_i)\big] - \hat b
 
-    For numbers, :math:`\widehat{\log p}` comes from the k nearest neighbors in standardized coordinates. Its bias
-    :math:`\hat b` is measured on the same number of draws of two references, Q and a Gaussian. The better reference is
-    the one whose estimate changes most like P's from k to 4 k neighbors. The remaining difference of the changes enters
-    the error.
+    For numbers, :math:`\widehat{\log p}(x_i)` comes from the distance of :math:`x_i` to its k-th nearest neighbor, in
+    standardized coordinates. The bias :math:`\hat b` is measured on the same number of draws from two reference
+    distributions, Q and a Gaussian. When k increases to 4 k, the estimates for P and for a reference change. The
+    reference whose change is closest to the change for P is used, and the difference of these changes enters the
+    standard error.
 
-    For categories, :math:`\widehat{\log p}` comes from their counts, and :math:`\hat b` is the contribution of
-    categories without draws. The limits are then like Wilson's for proportions, and take Q's probabilities of the
-    categories without draws into account. For unbounded integers, only the observed values and their neighbors are such
-    categories; beyond them, the tail of log q is extrapolated.
+    For categories, :math:`\widehat{\log p}(x_i)` comes from the count of the category, and :math:`\hat b` is the
+    contribution of categories without draws. For categories, the limits are like Wilson's limits for proportions, and
+    allow for the categories without draws. If Q is a distribution on unbounded integers, the categories without draws
+    are the neighbors of observed integers; for other integers, the tail of log q is extrapolated.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
 
     Arguments:
-        p: n draws of P, with their weights and clusters, if any. They must be integers if Q is a distribution of
+        p: n draws of P, with their weights and clusters, if any. If Q is a distribution of integers, the draws must be
             integers.
         q: a torch distribution with ``batch_shape`` () and ``event_shape`` () or (d,).
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the seed of the references depends on the draws alone.
 
     Returns:
-        the estimate in nats. The estimate is infinite, with a note, in three cases: Q has density 0 at a draw, P has an
-        atom, or P is in a plane or on a surface and Q is not. If Q is on the simplex, such as a Dirichlet, its density
-        is with respect to all components except the last. The upper limit is infinite, with a note, in two cases: the
-        mean of log(p / q) may be infinite because of its tail, or the limit from the draws alone is below 0.
+        the estimate in nats. The estimate is infinite, with a note, in three cases: Q has density 0 at a draw; P has an
+        atom; or all draws of P are in a plane or on a surface, and Q is not. If Q is on the simplex, such as a
+        Dirichlet, densities are with respect to all components except the last. The upper limit is infinite, with a
+        note, in two cases: the tail of log(p / q) is so heavy that its mean may be infinite, or the limit from the
+        draws alone is below 0.
 
     Raises:
-        ArgumentValueError: too few draws, infinite draws, or shapes that do not fit; draws of d components that fill
-            fewer than d dimensions, so that P has no density.
-        NoRuleError: p is a distribution and q is draws. Draws of Q do not show Q everywhere where P has mass. Draw from
-            P, and pass both sides as draws.
+        ArgumentValueError: there are too few draws, a draw is infinite, or the shapes of `p` and `q` do not fit. The
+            error is also raised if draws with d components fill fewer than d dimensions, so that P has no density.
+        NoRuleError: `p` is a distribution and `q` is draws. Draws of Q do not show the density of Q in every region
+            where P has mass. Draw from P, and pass both sides as draws.
         OptionalDependencyError: SciPy is not installed.
 
     Gradient:
@@ -160,7 +162,7 @@ def from_density(
 
 
 def _from_counts(p: Draws, q: Distribution, log_q: Array, confidence: float) -> Evidence:
-    """Return the estimate of KL from draws of categories; `log_q` contains Q's log-probability of each draw."""
+    """Return the evidence of KL(P || Q) from draws of categories; `log_q` has Q's log-probability of each draw."""
     values, first, category, number = np.unique(
         p.x, axis=0, return_index=True, return_inverse=True, return_counts=True
     )
@@ -184,22 +186,24 @@ def _from_counts(p: Draws, q: Distribution, log_q: Array, confidence: float) -> 
     )
     if listed:
         return evidence
-    # The tail of log(p / q) is at most as heavy as the tail of -log q, so the smaller of the two bounds is valid.
+    # The tail of log(p / q) is at most as heavy as the tail of -log q. So the allowances for both tails are valid, and
+    # the smaller allowance is used.
     terms = -category_surprise(counts, n)[0][category] - log_q
     return replace(evidence, beyond=_tail([spread_ties(-log_q), spread_ties(terms)], p))
 
 
 def _tail(candidates: list[Array], draws: Draws) -> Callable[[float], Shift]:
-    """Return the function for `Evidence.beyond`, from the smallest `tail_allowance` of the candidates."""
+    """Return the function for `Evidence.beyond` with the smallest `tail_allowance` of several arrays of terms."""
     number = draws.groups * draws.effective / len(draws)
-    with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
+    # If half of the largest terms are equal, the median excess in the fit of the tail is 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
         return partial(beyond_tail, min(tail_allowance(terms, draws.shares, number) for terms in candidates))
 
 
 def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[UnseenByP, bool]:
-    """Return Q's log-probabilities of values without draws of P, and whether Q's values are a finite list.
+    """Return Q's log-probabilities of values without draws of P, and whether Q has finitely many values.
 
-    For unbounded integers x, only x - 1, x and x + 1 for observed values x count as possible.
+    If Q is on unbounded integers, only x - 1 and x + 1, for observed integers x, count as values without draws.
     """
     rest = max(-math.expm1(min(float(np.logaddexp.reduce(log_q)), 0.0)), np.finfo(np.float64).tiny)
     values, listed = _values_of(q, observed)
@@ -215,7 +219,11 @@ def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[Unseen
 
 
 def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
-    """Return Q's possible values, shape (number, d), or None for vectors, and whether these are a finite list."""
+    """Return values of Q, shape (number, d), and whether these are all possible values of Q.
+
+    For unbounded integers, the values are the observed integers and their neighbors. For vectors that torch cannot
+    enumerate, the values are None.
+    """
     d = observed.shape[1]
     if q.has_enumerate_support and not isinstance(q, Binomial):
         try:
@@ -231,7 +239,7 @@ def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
 
 
 def _from_neighbors(p: Draws, q: Distribution, log_q: Array) -> Evidence:
-    """Return the estimate of KL from continuous draws by nearest neighbors; `log_q` is Q's log-density at each draw."""
+    """Return the evidence of KL from continuous draws by nearest neighbors; `log_q` is Q's log-density at each draw."""
     thinned: list[str] = []
     rng, draws = rng_of(p), p
     if draws.x.shape[1] > 1:
@@ -244,14 +252,14 @@ def _from_neighbors(p: Draws, q: Distribution, log_q: Array) -> Evidence:
     usual = _neighbor_numbers(draws.groups * draws.effective / len(draws))
     evidence, is_coarse = _by_neighbors(draws, log_q, q, usual, rng)
     if is_coarse and usual[0] > _FEWEST_NEIGHBORS:
-        # The density varies within the balls of this many neighbors, so smaller balls are used.
+        # The density varies too much within the balls of the usual number of neighbors, so fewer neighbors are used.
         few = _FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS
         evidence, _ = _by_neighbors(draws, log_q, q, few, rng)
     return evidence if evidence.value == math.inf else noted(evidence, thinned)
 
 
 def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draws, Array, list[str]]:
-    """Return at most as many draws as a neighbor search handles in seconds, with their `log_q` and a note."""
+    """Return at most as many draws as a neighbor search handles in seconds, their `log_q`, and a list of notes."""
     number = (affordable_draws(draws.x.shape[1]) or 2 * len(draws)) // 2
     if len(draws) <= number:
         return draws, log_q, []
@@ -264,10 +272,12 @@ def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draw
 
 
 def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
-    r"""Return draws in coordinates without constraints, and the log-determinant to add to Q's log-density.
+    r"""Return the draws x in coordinates without constraints, and the number to add to Q's log-density at each draw.
 
-    On the simplex, the density is with respect to all components except the last. The coordinates are
-    :math:`\log(x_i / x_d)`, which have no boundary, or the first d - 1 components if a component is 0.
+    If Q is not on the simplex, the coordinates are x. On the simplex, the coordinates are :math:`\log(x_i / x_d)`,
+    which have no boundary. If a component is 0, the coordinates are the first d - 1 components. The number to add is
+    the logarithm of the Jacobian determinant, because Q's density on the simplex is with respect to the first d - 1
+    components.
     """
     if not isinstance(_support(q), type(constraints.simplex)):
         return x, 0.0
@@ -278,9 +288,10 @@ def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
 
 
 def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
-    """Return why KL is infinite if P is in a plane or on a surface and Q is not; raise an error if both are.
+    """Return a note on an infinite KL if P is in a plane or on a surface and Q is not; otherwise an empty string.
 
-    The error is raised because the density of Q on a surface may refer to any coordinates on the surface.
+    If P and Q are in the same plane or on the same surface, an error is raised: the density of Q may refer to any
+    coordinates on the surface.
     """
     points = _coordinates(q, p.x)[0]
     with seeded(int(rng.integers(2**31))):
@@ -308,13 +319,17 @@ def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
 
 
 def _draws_of(q: Distribution, n: int) -> Array:
+    """Return n draws of q, shape (n, d)."""
     return q.sample(torch.Size([n])).reshape(n, q.event_shape.numel()).to("cpu", torch.float64).numpy()
 
 
 def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
 ) -> tuple[Evidence, bool]:
-    """Return the estimate from k and 4 k neighbors, and whether these may be too many to resolve the density."""
+    """Return the evidence of KL from `numbers`, k and 4 k neighbors, and whether k may be too large.
+
+    If the density varies much within the balls of k neighbors, k is too large, and the remaining bias is large.
+    """
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
@@ -352,13 +367,17 @@ def _by_neighbors(
 
 
 def _neighbor_numbers(n: float) -> tuple[int, int]:
-    """Return the number of neighbors k for the value, and the number 4 k for an estimate of its bias."""
+    """Return the number of neighbors k for the value, and the number 4 k for the estimate of the value's bias."""
     k = int(min(max(round(n ** (1 / 3)), 3), 10))
     return k, 4 * k
 
 
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
-    """Raise an error if the draws fill fewer than d dimensions, by the change of their mean log-density with k."""
+    """Raise an error if draws with d components fill fewer than d dimensions.
+
+    The dimension is computed from `change`, the change of the mean log-density from the first to the second of the
+    `numbers` of neighbors. n is the effective number of draws.
+    """
     d = x.shape[1]
     digamma = load("scipy.special", "from_density").digamma
     growth = float(digamma(numbers[1]) - digamma(numbers[0])) - change
@@ -398,7 +417,14 @@ def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
 
 @dataclass(frozen=True)
 class _Bias:
-    """The reference's bias, its standard error, P's possible remaining bias, and its excess for the upper limit."""
+    """The bias of the estimate for a reference, and the bias that may remain in the estimate for P.
+
+    Attributes:
+        value: the mean bias of the estimate for the reference.
+        error: the standard error of `value`.
+        left: the bias that may remain for P after `value` is subtracted.
+        above: the number a such that the remaining bias in the upper limit is sqrt(`left`^2 + a^2).
+    """
 
     value: float
     error: float
@@ -414,12 +440,21 @@ def _bias(
     d: int,
     rng: np.random.Generator,
 ) -> _Bias:
-    """Return the bias measured on draws of the references, and the possible remaining bias for P.
+    """Return the bias measured on draws of the references, and the bias that may remain for P.
 
-    For decreasing k, the bias decreases as k^(2 / d) or slower. So the difference between P's change from k to 4 k and
-    the reference's change shows the remaining bias. The choice of the nearer reference is partly by chance, so the
-    difference between the references may enter the error. If P's estimate decreases more than both references'
-    estimates, P has more edges or sharper peaks, and the upper limit allows for a larger bias.
+    The bias is proportional to k^(2 / d), or to a smaller power of k. So the remaining bias follows from a difference
+    of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
+    references is partly random, so the difference between their biases may enter the standard error. If the estimate
+    for P decreases more than the estimates for both references, P has more edges or sharper peaks than the references,
+    and the upper limit allows for a larger bias.
+
+    Arguments:
+        q: the distribution Q.
+        means: the estimates for P with k and with 4 k neighbors, shape (2,).
+        numbers: k and 4 k.
+        like: the number and the weights of the draws from a reference.
+        d: the number of components.
+        rng: the generator for draws from the references.
     """
     times = int(min(max(200_000 // like.n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
@@ -457,12 +492,12 @@ def _bias(
 
 
 class _Reference(NamedTuple):
-    """The draws of a reference: as many as P has near each other, with the weights that remain.
+    """The number and the weights of draws from a reference for which the estimate of log p behaves as for P.
 
     Attributes:
         n: the number of draws.
-        weights: the weights to draw from; None if they are all equal.
-        weights_vary: as in `LocalDensity`.
+        weights: the weights to choose from at random; None if all weights are equal.
+        weights_vary: the argument of `local_log_density`.
     """
 
     n: int
@@ -472,7 +507,7 @@ class _Reference(NamedTuple):
     def mean_bias(
         self, x: Array, log_density: Array, numbers: tuple[int, int], rng: np.random.Generator
     ) -> Array:
-        """Return the mean of the estimates of log p minus log p, for draws of a known density."""
+        """Return the mean of (estimate of log p) - log p over the draws x of a known density, shape (2,)."""
         if self.weights is None:
             return (local_log_density(x, numbers).logs - log_density[:, None]).mean(0)
         weights = rng.choice(self.weights, self.n, replace=False)
@@ -481,10 +516,11 @@ class _Reference(NamedTuple):
 
 
 def _reference(draws: Draws, density: LocalDensity, numbers: tuple[int, int]) -> _Reference:
-    """Return the reference for draws of P: weights unrelated to the place, with the same estimate.
+    """Return the number and the weights of the draws from a reference for these draws of P.
 
-    A cluster of many draws is one draw of a large weight. Where weights depend on the place, P's draws are as dense as
-    fewer draws of equal weights, and only the ratio of each weight to the mean near it is unrelated to the place.
+    The weights of the reference do not depend on position. A cluster of P's draws corresponds to one draw with a large
+    weight. If P's weights depend on position, only the ratio of each weight to the mean weight of its neighbors is
+    used. P's draws are then as dense as a smaller number of draws with equal weights.
     """
     own = np.ones(len(draws)) if draws.weights is None else draws.weights / draws.weights.mean()
     rest = np.bincount(draws.units, own * np.exp(-density.log_weights)).astype(np.float64)
@@ -503,7 +539,7 @@ def _gaussian_bias(rng: np.random.Generator, like: _Reference, d: int, numbers: 
 def _own_bias(
     q: Distribution, like: _Reference, numbers: tuple[int, int], rng: np.random.Generator
 ) -> Array | None:
-    """Return the estimate of KL(Q || Q) = 0 from draws of Q; None if there is none."""
+    """Return estimates of KL(Q || Q) = 0 from draws of Q, shape (2,); None if Q has no sampler or one is infinite."""
     try:
         y = _draws_of(q, like.n)
         x, log_volume = _coordinates(q, y)
@@ -545,7 +581,7 @@ def _support(q: Distribution) -> Constraint | None:
 
 
 def _is_discrete(call: str, p: Samples | Draws, q: Distribution) -> bool:
-    """Return whether Q is a distribution of integers; raise an error if p is categories and Q is continuous."""
+    """Return whether Q is a distribution of integers; raise an error if `p` is categories and Q is continuous."""
     support = _support(q)
     integers = p.discrete if support is None else support.is_discrete
     if p.labels is not None or (p.discrete and not integers):

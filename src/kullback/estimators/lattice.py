@@ -1,4 +1,4 @@
-"""Numbers rounded to a common step: the step, places within the rounding, and preferred values."""
+"""Numbers rounded to a common step: detection of the step and of preferred values, and removal of the rounding."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from kullback.estimators.draws import Array, Draws
 # `tests/estimators/test_lattice.py` checks the constants of this file on rounded numbers and on prices, and
 # `benchmarks/coverage.py` on rounded normal draws.
 
-# The largest number of steps in the smallest gap between two values.
+# The smallest gap between two values is assumed to be at most this number of steps.
 _MOST_STEPS = 12
-# A value at a larger distance from the lattice, in steps and beyond the rounding error of floats, is not on the
-# lattice.
+# A value is on the lattice if its distance from the lattice is at most `_OFF` steps plus the rounding error of floats.
 _OFF = 1e-3
-# If the rounding error of the floats is a larger part of the step, no lattice can be detected.
+# If the rounding error of the floats is more than this fraction of the step, no lattice can be detected.
 _UNCLEAR = 0.05
-# If a smaller proportion of the draws repeats a value, the ties may be chance.
+# If less than this proportion of the draws repeats the value of another draw, the ties may have occurred by chance.
 _FEW_TIES = 0.01
-# A lattice is filled if the number of distinct values is at least this times the number expected for equally likely
-# points.
+# For equally likely points of a lattice, a number of distinct values is expected. Draws fill the lattice if they have
+# at least `_OCCUPIED` times this number of distinct values.
 _OCCUPIED = 0.5
-# With fewer distinct values, each value has enough draws to be a bin, so the draws are not moved within the step.
+# With at most this number of distinct values, each value has enough draws for a bin, and no lattice is searched.
 FEWEST_VALUES = 16
-# If the mean number of draws of a value is larger, the values are treated as categories.
+# If the mean number of draws for each distinct value is at least this number, the values are treated as categories.
 DRAWS_FOR_VALUE = 5
-# Counts of neighboring values vary more than those of a smooth density by this many standard errors where some values
-# are preferred. Second differences of neighbors have correlations whose squares sum to 17 / 18.
+# Some values count as preferred if the counts of neighboring values vary more than for a smooth density, by at least
+# `_PREFERRED` standard errors. Second differences of the counts are correlated with their neighbors, and the sum of the
+# squared correlations is 17 / 18; `_CORRELATED` is the resulting factor of the variance.
 _PREFERRED, _CORRELATED = 5.0, 1 + 17 / 18
-# Numbers with at most this many binary digits may be rounded, and float32 numbers with smaller relative gaps too.
+# Numbers with at most `_BITS` binary digits may be rounded. float32 numbers whose median relative gap is below `_DENSE`
+# may be rounded too.
 _BITS, _DENSE = 11, 1e-5
 
 
 def common_step(p: Draws, q: Draws) -> float | None:
-    """Return the step of a lattice that contains all numbers of both sides and is filled by both, or None.
+    """Return the step of a lattice that contains all numbers of both sides, if both sides fill it; otherwise None.
 
-    A side fills the lattice if it has at least half as many distinct values as equally likely points would give. Only
-    the points between the 5 % and 95 % quantiles count. Prices do not fill a lattice, because most of them end in 9.
+    A side fills the lattice if it has at least half as many distinct values as draws from equally likely points would
+    have. Only the points between the 5 % and 95 % quantiles count. Prices do not fill a lattice, because most prices
+    end in 9.
     """
     x, y = p.distinct[0], q.distinct[0]
     if len(x) > (1 - _FEW_TIES) * len(p.x) or len(y) > (1 - _FEW_TIES) * len(q.x):
@@ -60,8 +62,8 @@ def common_step(p: Draws, q: Draws) -> float | None:
         error = 4 * epsilon / step
         if error > _UNCLEAR:
             return None
-        # The rounding error of a step from a single gap adds up over many steps, so the step is fitted to the whole
-        # range.
+        # The step from a single gap has a rounding error, which is multiplied by the number of steps in the range. So
+        # the step is fitted to all values.
         number = np.round((values - values[0]) / step)
         step = float(number @ (values - values[0]) / (number @ number))
         off = np.abs((values - values[0]) / step - np.round((values - values[0]) / step))
@@ -80,8 +82,8 @@ def _fills(x: Array, step: float) -> bool:
 def are_rounded(values: Array) -> bool:
     """Return whether distinct numbers have so few digits, decimal or binary, that rounding may have made draws equal.
 
-    The numbers of float16 and bfloat16 have at most 11 binary digits. The median gap of float32 numbers shows whether
-    they are as dense as this dtype allows.
+    The numbers of float16 and bfloat16 have at most 11 binary digits. float32 numbers may be rounded if their median
+    gap is nearly as small as the precision of float32.
     """
     if has_few_digits(values) or (np.frexp(values)[0] * 2**_BITS % 1 == 0).all():
         return True
@@ -90,7 +92,7 @@ def are_rounded(values: Array) -> bool:
 
 
 def prefers_values(p: Draws, q: Draws, step: float) -> bool:
-    """Return whether a side, or both together, prefer some of the values of a lattice, such as multiples of 5."""
+    """Return whether some values of a lattice, such as multiples of 5, are preferred in P, in Q or in both together."""
     x, y = p.x[:, 0], q.x[:, 0]
     return any(_is_rough(values, step) for values in (x, y, np.concatenate([x, y])))
 
@@ -98,7 +100,7 @@ def prefers_values(p: Draws, q: Draws, step: float) -> bool:
 def _is_rough(x: Array, step: float) -> bool:
     """Return whether the second differences of the counts of neighboring values are too large for a smooth density.
 
-    For Poisson counts a, b, c of equal mean, a - 2 b + c has the mean square of a + 4 b + c.
+    For Poisson counts a, b and c of equal mean, (a - 2 b + c)^2 and a + 4 b + c have the same expectation.
     """
     low, high = np.quantile(x, [0.05, 0.95])
     counts = np.bincount(np.round((x[(x >= low) & (x <= high)] - low) / step).astype(np.int64)).astype(float)
@@ -111,9 +113,10 @@ def _is_rough(x: Array, step: float) -> bool:
 
 
 def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
-    """Return numbers of few values, such as prices, as categories with a note; None if bins suit them better.
+    """Return numbers with few distinct values, such as prices, as categories with a note; None if bins are better.
 
-    Bins suit values on a lattice, unless some values are preferred: bins of several values would hide a preference.
+    Bins are better for the values of a lattice, unless some values are preferred. A bin of several values would hide
+    the preference.
     """
     values, codes = np.unique(np.concatenate([p.x[:, 0], q.x[:, 0]]), return_inverse=True)
     if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE:
@@ -131,7 +134,10 @@ def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
 
 
 def spread(draws: Draws, step: float) -> Draws:
-    """Return draws that are spread evenly over the step of their value, in their order."""
+    """Return the draws with equal draws spread evenly over the interval of length `step` around their value.
+
+    Equal draws keep their order.
+    """
     _, places, counts = draws.distinct
     order = np.argsort(places, kind="stable")
     number = np.empty(len(places))

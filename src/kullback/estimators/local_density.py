@@ -1,4 +1,4 @@
-"""The density of continuous draws at each of them, from its nearest neighbors, with weights and clusters."""
+"""The density of continuous draws, estimated at each draw from its nearest neighbors, with weights and clusters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from kullback.common.optional import load
 from kullback.estimators.draws import Array, Integers
 from kullback.estimators.knn.pilot import gaussianized
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
+# least 93 %.
 
-# The number of queries of a search, which limits its memory.
+# A search handles this number of queries at a time, which limits the memory.
 _BLOCK = 20_000
-# In clusters, the number of random choices of one draw from each.
+# For draws with clusters, the estimate is the mean over this number of random choices of one draw from each cluster.
 _CHOICES = 4
 
 
@@ -23,9 +24,12 @@ class LocalDensity(NamedTuple):
     """The density of P at its draws.
 
     Attributes:
-        logs: log p at each draw with either number of neighbors, shape (n, 2); infinite at an atom.
-        log_weights: the logarithm of the mean weight near each draw, relative to the mean of all, shape (n,).
-        weights_vary: whether the weights depend on the place, so that `logs` contain `log_weights`; else these are 0.
+        logs: estimates of log p at each draw, one for each of the two numbers of neighbors, shape (n, 2); infinite at
+            an atom.
+        log_weights: the logarithm of the mean weight of each draw's neighbors, relative to the mean of all weights,
+            shape (n,).
+        weights_vary: whether the weights depend on the position of the draws. If True, `log_weights` is included in
+            `logs`; otherwise `log_weights` is 0.
     """
 
     logs: Array
@@ -41,14 +45,23 @@ def local_log_density(
     rng: np.random.Generator | None = None,
     weights_vary: bool | None = None,
 ) -> LocalDensity:
-    """Estimate log p at each draw with either number of neighbors.
+    """Return estimates of log p at each draw, for two numbers of neighbors, as a `LocalDensity`.
 
-    In clusters, the neighbors of a draw come from one draw of each other cluster, chosen by `rng`, several times. Such
-    a draw has its cluster's size times its own weight.
+    With clusters, the neighbors of a draw are searched among one draw of each other cluster, chosen at random. The
+    weight of a chosen draw is multiplied by the size of its cluster. The result is the mean over several such choices.
 
-    Weights multiply the density by their mean near the draw, if they depend on the place. The draws decide: their
-    likelihood is that of a density without the draw itself. If the weights are unrelated to the place, the logarithm
-    of a mean of few of them would be too low.
+    If the weights depend on the position of the draws, the density at a draw is multiplied by the mean weight of its
+    neighbors. If the weights do not depend on position, this factor would add a bias, because the logarithm of a mean
+    of few weights is too low on average. So the factor is used only if it increases the likelihood of the draws under
+    the density estimated from their neighbors.
+
+    Arguments:
+        x: the draws, shape (n, d).
+        numbers: the two numbers of neighbors.
+        weights: the weights of the draws, shape (n,); equal by default.
+        cluster: the number of each draw's cluster, shape (n,); None for independent draws.
+        rng: the generator that chooses draws from clusters.
+        weights_vary: whether the weights depend on the position; None tests this dependence.
     """
     n = len(x)
     own = np.ones(n) if weights is None else weights / weights.mean()
@@ -76,10 +89,12 @@ def local_log_density(
 def _densities_among(
     z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array
 ) -> tuple[Array, Array, float]:
-    """Estimate the log-density at all points from the distances to the chosen ones, one in each unit.
+    """Return estimates for the points z; neighbors are searched among the points `chosen`, one point of each unit.
 
-    Also return the logarithm of the mean weight of the neighbors, and that of its mean over the chosen points, which
-    is 0 for a density ratio.
+    Returns:
+        the log-densities, shape (n, 2); the logarithm of the mean weight of each point's neighbors, shape (n,); and the
+        logarithm of the mean, over the chosen points, of these mean weights. The last result is 0 if the mean weights
+        are a density ratio.
     """
     special = load("scipy.special", "from_density")
     n, d = z.shape
@@ -91,7 +106,8 @@ def _densities_among(
         rows = np.arange(start, min(start + _BLOCK, n))
         distances, index = tree.query(z[rows], numbers[1] + 1)
         near = chosen[index]
-        # Leave out the one of the same unit, or the farthest if that one is not among them.
+        # The search returns one extra neighbor. The neighbor from the query's own unit is left out or, if there is no
+        # such neighbor, the most distant neighbor.
         others = units[near] != units[rows][:, None]
         others[others.all(1), -1] = False
         distances = distances[others].reshape(len(rows), -1)

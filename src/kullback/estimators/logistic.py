@@ -1,4 +1,4 @@
-"""Logistic regression on labeled draws of P and Q: fit, calibration, and the mean log-ratio over P."""
+"""Logistic regression on the labeled draws of P and Q, its calibration, and the mean log-ratio over P."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from kullback.estimators.draws import Array, Integers
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-# The largest number of steps of Newton's method, which stops earlier when the loss no longer decreases.
+# Newton's method takes at most this number of steps, and stops earlier if the loss no longer decreases.
 _MOST_STEPS = 50
 
 
 @dataclass(frozen=True)
 class Labeled:
-    """The pooled draws of P and Q, shape (n + m, d), with the side, the weight and the unit of each draw.
+    """The pooled draws of P and Q, with the side, the weight and the unit of each draw.
 
-    The weights of P's draws sum to n, and the weights of Q's draws to m. A unit is a cluster or a single draw.
+    Attributes:
+        x: the n draws of P and the m draws of Q, shape (n + m, d).
+        from_p: whether each draw is from P.
+        weights: the weights; for P's draws they have sum n, and for Q's draws sum m.
+        units: the number of each draw's unit, which is a cluster or a single draw.
     """
 
     x: Array
@@ -29,25 +33,30 @@ class Labeled:
     units: Integers
 
     def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
-        """Return the draws with the indices, or in the mask, `chosen`."""
+        """Return the draws with the indices `chosen` or, if `chosen` is a mask, the draws in the mask."""
         return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
 
     @property
     def log_prior_odds(self) -> float:
-        """The prior log-odds of P, log(n / m), which are the log-odds minus log(p / q)."""
+        """The prior log-odds log(n / m); the log-odds of a draw are the prior log-odds plus log(p / q)."""
         return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
 
 
 def log_loss(log_odds: Array, draws: Labeled) -> Array:
-    """Return each draw's loss, shape (n + m,): -log of the estimated probability of the draw's side."""
+    """Return the loss of each draw, shape (n + m,): minus the logarithm of the estimated probability of its side."""
     return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
 
 
 def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
-    """Return calibrated log-odds a + b f, the influence of each draw on (a, b), and the features (1, f) after scaling.
+    """Return calibrated log-odds a + b f, where f is `log_odds`, centered and scaled.
 
-    The coefficients a and b >= 0 are fitted to the labels by logistic regression. Probabilistic Outputs for Support
-    Vector Machines (Platt, 1999)
+    The coefficients a and b >= 0 are fitted to the labels by logistic regression.
+
+    Probabilistic Outputs for Support Vector Machines (Platt, 1999)
+
+    Returns:
+        the calibrated log-odds, shape (n + m,); the influence of each draw on (a, b), shape (n + m, 2); and the
+        features (1, f), shape (n + m, 2).
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
@@ -78,21 +87,25 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
 
 
 def mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
-    """Return the mean over P of the calibrated log-ratio, and the influence of each draw on it."""
+    """Return the mean over P of the calibrated log-ratio, and the influence of each draw on this mean."""
     log_odds, influence, features = calibrated(raw, draws)
     w = np.where(draws.from_p, draws.weights, 0)
     w = w / w.sum()
     ratio = log_odds - draws.log_prior_odds
     value = float(w @ ratio)
     total = w * (ratio - value) + influence @ (w @ features)
-    # The numbers of draws of P and Q are fixed, so the mean influence of a side is no error.
+    # The numbers of draws of P and Q are fixed, not random. So the mean influence of each side is subtracted, because
+    # it does not contribute to the variance.
     for side in (draws.from_p, ~draws.from_p):
         total[side] -= draws.weights[side] * total[side].sum() / draws.weights[side].sum()
     return value, total
 
 
 def ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
-    """Return intercept and coefficients of least loss plus penalty times half their squares, by Newton steps."""
+    """Return the intercept and the coefficients of a logistic regression, by Newton steps.
+
+    The coefficients minimize the loss plus `penalty` / 2 times the sum of squares of the coefficients.
+    """
     x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
     labels, weights = draws.from_p.astype(float), draws.weights
     ridge = np.full(x.shape[1], penalty)
@@ -129,9 +142,10 @@ def _logistic(x: Array) -> Array:
 
 
 def spreads(x: Array) -> Array:
-    """Return even features of scaled coordinates, which show whether large and small components go together.
+    """Return features of the scaled draws x that do not change if a component changes its sign.
 
-    They are the logarithms of squares, the products of two of them, and powers of the logarithm of the radius.
+    The features are log(1 + x_i^2), products of two of these, the radius, and powers of the logarithm of the radius.
+    These features show whether large components occur together.
     """
     log_squares = np.log1p(x * x)
     first, second = np.triu_indices(x.shape[1])

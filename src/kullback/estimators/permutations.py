@@ -1,4 +1,4 @@
-"""Permutation tests: random exchanges of draws, or of their clusters, between P and Q, and p-values from them."""
+"""Permutation tests: random exchanges of draws or clusters between P and Q, and p-values from these exchanges."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ from kullback.common.progress import progress_bar
 from kullback.errors import invalid_value
 from kullback.estimators.draws import Array, Draws, Integers
 
-# The size in bytes of the values for one block of shuffles, which limits the memory.
+# Shuffles are computed in blocks whose values have at most this number of bytes, which limits the memory.
 BLOCK_BYTES = 32 * 1024 * 1024
-# Statistics with a smaller difference, relative to the largest, count as equal, because sums over shuffles may be
-# rounded differently.
+# Two values of a statistic count as equal if their difference is below `ROUNDING` times the largest value, because
+# sums over shuffles may be rounded differently.
 ROUNDING = 1e-9
 
 
 class Labeling(NamedTuple):
-    """The unit of each pooled draw, a cluster or the draw itself, and whether each unit comes from P."""
+    """The assignment of the pooled draws to P and Q, by units that are exchanged as a whole.
 
-    unit_of: Integers | None  # None if each draw is a unit
+    Attributes:
+        unit_of: the number of each draw's unit, which is a cluster; None if each draw is a unit.
+        from_p: whether each unit comes from P.
+        in_pairs: whether unit i of P can be exchanged only with unit i of Q.
+    """
+
+    unit_of: Integers | None
     from_p: np.ndarray[Any, np.dtype[np.bool_]]
-    in_pairs: bool = False  # whether unit i of P can be exchanged only with unit i of Q
+    in_pairs: bool = False
 
     @classmethod
     def of(cls, p: Draws, q: Draws, *, in_pairs: bool = False) -> Labeling:
-        """Return the labeling of the observed draws; units are clusters if P or Q has clusters, otherwise draws."""
+        """Return the labeling of the observed draws. If P or Q has clusters, a unit is a cluster, otherwise a draw."""
         n, m = len(p), len(q)
         if p.cluster is None and q.cluster is None:
             return cls(None, np.arange(n + m) < n)
@@ -50,7 +56,7 @@ class Labeling(NamedTuple):
         return units if self.unit_of is None else units[..., self.unit_of]
 
     def shuffles(self, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-        """Return, for each of `rows` random shuffles, which draws count as draws of P, shape (rows, draws)."""
+        """Return masks of the draws that count as draws of P in `rows` random shuffles, shape (rows, draws)."""
         if self.in_pairs:
             kept = rng.random((rows, len(self.from_p) // 2)) < 0.5
             return self.of_draws(np.concatenate([kept, ~kept], 1))
@@ -59,7 +65,7 @@ class Labeling(NamedTuple):
 
 
 class PermutationStatistics(ABC):
-    """Statistics that are computed for many labelings of the draws at once."""
+    """Statistics of two samples that can be computed for many labelings of the draws in one call."""
 
     @property
     @abstractmethod
@@ -73,7 +79,10 @@ class PermutationStatistics(ABC):
 
     @abstractmethod
     def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
-        """Return the statistics, shape (rows, statistics), if the draws in `from_p`, shape (rows, draws), are P's."""
+        """Return the statistics of several labelings, shape (rows, statistics).
+
+        `from_p`, shape (rows, draws), says which draws count as draws of P in each labeling.
+        """
 
     def observed(self, labeling: Labeling) -> Array:
         """Return the statistics of the observed draws, shape (statistics,)."""
@@ -89,10 +98,11 @@ class BinCounts(PermutationStatistics):
     """Statistics of P's counts in bins; without clusters, shuffled counts are drawn from a hypergeometric distribution.
 
     Attributes:
-        totals: the number of draws in each bin.
-        of_counts: the statistics by name: functions of P's counts, shape (rows, bins), that return shape (rows,).
+        totals: the number of P's and Q's draws in each bin.
+        of_counts: the statistics by name. A statistic is a function of P's counts, shape (rows, bins), that returns
+            shape (rows,).
         codes: the bin of each pooled draw; None if only P's counts are known.
-        counts: P's counts of independent draws; given instead of `codes`.
+        counts: for independent draws, P's counts, which replace `codes`.
     """
 
     totals: Integers
@@ -130,9 +140,13 @@ class BinCounts(PermutationStatistics):
 class QuadraticForms(PermutationStatistics):
     """Statistics from sums of similarities within P, within Q and between P and Q.
 
-    A similarity is either a symmetric matrix, dense or sparse, or the inner product of features. For `scores`, the
-    statistic is the largest absolute difference of means instead of the sum of their squares. Features and scores have
-    mean 0 over all draws.
+    Attributes:
+        matrices: symmetric matrices of the similarities of pooled draws, dense or sparse, by the name of the statistic.
+        features: features of the pooled draws, shape (draws, features). The similarity is their inner product, so the
+            statistic is the sum of squared differences between the means of P and Q.
+        scores: features for which the statistic is the largest absolute difference between the means of P and Q.
+
+    Features and scores have mean 0 over all draws.
     """
 
     matrices: dict[str, Any]
@@ -175,7 +189,7 @@ class QuadraticForms(PermutationStatistics):
 def permuted(
     statistics: PermutationStatistics, labeling: Labeling, permutations: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Return the statistics of the observed draws, and of the shuffles, shape (permutations, statistics)."""
+    """Return the statistics of the observed draws, and the statistics of shuffles, shape (permutations, statistics)."""
     blocks: list[Array] = []
     block = max(1, BLOCK_BYTES // (8 * statistics.width))
     with progress_bar("permutations") as update:
@@ -188,11 +202,12 @@ def permuted(
 
 
 def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = None) -> tuple[float, int]:
-    """Return the p-value of all statistics together, and the index of the most extreme statistic.
+    """Return the p-value of the combination of all statistics, and the index of the most extreme statistic.
 
-    Each statistic is converted to a normal score among all labelings, including the observed labeling. The weighted sum
-    of the inverse tail probabilities of these scores is the test statistic. Its rank among all labelings gives the
-    p-value, so the level is exact for any distribution of the statistics.
+    Each statistic is converted to a normal score by its distribution over all labelings, including the observed
+    labeling. The combination is the weighted sum of the inverse tail probabilities of these scores. The rank of the
+    observed combination among all labelings gives the p-value, so the test is exact for any distribution of the
+    statistics.
 
     Arguments:
         observed: the statistics of the observed draws, shape (statistics,).
@@ -214,7 +229,7 @@ def _rounded(x: Array) -> Array:
 
 
 def _normal_scores(values: Array, sample: Array) -> Array:
-    """Return standardized values, by the mean and the standard deviation of `sample`, with its skewness removed.
+    """Return values standardized by the mean and the standard deviation of `sample`, with the skewness removed.
 
     The distribution of chi-square (Wilson and Hilferty, 1931)
     """

@@ -20,14 +20,21 @@ from kullback.results.estimate import Estimate
 Options = ParamSpec("Options")
 Estimator = Callable[..., Estimate]
 
-# The public functions by method name, for categories and for numbers, and the names of all methods.
+# `CATEGORICAL` and `CONTINUOUS` have the public functions for categories and for numbers, by the name of the method.
+# `METHODS` has the names of all methods.
 CATEGORICAL: dict[str, Estimator] = {}
 CONTINUOUS: dict[str, Estimator] = {}
 METHODS = ["auto"]
 
 
 class _Parts(NamedTuple):
-    """The parts of a public function: the function that returns `Evidence`, the checks of the draws, and the method."""
+    """The parts of a public estimator.
+
+    Attributes:
+        evidence: the function that returns `Evidence`.
+        checks: the function that checks the draws of P and Q.
+        method: the name of the method.
+    """
 
     evidence: Callable[..., Evidence]
     checks: Callable[[str, Any, Any], tuple[Any, Any]]
@@ -45,7 +52,7 @@ def register_estimator(
     r"""Register an estimator under a name that `kl_estimate` and similar functions accept as ``method=``.
 
     The decorated function takes the checked draws of P and of Q, `confidence` and `generator`, and returns `Evidence`.
-    It becomes a function of two `Samples` that returns an `Estimate`.
+    The decorator returns a function of two `Samples` that returns an `Estimate`.
 
     Arguments:
         name: the name of the method.
@@ -77,7 +84,7 @@ def register_estimator(
 
 
 def enlist(estimator: Any, *, categories: bool = False) -> Any:
-    """Add a public estimator to the methods, and return the estimator."""
+    """Add a public estimator to the methods of `kl_estimate`, and return the estimator."""
     name = estimator.parts.method
     if name in METHODS:
         raise RegistrationError(
@@ -99,7 +106,7 @@ def from_draws(
     checks: Callable[[str, Any, Any], tuple[Any, Any]] = checked,
     method: str = "",
 ) -> Callable[Concatenate[Any, Any, Options], Estimate]:
-    """Return the public function of an estimator, which checks the draws and computes the interval."""
+    """Return the public function of an estimator; it checks the draws, calls `function` and computes the interval."""
     method = method or function.__name__
 
     @functools.wraps(function)
@@ -131,7 +138,7 @@ def evidence_by(
     generator: torch.Generator | None = None,
     **named: Any,
 ) -> Evidence:
-    """Return the evidence of an estimator, with its interval; `Draws` are not checked again."""
+    """Return the evidence of a public estimator, with its interval; `checks` returns checked `Draws` unchanged."""
     function, checks, method = estimator.parts
     p, q = checks(method, p, q)
     evidence: Evidence = function(p, q, *options, confidence=confidence, generator=generator, **named)
@@ -142,6 +149,6 @@ def evidence_by(
 
 
 def device_of(side: Any) -> torch.device:
-    """Return the device of draws or counts, or the CPU if that device has no float64."""
+    """Return the device of draws or counts; for a device without float64, return the CPU."""
     device = side.device if isinstance(side, Draws) else side.tensor.device
     return torch.device("cpu") if device.type == "mps" else device

@@ -1,4 +1,4 @@
-"""The checks of draws that all estimators share, and seeds of their random parts."""
+"""Checks of draws that all estimators use, and seeds for the random parts of estimators."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from kullback.errors import P, Q, invalid_type, invalid_value
 from kullback.estimators.draws import Draws, in_usual_units, without_noise
 from kullback.samples import Samples
 
-# Unequal integer weights with a larger mean than this are probably counts, because weights are often scaled to mean 1.
+# Unequal integer weights with a mean of at least this number are probably counts, because users often scale weights to
+# mean 1.
 _LARGEST_MEAN_WEIGHT = 2
-# Seeds see the draws in this many steps from the smallest to the largest, so that rounding errors do not change them.
+# Seeds are computed from draws rounded to this number of steps between the smallest and the largest draw, so that
+# rounding errors do not change a seed.
 _STEPS = 2.0**20
 
-# The checks of `confidence` and `generator`, which all these functions have.
+# All these functions have the arguments `confidence` and `generator`.
 INTERVAL = Arguments(
     "nearest_neighbors",
     "from_density",
@@ -54,11 +56,12 @@ class EstimateWarning(UserWarning):
 
 
 def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Draws, Draws]:
-    """Return the draws of both sides in usual units, after all checks.
+    """Return the checked draws of both sides.
 
-    An error is raised for draws of unequal dimension, for categories and numbers together, and for labels on one side
-    only. An error is also raised for weights that look like counts. If `finite`, infinite draws raise an error too,
-    draws that differ by rounding errors only become equal, and huge or tiny values are rescaled.
+    An error is raised if the sides have different numbers of components, if one side is categories and the other
+    numbers, or if only one side has labels. An error is also raised for weights that look like counts. If `finite`,
+    three things are done in addition: infinite draws raise an error, draws that differ by rounding errors only become
+    equal, and columns of huge or tiny values are rescaled.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q
@@ -78,7 +81,7 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
 
 
 def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool = True) -> Draws:
-    """Return the draws of one side after the checks of its weights and, if `finite`, of infinite values."""
+    """Return the draws of one side; raise for weights that look like counts and, if `finite`, for infinite draws."""
     if isinstance(samples, Draws):
         return samples
     _check_weights(call, name, samples)
@@ -90,7 +93,7 @@ def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool
             wanted="finite draws",
             got=f"{int(bad.sum())} of {len(samples)} with an infinity or NaN, the first at index "
             f"{int(bad.int().argmax())}",
-            instead="Samples(x[x.isfinite()]), or x[x.isfinite().all(-1)] of vectors, to leave these out",
+            instead="Samples(x[x.isfinite()]) for numbers, or Samples(x[x.isfinite().all(-1)]) for vectors",
         )
     return Draws.of(samples)
 
@@ -151,13 +154,13 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
 
 
 def rng_of(*sides: Draws) -> np.random.Generator:
-    """Return a random generator whose seed is a checksum of the draws, in their `order` and in any unit.
+    """Return a random generator whose seed is a checksum of the sorted and scaled draws.
 
-    So the same draws give the same value, whatever the order of their rows and the units of their columns.
+    So the same draws give the same estimate, whatever the order of their rows and the units of their columns.
     """
     seed = 0
     for side in sides:
-        x = np.nan_to_num(side.x[side.order]) / 4  # so that no difference overflows
+        x = np.nan_to_num(side.x[side.order]) / 4  # the division by 4 prevents that a difference overflows
         span = x.max(0) - x.min(0)
         steps = np.rint((x - x.min(0)) / np.where(span > 0, span, 1.0) * _STEPS)
         seed = zlib.crc32(steps.astype(np.int64).tobytes(), seed)
@@ -165,9 +168,9 @@ def rng_of(*sides: Draws) -> np.random.Generator:
 
 
 def seed_of(generator: torch.Generator | None) -> int:
-    """Return a seed for libraries with their own random generators; it depends on the generator's state.
+    """Return a seed for libraries with their own random generators; the seed is drawn from `generator`.
 
-    Without a generator, the seed depends on the state of torch's global generator, which does not change.
+    Without a generator, the seed is drawn from a copy of torch's global generator, whose state does not change.
     """
     if generator is None:
         generator = torch.Generator()
@@ -177,8 +180,8 @@ def seed_of(generator: torch.Generator | None) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Seed torch and NumPy for code without a generator argument, and restore their global states afterwards."""
-    state = np.random.get_state()  # noqa: NPY002  # other code may use the legacy state
+    """Return a context in which torch's and NumPy's global generators start from a seed; their states are restored."""
+    state = np.random.get_state()  # noqa: NPY002  # a user's distribution may draw from NumPy's global state
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002

@@ -1,7 +1,8 @@
-"""Detection of draws that are in both samples, for example if P's data are a subset of Q's, and their division.
+"""Detection of draws that occur in both samples, and the division of these shared draws between the samples.
 
-If P's draws are also among Q's draws, the two samples are not independent. Then estimates are too low and intervals are
-too narrow. If each shared draw is kept on one side only, with twice the weight, the samples are independent again.
+For example, P's data may be a subset of Q's data. Such samples are not independent: estimates are too low, and
+intervals are too narrow. If each shared draw is kept on one side only, with twice the weight, the samples are
+independent again.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-# `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on chance ties.
+# `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on random ties.
 
-# A smaller proportion of shared draws has little effect on the estimate.
+# Up to this proportion, shared draws are ignored, because they have little effect on the estimate.
 _FEWEST_SHARED = 0.01
-# -log of the largest probability of a false alarm, where ties of independent draws look like shared draws.
+# Ties of independent draws look like shared draws (a false alarm) with a probability of at most e^-`_SURE`.
 _SURE = -math.log(1e-3)
-# With a larger proportion of other ties, some of the shared values may be ties by chance.
+# If other values repeat in more than this proportion of the draws, some of the shared values may be random ties.
 _FEW_TIES = 0.01
 
 
 class Shared(NamedTuple):
-    """The draws of two samples that have draws in common.
+    """Two samples that have draws in common.
 
     Attributes:
         p, q: the draws of P and of Q.
-        in_p, in_q: for each draw, whether its value occurs exactly once in P and exactly once in Q.
+        in_p, in_q: for each draw of P, and of Q, whether its value occurs exactly once in P and exactly once in Q.
         number: the number of P's draws that are also draws of Q.
         are_alone: whether almost no other values repeat, so that nearly all ties are shared draws.
     """
@@ -45,16 +46,17 @@ class Shared(NamedTuple):
     are_alone: bool
 
     def note(self, rest: str) -> str:
-        """Return a note that begins with the number of shared draws."""
+        """Return a note with the number of shared draws, followed by the sentences `rest`."""
         return (
             f"{self.number:,} of {SIDE_P}'s {len(self.p):,} draws are also in {SIDE_Q}, so {SIDE_P}'s and {SIDE_Q}'s "
             f"draws are not independent. {rest}"
         )
 
     def divided(self, rng: np.random.Generator) -> list[tuple[Draws, Draws]]:
-        """Return two pairs of samples: a shared draw is on one side in the first pair, on the other in the second.
+        """Return two pairs of samples, in which each shared draw is on one side only, with twice the weight.
 
-        On the side on which a shared draw remains, it has twice the weight.
+        A random half of the shared draws is in P's sample in the first pair and in Q's sample in the second pair. The
+        other half is in Q's sample in the first pair and in P's sample in the second pair.
         """
         x, y = self.p.x[:, 0], self.q.x[:, 0]
         values = np.sort(x[self.in_p])
@@ -70,7 +72,7 @@ class Shared(NamedTuple):
 
 
 def _weighted(side: Draws, shared: Flags, chosen: Flags) -> Draws:
-    """Return the draws that are not shared, and the chosen shared draws with twice the weight."""
+    """Return the draws of one side that are not shared, together with its chosen shared draws at twice the weight."""
     weights = np.ones(len(side)) if side.weights is None else side.weights
     part = replace(side, weights=np.where(shared, 2 * weights, weights)).taken(
         np.flatnonzero(~shared | chosen)
@@ -80,9 +82,9 @@ def _weighted(side: Draws, shared: Flags, chosen: Flags) -> Draws:
 
 
 def shared_draws(p: Draws, q: Draws) -> Shared | None:
-    """Return the `Shared` draws if significantly many numbers are in both samples; otherwise None.
+    """Return the samples as `Shared` if significantly many numbers are in both samples; otherwise None.
 
-    For two samples with the same values the result is None.
+    For two samples with the same values, the result is None.
     """
     if p.discrete or q.discrete or p.tensor.shape[1] != 1 or q.tensor.shape[1] != 1:
         return None
@@ -100,10 +102,14 @@ def shared_draws(p: Draws, q: Draws) -> Shared | None:
 
 
 def _in_both(of_p: Integers, of_q: Integers) -> bool:
-    """Return whether more values are on both sides than in independent draws, from P's and Q's count of each value.
+    """Return whether more values are in both samples than for independent draws.
 
-    If a value occurs twice in independent draws, then for any P and Q it is once on each side with a probability of at
-    most 1/2. So independent draws have on average at least as many such ties within the sides as between the sides.
+    If a value occurs twice in independent draws, it occurs once in each sample with a probability of at most 1/2, for
+    any P and Q. So independent draws have, on average, at least as many such ties within the samples as between them.
+
+    Arguments:
+        of_p: the count in P of each value that occurs in P or Q.
+        of_q: the count in Q of each of these values.
     """
     across = int(((of_p == 1) & (of_q == 1)).sum())
     if across <= _FEWEST_SHARED * min(int(of_p.sum()), int(of_q.sum())):
@@ -116,15 +122,17 @@ def _in_both(of_p: Integers, of_q: Integers) -> bool:
 
 
 def _none_is_absent(of_part: Integers, of_whole: Integers) -> bool:
-    """Return whether so few values of the first sample are absent in the second that the first is a subset.
+    """Return whether significantly fewer values of a sample are absent from the other than in independent draws.
 
-    Of the values that occur once on one side, let n_k occur k times on the other side. In independent draws, k has a
-    mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by the Cauchy-Schwarz inequality.
+    Let n_k be the number of values that occur once in the first sample and k times in the second sample. In independent
+    draws, k has a mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by the Cauchy-Schwarz inequality.
+    If True, the first sample is taken as a subset of the second. The result is True if n_0 is significantly below the
+    lower bound E[n_1]^2 / (2 E[n_2]).
     """
     absent, once, twice = (int(((of_part == 1) & (of_whole == k)).sum()) for k in range(3))
     least_once, most_twice = max(once - 3 * math.sqrt(once), 0.0), twice + 3 * math.sqrt(max(twice, 1))
     expected = least_once**2 / (2 * most_twice)
     if absent >= expected:
         return False
-    # Chernoff's bound for a Poisson probability.
+    # The left side is -log of Chernoff's bound on the probability that a Poisson variable is at most `absent`.
     return expected - absent + (absent * math.log(absent / expected) if absent else 0.0) > _SURE

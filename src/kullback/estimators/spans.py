@@ -1,4 +1,4 @@
-"""Draws of vectors with components that the others determine, such as proportions, which sum to 1, and unit vectors."""
+"""Draws of vectors whose components depend on each other, such as proportions (which sum to 1) and unit vectors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 from kullback.estimators.surfaces import surface_of
 
-# The relative error that a component may have to count as a linear combination of others. Sums stored in float32 have a
-# rounding error of 6e-8 for each term. `benchmarks/coverage.py` has such sums.
+# A component counts as a linear combination of others if its relative error as such a combination is at most this
+# number. Sums stored in float32 have a rounding error of 6e-8 for each term; `benchmarks/coverage.py` has such sums.
 _FLAT = 1e-6
 
 
 @dataclass(frozen=True)
 class Span:
-    """The draws without components that follow linearly from others.
+    """The draws of both sides without components that follow linearly from other components.
 
     Attributes:
         p: P's draws with the remaining components.
         q: Q's draws with the remaining components.
         notes: notes on the components that were left out, if any.
-        infinite: the note on an infinite KL, if all draws of one side and no draw of the other side are in a plane or
-            on a surface; otherwise empty.
+        infinite: a note on an infinite KL if a plane or surface contains all draws of one side and no draw of the other
+            side; otherwise an empty string.
     """
 
     p: Draws
@@ -38,8 +38,8 @@ class Span:
 def common_span(p: Draws, q: Draws) -> Span:
     """Return the draws without components that follow linearly from others in both P and Q; KL does not change.
 
-    Draws on a curved surface keep all components. Fewer than d + 2 draws of d components do not determine a plane and
-    are returned unchanged.
+    Draws on a curved surface keep all components. A side with fewer than d + 2 draws of d components does not determine
+    a plane; all draws are then returned unchanged.
     """
     p, q = in_usual_units(p, q)
     x, y = p.x, q.x
@@ -63,7 +63,8 @@ def common_span(p: Draws, q: Draws) -> Span:
         )
         return Span(p, q, infinite=why)
     if any((off > 10 * _FLAT).any() for off in off_plane):
-        return Span(p, q)  # atoms may look like a plane
+        # Some draws of one side are in the plane of the other side, and some are not. Atoms of P or Q can cause this.
+        return Span(p, q)
     kept = _independent(np.concatenate([side - means[0] for side in sides]), d - null_p.shape[1])
     left_out = [j for j in range(d) if j not in set(kept.tolist())]
     fixed = [j for j in left_out if (both[:, j] == both[0, j]).all()]
@@ -85,7 +86,10 @@ def common_span(p: Draws, q: Draws) -> Span:
 
 
 def _on_other_surfaces(p: Draws, q: Draws, x: Array, y: Array) -> str:
-    """Return a note if KL is infinite because one side is on a curved surface and no draw of the other side is."""
+    """Return a note on an infinite KL if a curved surface contains all draws of one side and none of the other side.
+
+    Otherwise, return an empty string.
+    """
     for name, own, others in ((SIDE_P, x, y), (SIDE_Q, y, x)):
         surface = surface_of(own, p.tensor.dtype, q.tensor.dtype)
         if surface is not None and surface.misses(others):
@@ -96,7 +100,8 @@ def _on_other_surfaces(p: Draws, q: Draws, x: Array, y: Array) -> str:
 def as_log_ratios(p: Draws, q: Draws) -> tuple[Draws, Draws, tuple[str, ...]]:
     """Return log(x_i / x_d), i < d, for rows x of positive probabilities, and a note; return other draws unchanged.
 
-    The map does not change KL. Its values have no boundary, near which a density would vary strongly between neighbors.
+    The map does not change KL. The log-ratios have no boundary. Near a boundary, a density would vary strongly between
+    neighbors.
     """
     ratios: list[Draws] = []
     for side in (p, q):
@@ -115,12 +120,12 @@ def rank_of(centered: Array) -> int:
 
 
 def _null_space(centered: Array) -> Array:
-    """Return the directions without variance of the draws, as columns, shape (d, number of directions)."""
+    """Return the directions in which centered draws have no variance, as columns, shape (d, number of directions)."""
     variances, directions = np.linalg.eigh(centered.T @ centered)
     return directions[:, variances <= _FLAT**2 * max(float(variances[-1]), 1e-300)]
 
 
 def _independent(points: Array, rank: int) -> Integers:
-    """Return the sorted indices of `rank` components that determine the others."""
+    """Return the sorted indices of `rank` components of the points that determine the other components."""
     pivots = load("scipy.linalg", "vectors with dependent components").qr(points, mode="r", pivoting=True)[1]
     return np.sort(pivots[:rank])

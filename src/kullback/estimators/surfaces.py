@@ -1,4 +1,4 @@
-"""Detection of the curved surface that vectors such as normalized embeddings are on, and coordinates on spheres."""
+"""Detection of a curved surface that contains all draws, such as normalized embeddings, and coordinates on spheres."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from kullback.estimators.draws import Array
 
 # `tests/estimators/test_surfaces.py` checks the constants of this file, and `benchmarks/coverage.py` has unit vectors.
 
-# A sum is 0 up to rounding if its absolute value is at most this times the sum of its absolute terms.
+# A sum counts as 0, up to rounding, if its absolute value is at most `_ROUNDING` times the sum of its absolute terms.
 _ROUNDING = 1e-6
-# In more dimensions, quadrics have too many coefficients, so only spheres with center 0 are detected.
+# Above this number of dimensions, quadrics have too many coefficients, so only spheres with center 0 are detected.
 _MOST_DIMENSIONS = 12
-# The smallest number of distinct draws for each coefficient.
+# A quadric is fitted only if there are at least this number of distinct draws for each of its coefficients.
 _DRAWS_FOR_COEFFICIENT = 2
-# A component with a larger proportion of equal values has an atom, so that points may satisfy a quadratic equation
-# without being on a smooth surface.
+# A component in which more than this proportion of the values are equal has an atom. The points may then satisfy a
+# quadratic equation although they are not on a smooth surface.
 _MOST_EQUAL = 0.05
-# Draws at a smaller relative distance from a surface may be on it except for rounding, for example to float16.
+# Draws up to this relative distance from a surface may be on the surface except for rounding, for example to float16.
 _CLOSE = 0.01
-# The largest ratio of two semi-axes of an ellipsoid.
+# An ellipsoid is detected only if the ratio of any two of its semi-axes is at most this number.
 _LONGEST_AXIS = 1e3
 
 
 @dataclass(frozen=True)
 class Surface:
-    """A quadric that contains all draws of one side.
+    """A quadric (a surface with a quadratic equation) that contains all draws of one side.
 
     Attributes:
         name: the name of the surface in notes.
-        distance: a function from points, shape (n, d), to their relative residuals in the equation of the surface,
-            shape (n,).
-        tolerance: the largest residual that rounding explains.
+        distance: a function from points, shape (n, d), to the relative residuals of the points in the equation of the
+            surface, shape (n,).
+        tolerance: the largest residual that can be a rounding error.
         to_sphere: the map from the surface to the unit sphere; None if the surface is neither a sphere nor an
             ellipsoid.
     """
@@ -51,7 +51,7 @@ class Surface:
         return bool((self.distance(points) <= self.tolerance).all())
 
     def misses(self, points: Array) -> bool:
-        """Return whether no point is on the surface and the median residual is larger than rounding explains."""
+        """Return whether no point is on the surface and the median residual is too large for a rounding error."""
         distance = self.distance(points)
         return bool((distance > self.tolerance).all()) and float(np.median(distance)) > _CLOSE
 
@@ -61,7 +61,7 @@ def surface_of(points: Array, *dtypes: torch.dtype) -> Surface | None:
 
     Arguments:
         points: the draws of one side.
-        dtypes: the original dtypes of P's and Q's draws: unit vectors in float16 have inexact norms.
+        dtypes: the original dtypes of P's and Q's draws, because unit vectors rounded to float16 have inexact norms.
     """
     d = points.shape[1]
     if d < 2 or not np.isfinite(points).all():
@@ -129,7 +129,11 @@ def _has_atom(column: Array) -> bool:
 
 
 def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
-    """Return the center of an ellipsoid, and the matrix that maps the centered ellipsoid to a unit sphere, or None."""
+    """Return the center of an ellipsoid, and the matrix that maps the centered ellipsoid to a unit sphere.
+
+    `equation` has the coefficients of the equation in d dimensions. If the equation does not describe an ellipsoid,
+    return None.
+    """
     rows, columns = np.triu_indices(d)
     upper: Array = np.zeros((d, d))
     upper[rows, columns] = equation[: len(rows)]
@@ -148,12 +152,12 @@ def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
 
 
 def sphere_chart(p: Array, q: Array) -> tuple[Array, Array]:
-    r"""Map points of the unit sphere in d dimensions to d - 1 coordinates, which are normal for uniform points.
+    r"""Return P's and Q's points of the unit sphere in d dimensions in d - 1 coordinates.
 
-    Let m be the mean direction of both sides. A point at the angle :math:`\theta` from m is mapped to radius r in the
-    direction of its projection orthogonal to m. The radius solves :math:`P(\chi_{d - 1} \le r) = s`, where s is the
-    proportion of the sphere within the angle :math:`\theta` of m. The pole opposite to m is mapped to infinity. KL does
-    not depend on the coordinates.
+    The coordinates of uniform points have a standard normal distribution. Let m be the mean direction of both sides. A
+    point at the angle :math:`\theta` from m is mapped to radius r, in the direction of its projection orthogonal to m.
+    The radius solves :math:`P(\chi_{d - 1} \le r) = s`, where s is the proportion of the sphere within the angle
+    :math:`\theta` of m. The pole opposite to m is mapped to infinity. KL does not depend on the coordinates.
     """
     special = load("scipy.special", "nearest_neighbors")
     d = p.shape[1]

@@ -1,4 +1,4 @@
-"""Tails of draws: generalized Pareto distributions, and the contribution of an unobserved tail to a mean."""
+"""Fits of generalized Pareto distributions to tails of draws, and the contribution of an unobserved tail to a mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kullback.estimators.evidence import SMALL_P, SMALL_Q, Shift
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# A tail is fitted to this proportion of the draws, but to at least `FEWEST_IN_TAIL` draws.
+# A tail is fitted to the proportion `TAIL` of the draws, but to at least `FEWEST_IN_TAIL` draws.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
 
 # A generalized Pareto distribution has a finite variance for shapes below 1/2, and a finite mean for shapes below 1.
@@ -22,13 +22,13 @@ _NO_VARIANCE = 0.5
 
 @dataclass(frozen=True)
 class ParetoTail:
-    """A generalized Pareto distribution of excesses over a threshold."""
+    """A generalized Pareto distribution of the excesses of draws over a threshold."""
 
     shape: float
     scale: float
 
     def log_survival(self, beyond: Array) -> Array:
-        """Return the log-probability of an excess above each value of `beyond`; -inf above the support."""
+        """Return the log-probability of a larger excess than each value in `beyond`; -inf above the support."""
         if self.shape == 0:
             return -beyond / self.scale
         with np.errstate(divide="ignore"):
@@ -36,7 +36,9 @@ class ParetoTail:
 
 
 def fit_tail(beyond: Array, spread: float) -> ParetoTail:
-    """Return the tail of nonnegative shape with the largest likelihood; without excesses, its scale is `spread`.
+    """Return the tail with the largest likelihood for the excesses `beyond`, among tails of shape 0 or more.
+
+    Without excesses, return an exponential tail with the scale `spread`.
 
     Parameter and Quantile Estimation for the Generalized Pareto Distribution (Hosking and Wallis, 1987)
     """
@@ -53,7 +55,10 @@ def fit_tail(beyond: Array, spread: float) -> ParetoTail:
 
 
 def fit_tail_by_moments(beyond: Array) -> ParetoTail:
-    """Return a tail of any shape for sorted excesses, by probability-weighted moments (Hosking and Wallis, 1987)."""
+    """Return a tail of any shape, fitted to sorted excesses by probability-weighted moments.
+
+    Parameter and Quantile Estimation for the Generalized Pareto Distribution (Hosking and Wallis, 1987)
+    """
     n = len(beyond)
     first = float(beyond.mean())
     second = float((beyond * (n - np.arange(1, n + 1) + 0.35) / n).mean())
@@ -63,17 +68,22 @@ def fit_tail_by_moments(beyond: Array) -> ParetoTail:
 
 
 def heaviness(values: Array) -> float:
-    """Return the k of P(|f - median| > t) ~ t^(-1/k) for values f; their variance is finite for k < 1/2."""
+    """Return the tail index k of values f, where P(|f - median| > t) ~ t^(-1/k); the variance is finite for k < 1/2."""
     size = np.sort(np.abs(values - np.median(values)))
     count = min(max(int(TAIL * len(size)), FEWEST_IN_TAIL), len(size) - 1)
     return fit_tail_by_moments(size[-count:] - size[-count - 1]).shape
 
 
 def tail_allowance(terms: Array, shares: Array, number: float) -> float:
-    """Return how much the true mean of terms could exceed their sample mean because of an unobserved tail.
+    """Return the amount by which the true mean of terms may exceed the sample mean because of an unobserved tail.
 
-    A generalized Pareto distribution is fitted to the largest terms. Its mean is computed with a shape one standard
-    error above the fitted shape; the mean is infinite if this shape is at least 1.
+    A generalized Pareto distribution is fitted to the largest terms. The mean of this distribution is computed with a
+    shape one standard error above the fitted shape. If this shape is 1 or more, the result is infinite.
+
+    Arguments:
+        terms: the terms, shape (n,).
+        shares: the weights of the terms, with sum 1, shape (n,).
+        number: the effective number of terms.
     """
     count = int(max(TAIL * number, min(FEWEST_IN_TAIL, number / 4)) * len(terms) / number)
     if count < 4:
@@ -84,7 +94,7 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
     if not float(beyond[-1]) > 0:
         return 0.0
     shape = fit_tail_by_moments(beyond).shape
-    if shape > _NO_VARIANCE:  # moments then underestimate the shape
+    if shape > _NO_VARIANCE:  # for such heavy tails, the fit by moments underestimates the shape
         shape = max(shape, fit_tail(beyond, 1.0).shape)
     shape = max(shape + (1 + abs(shape)) / math.sqrt(count * number / len(terms)), 0.0)
     weight = float(shares[order[-count:]].sum())
@@ -92,7 +102,7 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
 
 
 def beyond_tail(allowance: float, width: float) -> Shift:
-    """Return the increase of an upper limit by a `tail_allowance`, with a note if it exceeds `width`."""
+    """Return the increase of an upper limit by `allowance`, a `tail_allowance`, with a note if it exceeds `width`."""
     limit = "is infinite" if math.isinf(allowance) else "extrapolates a Pareto tail"
     note = (
         f"log {SMALL_P} / {SMALL_Q} has a heavy tail, and its mean may depend on unobserved draws: the upper limit "

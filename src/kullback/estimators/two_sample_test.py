@@ -91,9 +91,10 @@ def two_sample_test(
         h_b = \sum_j \frac{w_j}{1 - \Phi(z_{jb})}, \quad b = 0, \dots, B
 
     A labeling states which draws belong to P. Labeling 0 is the observed labeling, and labelings 1 to B are random
-    shuffles. :math:`z_{jb}` is the normal score of statistic :math:`T_{jb}` among all labelings, by mean, standard
-    deviation and skewness. The weights :math:`w_j` are given below. The level is exact for any sample size, also with
-    ties: if P = Q, all labelings are equally likely.
+    shuffles. :math:`T_{jb}` is the value of statistic j for labeling b. :math:`z_{jb}` is the normal score of
+    :math:`T_{jb}`, computed from the mean, the standard deviation and the skewness of statistic j over all labelings.
+    The weights :math:`w_j` are given below. The level of the test is exact for any sample size, also with ties, because
+    all labelings are equally likely if P = Q.
 
     For categories the only statistic is the likelihood ratio of the counts. For numbers there are four statistics, with
     weights 3, 3, 1.5 and 1:
@@ -116,16 +117,16 @@ def two_sample_test(
 
     Arguments:
         p: draws of P, shape (n, d), or the `Counts` of P's categories. The draws of a cluster are exchanged together.
-            Without clusters, serially dependent draws are exchanged in blocks of equal length on both sides, and equal
-            continuous draws stay together.
+            Without clusters, serially dependent draws are exchanged in blocks that are equally long on both sides, and
+            continuous draws with equal values are exchanged together.
         q: draws of Q, shape (m, d), or their `Counts`.
         permutations: the number of shuffles B; the smallest p-value is 1 / (B + 1).
-        generator: for the shuffles; by default they depend on the state of torch's global generator, which does not
-            change.
+        generator: the generator of the shuffles. By default, the seed is drawn from a copy of torch's global generator,
+            whose state does not change.
 
     Returns:
-        a `TwoSampleTest` with the p-value, and the estimated KL divergence as effect size, which is the value of
-        `kl_estimate`. A note explains a p-value up to 0.05 beside an interval that begins at 0.
+        a `TwoSampleTest` with the p-value and an effect size, which is the estimate of KL from `kl_estimate`. If the
+        p-value is at most 0.05 but the interval of KL begins at 0, a note explains the contradiction.
 
     Raises:
         ArgumentValueError: the draws of p and q have unequal dimension or type, have weights, or are too few to
@@ -173,7 +174,7 @@ def two_sample_test(
 def permutation_test(
     p: Draws, q: Draws, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
 ) -> tuple[float, float, str]:
-    """Return the p-value, and the value and name of the statistic with the largest normal score."""
+    """Return the p-value of the test, and the value and the name of the statistic with the largest normal score."""
     return _tested(_statistics(p, q, rng), Labeling.of(p, q, in_pairs=in_pairs), permutations, rng)
 
 
@@ -186,7 +187,7 @@ def _tested(
 
 
 def _of_counts(p: Counts, q: Counts) -> BinCounts:
-    """Return the likelihood-ratio statistic of counts; raise an error for several rows or too many draws."""
+    """Return the likelihood-ratio statistic of counts; raise an error for a batch of counts, or for too many draws."""
     table = count_categories(CALL, p, q)
     if table.a.ndim > 1 or float(table.a.sum() + table.b.sum()) >= MOST_COUNTED:
         raise invalid_value(
@@ -213,7 +214,7 @@ def _check_weightless(p: Draws, q: Draws) -> None:
 
 
 def _effect(p: Draws | Counts, q: Draws | Counts) -> tuple[Estimate | None, tuple[str, ...]]:
-    """Return the estimated KL divergence and its notes, or None and a note if no estimator accepts the draws."""
+    """Return the estimate of KL and its notes; if no estimator accepts the draws, return None and the reason."""
     try:
         method = "coverage_adjusted" if isinstance(p, Counts) else "auto"
         effect = estimate_from_samples(CALL, p, q, KL(), method)
@@ -223,7 +224,7 @@ def _effect(p: Draws | Counts, q: Draws | Counts) -> tuple[Estimate | None, tupl
 
 
 def _note_on_interval(probability: float, method: str, effect: Estimate | None) -> list[str]:
-    """Return a note if the test shows a difference, and the interval of the effect does not."""
+    """Return a list with a note if the test shows a difference but the interval of the effect begins at 0."""
     if effect is None or effect.interval is None or not probability <= SIGNIFICANT:
         return []
     if float(effect.interval[0]) > 0:
@@ -248,7 +249,10 @@ def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStat
 
 
 def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
-    """Return the statistic: the mutual information of category and side, in nats, times the number of draws."""
+    """Return the likelihood-ratio statistic of P's counts.
+
+    The statistic is the mutual information of category and side, in nats, times the number of draws.
+    """
     of_all = _x_log_x(np.array([float(totals.sum())]))[0] - _x_log_x(totals.astype(float)).sum()
 
     def mutual_information(counts: Array) -> Array:
@@ -264,7 +268,7 @@ def _x_log_x(x: Array) -> Array:
 
 
 def _of_ranks(pooled: Array) -> BinCounts:
-    """Return statistics of the pooled values and ranks, in at most `MOST_RANKS` groups of neighboring values."""
+    """Return the statistics for numbers, from the pooled draws in at most `MOST_RANKS` groups of neighboring values."""
     number = len(pooled)
     distinct, codes, totals = np.unique(pooled, return_inverse=True, return_counts=True)
     if len(distinct) > MOST_RANKS:
@@ -312,9 +316,13 @@ def _of_ranks(pooled: Array) -> BinCounts:
 
 
 def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Array]:
-    """Return an indicator column for each bin, the first column of each partition, and the proportions of the bins.
+    """Return the bins of several partitions of the pooled ranks, from coarse to fine.
 
     Equal values are in the same bin. If numbers repeat often, each of the finest bins contains a single value.
+
+    Returns:
+        an indicator column for each bin; the index of the first column of each partition; and the proportion of the
+        draws in each bin.
     """
     draws = int(totals.sum())
     most = max(draws // DRAWS_IN_A_BIN, RANK_BINS[0])
@@ -329,9 +337,10 @@ def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Ar
 
 
 def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
-    """Return statistics of vectors after all components are divided by their interquartile range.
+    """Return the statistics for vectors, from pooled draws whose components are divided by their interquartile range.
 
-    The draws are permuted first, so that the order of equal distances does not depend on the side of the draws.
+    The draws for the nearest-neighbor graph are in random order, so that the choice between equally distant neighbors
+    does not depend on their side.
     """
     n = len(points)
     scaled = points / _scale(points)
@@ -364,7 +373,7 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
 
 
 def _normal_scores(points: Array) -> Float32s:
-    """Return the normal scores of each component's ranks, with standard deviation 1 unless all ranks are equal."""
+    """Return the normal scores of each component's ranks, scaled to standard deviation 1 unless all ranks are equal."""
     ranks = load("scipy.stats", CALL).rankdata(points, axis=0)
     scores = load("scipy.special", CALL).ndtri(ranks / (len(points) + 1))
     spread = scores.std(0)
@@ -387,7 +396,7 @@ def _centered(features: Array | Float32s) -> Float32s:
 
 
 def _scale(points: Array) -> Array:
-    """Return the interquartile range of each component; if it is 0, the standard deviation, or 1 if both are 0."""
+    """Return the interquartile range of each component; if the range is 0, the standard deviation; if both are 0, 1."""
     width = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
     spread = points.std(0)
     return np.where(width > 0, width, np.where(spread > 0, spread, 1.0))

@@ -1,6 +1,6 @@
-"""P's draws beyond the range of Q's draws and in gaps between Q's draws.
+"""Draws of P outside the range of Q's draws, or in gaps between Q's draws, and the increase of KL that they allow.
 
-For the draws beyond the range, the possible contribution to KL is extrapolated.
+The contribution of the draws outside the range to KL is extrapolated from Q's fitted tails.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# The extrapolated contribution of Q's tails times this factor must be at most half the interval's width; otherwise the
-# upper limit is infinite.
+# The upper limit increases by `_DOUBT` times the extrapolated contribution of Q's tails to KL. If this increase is more
+# than half the width of the interval, the upper limit is infinite instead.
 _DOUBT = 2.0
-# Above this shape, Q's tail follows a power law, and P's tail may follow the same power law.
+# If the shape of Q's fitted tail is above this value, the tail follows a power law, and P's tail may follow the same
+# law.
 _POWER = 0.15
 # The extrapolated log-ratio of a draw is at most this number of nats.
 _MOST_NATS = 20.0
 # A note appears if at least this many draws of P are outside the range of Q's draws.
 _SEVERAL = 3
-# The probability that `abrupt` is True although P = Q.
+# If P = Q, `abrupt` is True with at most this probability.
 _FALSE_ALARMS = 0.05
-# P's mass in a gap between neighboring draws of Q is compared with its mass in this many gaps around it.
+# P's mass in a gap between neighboring draws of Q is compared with P's mass in this number of gaps around the gap.
 _NEIGHBORING_GAPS = 20
-# Draws of P beyond Q's range add nothing to KL if at least as many occur by chance with this probability or more.
+# P's draws outside Q's range add nothing to KL if their number is not unlikely for P = Q: if at least as many draws
+# would be outside with a probability of `_BY_CHANCE` or more.
 _BY_CHANCE = 0.3
-# For a smooth log(p / q), P's probability beyond t decreases at least as fast as this power of Q's probability beyond
-# t.
+# If log(p / q) is smooth, P's probability beyond t is assumed to decrease at least as fast as Q's probability beyond t
+# to the power `_SLOWEST`.
 _SLOWEST = 0.2
-# A fitted tail with a shape at or below this value ends abruptly.
+# A fitted tail counts as ending abruptly if its shape is below this value.
 _ABRUPT_END = -0.35
-# The largest excess is left out of the fit of a tail if it is more than this many times the second largest.
+# The largest excess is left out of the fit of a tail if it is more than this number of times the second largest.
 _FAR = 100.0
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """P's draws of numbers outside the range and in gaps of Q's draws.
+    """Statistics of P's draws outside the range of Q's draws or in gaps between Q's draws, for draws of one number.
 
     Attributes:
         share: the proportion of P's draws outside the range of Q's draws.
@@ -69,15 +71,15 @@ def unseen_by_q(
     alarms: float = _FALSE_ALARMS,
     upper_only: bool = False,
 ) -> Unseen:
-    """Return the share of P's draws beyond the range of Q's draws with its possible contribution to KL, and the gaps.
+    """Return the `Unseen` statistics of P's draws, compared with Q's draws.
 
     Arguments:
         x: P's draws, sorted.
-        shares: their weights, with sum 1.
+        shares: the weights of P's draws, with sum 1.
         y: Q's draws, sorted.
         number: P's effective number of draws.
         alarms: the probability that `abrupt` is True although P = Q.
-        upper_only: use only P's draws above the largest draw of Q, not draws below the smallest one or in gaps.
+        upper_only: if True, only P's draws above the largest draw of Q are used, and gaps are ignored.
     """
     if len(y) < 2 or y[0] == y[-1]:
         return Unseen(0.0, 0.0, 0.0, abrupt=False)
@@ -94,13 +96,12 @@ def unseen_by_q(
         smooth = inside / (len(last) ** _SLOWEST - 1)
         chance = _log_probability(np.array([weight * number]), np.array([inside]), len(last) - 1)
         if float(chance[0]) > math.log(_BY_CHANCE * alarms / _FALSE_ALARMS):
-            continue  # so few draws may be beyond Q's range by chance
-        # One or two draws may be there by chance, even far beyond the end of Q's fitted tail, so their log-ratio is
-        # limited.
+            continue  # for P = Q, this number of draws outside Q's range is not unlikely
+        # One or two draws may be far outside Q's range by chance, so the log-ratio of few draws is limited.
         most = min(_MOST_NATS, 2 * weight * number)
         observed = float(weights[outside] @ np.minimum(_extrapolated(at[outside], of_q), most))
         expected = _expected(at, of_q, number) if weight * number >= 1 else 0.0
-        # log p decreases too: over P's draws beyond a point of its tail, by one nat on average. So `weight` is
+        # Beyond Q's range, log p decreases too, by one nat on average over P's draws. So `weight` times one nat is
         # subtracted.
         nats += max(observed - weight, expected - weight, 0.0)
         ends = _tail(of_q)[0].shape < _ABRUPT_END and float(chance[0]) < math.log(alarms)
@@ -109,7 +110,7 @@ def unseen_by_q(
 
 
 def _expected(x: Array, y: Array, number: float) -> float:
-    """Return the mean of `_extrapolated` over P's fitted tail if this tail is heavier than Q's; otherwise 0."""
+    """Return the mean of `_extrapolated` over P's fitted tail if P's tail is heavier than Q's tail; otherwise 0."""
     (of_p, count), (of_q, count_of_q) = _tail(x), _tail(y)
     chance = (1 + abs(of_p.shape)) / math.sqrt(min(count, TAIL * number))
     chance += (1 + abs(of_q.shape)) / math.sqrt(count_of_q)
@@ -124,7 +125,10 @@ def _expected(x: Array, y: Array, number: float) -> float:
 
 
 def _tail(y: Array) -> tuple[ParetoTail, int]:
-    """Return a tail fitted to the largest of sorted draws, without one extreme outlier, and their number."""
+    """Return a tail fitted to the largest of sorted draws, and the number of these draws.
+
+    If the largest draw is an extreme outlier, the fit leaves this draw out.
+    """
     count = max(int(TAIL * len(y)), min(FEWEST_IN_TAIL, len(y) - 1))
     beyond = y[-count:] - y[-count - 1]
     if len(beyond) > 2 and beyond[-1] > _FAR * beyond[-2]:
@@ -133,20 +137,20 @@ def _tail(y: Array) -> tuple[ParetoTail, int]:
 
 
 def _extrapolated(x: Array, y: Array) -> Array:
-    """Return log(Q(above the last draw) / Q(above x)) by Q's fitted tail, from 0 to `_MOST_NATS`, for each x."""
+    """Return log(Q(Y > largest draw) / Q(Y > x)) by the tail fitted to Q's draws y, clipped to [0, `_MOST_NATS`]."""
     tail, count = _tail(y)
-    # The shape is 0, an exponential tail, if it differs from 0 by less than half its standard error; else it is moved
-    # towards 0.
+    # The shape of the tail is moved toward 0 by half its standard error. A shape within this distance of 0 becomes 0,
+    # which is an exponential tail.
     chance = (1 + abs(tail.shape)) / math.sqrt(4 * count)
     tail = ParetoTail(min(max(0.0, tail.shape - chance), tail.shape + chance), tail.scale)
     last = tail.log_survival(y[-1:] - y[-count - 1])
-    # The fitted tail may end before the last draw; the lower bound keeps the log-probability finite.
+    # The fitted tail may end before the largest draw. The lower bound of `last` keeps the log-probability finite.
     beyond = np.maximum(last, -2 * math.log(count + 1)) - tail.log_survival(x - y[-count - 1])
     return np.clip(beyond, 0.0, _MOST_NATS)
 
 
 def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -> bool:
-    """Return whether significantly more draws of P are in a gap between two draws of Q than in the gaps around it."""
+    """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it."""
     y = np.unique(y)
     if len(y) < 3 * _NEIGHBORING_GAPS:
         return False
@@ -161,10 +165,10 @@ def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -
 
 
 def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
-    """Return the log-probability of at least `inside` draws in a gap, given `around` draws in `gaps` other gaps.
+    """Return the log-probability of `inside` or more draws of P in a gap, given `around` draws in `gaps` other gaps.
 
-    If p / q is constant, the number of P's draws between two neighboring draws of Q is geometric. Given their sum, all
-    divisions among the gaps are equally likely.
+    If p / q is constant, the number of P's draws between two neighboring draws of Q has a geometric distribution. Given
+    the total number, all divisions of these draws among the gaps are equally likely.
     """
     total = inside + around
     chance = np.zeros(len(inside))
@@ -176,11 +180,17 @@ def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
 def unseen_in_scores(
     scores: Iterable[tuple[Array, Array]], shares: Array, number: float, *, log_ratios: bool = False
 ) -> Unseen:
-    """Return the result of `unseen_by_q` for several scores of vectors; for the first score only above Q's largest.
+    """Return the result of `unseen_by_q` for vectors, which are compared by several scores.
 
-    Each element of `scores` contains the scores of P's draws and of Q's draws. If the first scores are `log_ratios`,
-    their excess over Q's largest score replaces the extrapolation of Q's tail. The result is for the score with the
-    largest contribution; `abrupt` is True if it is True for any score.
+    The result is for the score with the largest contribution `nats`; `abrupt` is True if it is True for any score.
+
+    Arguments:
+        scores: for each score, the scores of P's draws and of Q's draws. For the first score, only P's draws above Q's
+            largest score are used.
+        shares: the weights of P's draws, with sum 1.
+        number: P's effective number of draws.
+        log_ratios: if True, the first score is a log-ratio. The excess of P's scores over Q's largest score then
+            replaces the extrapolation of Q's tail.
     """
     pairs = list(scores)
     results: list[Unseen] = []
@@ -196,7 +206,7 @@ def unseen_in_scores(
 
 
 def upper_end(unseen: Unseen, half_width: float) -> Shift:
-    """Return the increase, perhaps infinite, of the upper limit of an interval with this half-width, and a note."""
+    """Return the increase, perhaps infinite, of the upper limit of an interval with the half-width `half_width`."""
     if unseen.abrupt:
         return Shift(
             math.inf,

@@ -3,9 +3,9 @@ r"""Lower bounds on KL from a critic T: a function of a point, such as a network
 .. math::
     \mathrm{KL}(P \| Q) = \max_T \; E_P[T] - \log E_Q[e^T] = \max_T \; E_P[T] - E_Q[e^T] + 1
 
-The first bound is Donsker and Varadhan's, the second is Nguyen, Wainwright and Jordan's. T = log(p / q) attains both
-maxima; for the first, T + constant does too. Training maximizes `variational_bound`; `variational_estimate` evaluates a
-trained critic on new draws.
+The first bound is by Donsker and Varadhan, the second by Nguyen, Wainwright and Jordan. T = log(p / q) attains both
+maxima, and T = log(p / q) + constant attains the first. A critic is trained by maximizing `variational_bound`.
+`variational_estimate` evaluates a trained critic on new draws.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Bound = Literal["donsker_varadhan", "nwj"]
 # `tests/estimators/test_variational.py` checks the constants of this file: the lower limit must be below KL in 95 % of
 # the samples.
 
-# If the effective number of Q's draws is smaller, there is no lower limit.
+# Below this effective number of Q's draws, there is no lower limit.
 _FEWEST_EFFECTIVE = 30.0
-# For the lower limit, e^T is clipped at its mean times this power of the number of Q's draws.
+# For the lower limit, e^T is clipped at the mean of e^T times the power `_CLIP` of the number of Q's draws.
 _CLIP = 0.5
 
 
@@ -52,10 +52,11 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
         \text{donsker\_varadhan:}\quad \frac1n \sum_i T(x_i) - \log \frac1m \sum_j e^{T(y_j)}, \qquad
         \text{nwj:}\quad \frac1n \sum_i T(x_i) - \frac1m \sum_j e^{T(y_j)} + 1
 
-    For a critic that does not depend on the draws, the expectation of nwj is at most KL. donsker_varadhan is at least
-    nwj, and for large m at most KL. For finite m, the logarithm of a mean increases it by about
-    :math:`\mathrm{Var}_Q(e^T) / (2 m E_Q[e^T]^2)`. If the critic was trained on the same draws, neither is a bound: use
-    `variational_estimate` with other draws. The means use the weights of the `Samples`, if any.
+    If the critic does not depend on the draws, the expectation of nwj is at most KL. donsker_varadhan is at least nwj,
+    and at most KL in the limit of large m. For finite m, the logarithm of a sample mean increases the expectation of
+    donsker_varadhan by about :math:`\mathrm{Var}_Q(e^T) / (2 m E_Q[e^T]^2)`. If the critic was trained on the same
+    draws, neither value is a bound; use `variational_estimate` with other draws. The means use the weights of the
+    `Samples`, if any.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -68,15 +69,16 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
         bound: ``"donsker_varadhan"`` or ``"nwj"``.
 
     Returns:
-        the bound in nats, a scalar in the critic's dtype, or in float32 for dtypes of 16 bits.
+        the bound in nats, a scalar tensor in the dtype of the critic's values; float32 for dtypes of 16 bits.
 
     Raises:
-        ArgumentValueError: an unknown bound, sides of unequal dimension, or a critic whose result does not fit.
+        ArgumentValueError: `bound` is unknown, `p` and `q` have different numbers of components, or the critic returns
+            values of another shape, NaN or +inf.
 
-    Gradient: flows to the critic's parameters and to the draws. The gradient of nwj is unbiased under minibatches. The
-        gradient of donsker_varadhan is biased: the softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}` divide by a
-        mean over the batch, so small batches pull the critic away from the optimum. Use large batches, or nwj. Both
-        gradients are finite if the bound is.
+    Gradient: flows to the critic's parameters and to the draws. The gradient of nwj from a minibatch is unbiased. The
+        gradient of donsker_varadhan is biased, because its softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}`
+        divide by a mean over the minibatch. So training with small batches does not converge to the best critic. Use
+        large batches, or nwj. If the bound is finite, its gradient is finite.
 
     Example:
         >>> import torch
@@ -116,11 +118,11 @@ def variational_estimate(
 
     .. math:: s^2 = \frac{\mathrm{Var}_P(T)}{n} + \frac{\mathrm{Var}_Q(e^{T})}{m \, (E_Q[e^T])^2}
 
-    Here :math:`s^2` is the variance of the estimate for donsker_varadhan; for nwj, the second term is
-    :math:`\mathrm{Var}_Q(e^T) / m`. The interval is one-sided, because the draws do not show how far KL is above the
-    critic's bound. The lower limit is computed from Donsker and Varadhan's bound for the clipped critic
-    :math:`\min(T, \log E_Q[e^T] + \tfrac12 \log m)`. The clipped function is a critic too, and a few draws cannot
-    dominate the mean of its exponential.
+    Here :math:`s^2` is the variance of the estimate for donsker_varadhan. For nwj, the second term is
+    :math:`\mathrm{Var}_Q(e^T) / m`. The interval is one-sided, because the draws do not determine the difference
+    between KL and the critic's bound. The lower limit comes from Donsker and Varadhan's bound for the clipped critic
+    :math:`\min(T, \log E_Q[e^T] + \tfrac12 \log m)`. This bound is valid too, and a few draws cannot dominate the mean
+    of the exponential of the clipped critic.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -128,18 +130,18 @@ def variational_estimate(
     Arguments:
         p: new draws of P, shape (n, d), with their weights and clusters, if any.
         q: new draws of Q, shape (m, d).
-        critic: the function T, as for `variational_bound`. T is called without gradients; call ``eval()`` of a module
-            first.
+        critic: the function T, as for `variational_bound`. T is called without gradients. If T is a module, call its
+            method ``eval()`` first.
         bound: ``"donsker_varadhan"`` or ``"nwj"``.
         confidence: the probability that the lower limit is below KL.
         generator: not used, because the estimate is not random.
 
     Returns:
-        the bound, its standard error and the interval (lower limit, infinity). The interval is None for fewer than 30
-        effective draws of Q.
+        the bound, its standard error and the interval (lower limit, infinity). The interval is None if Q has fewer than
+        30 effective draws.
 
     Raises:
-        ArgumentValueError: as `variational_bound`, and if P or Q has fewer than two draws.
+        ArgumentValueError: P or Q has fewer than two draws, or `variational_bound` would raise this error.
 
     Gradient: none: use `variational_bound` for training.
 
@@ -209,10 +211,10 @@ def variational_estimate(
 def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float) -> Tensor | None:
     """Return a lower confidence limit of KL, from the bound for a clipped critic, or None for too few draws of Q.
 
-    The bound is valid for every function, so also for the clipped critic, and the variance of its exponential can be
-    estimated from the draws. Each of the two means gets half of the error probability. The limit for Q's mean is normal
-    with a correction for skewness (Johnson, Modified t Tests and Confidence Intervals for Asymmetrical Populations,
-    1978).
+    The bound is valid for every critic, so also for the clipped critic. The exponential of the clipped critic is
+    bounded, so its variance can be estimated from the draws. Each of the two means in the bound gets half of the error
+    probability. The limit of Q's mean is normal, with a correction for skewness (Johnson, Modified t Tests and
+    Confidence Intervals for Asymmetrical Populations, 1978).
     """
     shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
     number = effective_number(shares_q, len(q)) * q.groups / len(q)
@@ -220,7 +222,8 @@ def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float
         return None
     top = torch.logsumexp(at_q + shares_q.log(), 0) + _CLIP * math.log(number)
     clipped_p, clipped_q = at_p.clamp(max=float(top)), (at_q - top).clamp(max=0).exp()
-    quantile = standard_normal_quantile(confidence)  # two-sided: each mean gets half of the error probability
+    # The two-sided quantile leaves half of the error probability for each of the two one-sided limits.
+    quantile = standard_normal_quantile(confidence)
     mean_p, error_p, _ = _moments(p, shares_p, clipped_p)
     mean_q, error_q, skewness = _moments(q, shares_q, clipped_q)
     upper_q = mean_q + error_q * (quantile + skewness * (1 + 2 * quantile**2) / 6)
@@ -229,7 +232,7 @@ def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float
 
 
 def _moments(side: Draws, shares: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of the values, its standard error, and the skewness of its distribution."""
+    """Return the weighted mean of the values, and the standard error and skewness of this mean."""
     mean = _mean(shares, values)
     terms = torch.where(shares > 0, shares * (values - mean), 0)
     if side.cluster is not None:

@@ -1,4 +1,4 @@
-"""`kullback.fit`: the choice of a method for the family and the target, and the result."""
+"""The function `kullback.fit`, which chooses a method for the family and the target and returns its result."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ from kullback.representations import Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-# Another start is not used if its value exceeds the lowest value so far by more than this times (1 + the lowest value),
-# because each start costs a minimization. `tests/fitting/test_quasi_newton.py` has mixtures whose minima must be found.
+# A minimization from another start is worthwhile only if the value at the start is low. The start is skipped if its
+# value exceeds the lowest value so far by more than `_FAR_ABOVE` times (1 + the lowest value). With this constant, the
+# fits to mixtures in `tests/fitting/test_quasi_newton.py` find their lowest minima.
 _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
@@ -80,36 +81,39 @@ def fit(
 
     .. math:: \min_\theta KL(P \| Q_\theta) \quad \text{or} \quad \min_\theta KL(Q_\theta \| P)
 
-    A fit with `KL()`, from the target to the fit, covers all of the target; a fit with `ReverseKL()` finds one of its
-    modes. Computations are in float64. If the divergence has several minima, the result is the lowest that the starts
-    reach.
+    `KL()` is the divergence KL(to || q), and a fit with `KL()` covers the whole target. `ReverseKL()` is KL(q || to),
+    and a fit with `ReverseKL()` covers one mode of the target. Computations are in float64. If the divergence has
+    several minima, the result is the lowest minimum that the minimizations from all starts reach.
 
     Arguments:
-        q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
-            distribution (tensors of its transforms are free if they require a gradient), `Logits`, `LogProbs` or
-            `Probs`. Or a class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose
-            forward takes no arguments and returns the distribution: its parameters are changed in place.
+        q: the family and the start. A torch distribution such as ``Normal(0.0, 1.0)``, a mixture, `Logits`, `LogProbs`
+            or `Probs` is itself the start. A transformed distribution is also possible; the tensors of its transforms
+            that require a gradient are free parameters. For a class such as ``Normal``, the start is the member with
+            the smallest KL(to || q). For an ``nn.Module`` whose forward takes no arguments and returns a distribution,
+            the parameters of the module are changed in place.
         to: the target: a distribution of torch or a frozen distribution of SciPy; `Samples`; `Probs`, `Logits`,
             `LogProbs` or `Counts`; or a function from points to the logarithm of a density, up to a constant.
-        kind: the divergence, or its name. By default `KL()`. For a log-density, only `ReverseKL()`, which is then the
-            default.
-        fixed: the names of fixed parameters of q, such as ``("loc",)``, or in full
+        kind: the divergence, or its name; `KL()` by default. If `to` is a log-density, `kind` must be `ReverseKL()`,
+            which is then the default.
+        fixed: the names of fixed parameters of q, such as ``("loc",)``, or with the full path, such as
             ``("component_distribution.scale",)``.
-        method: ``"auto"`` takes the most exact available method of ``"moment_matching"``, ``"maximum_likelihood"``,
-            ``"em"`` and ``"quasi_newton"``; ``"stochastic"`` uses random draws, and is the last resort.
-        starts: the largest number of starts; the best result is returned. The first start is q. EM draws other starts
-            at random, and by default uses no others. The other methods also start near each component of a target that
-            is a mixture, at most eight.
-        tol: the largest difference of the value and the nearest minimum, relative to 1 + |value|. ``"stochastic"`` uses
-            at least 1e-6, and also accepts a gradient that is 0 within its standard error.
-        max_iterations: the largest number of steps.
+        method: ``"auto"`` takes the first of ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"`` and
+            ``"quasi_newton"`` that is available for q and `to`. If none is available, it takes ``"stochastic"``, which
+            uses random draws.
+        starts: the largest number of starts; the result with the lowest value is returned. The first start is q. For
+            ``"em"``, the other starts are random, and the default is q alone. For the other methods, if the target is a
+            mixture, the other starts are near its components, at most eight of them.
+        tol: the largest accepted difference between the value and the nearest minimum, relative to 1 + |value|.
+            ``"stochastic"`` uses at least 1e-6, and also accepts a mean gradient that is 0 within its standard error.
+        max_iterations: the largest number of steps from each start.
         draws: the number of draws in each step of ``"stochastic"``.
         generator: the generator of random draws and starts; by default torch's global generator.
-        show_progress: show a progress bar on a terminal after a second.
+        show_progress: whether to show a progress bar on a terminal after a second.
 
     Returns:
-        a `Fit`: the distribution, the value, a bound on its error, the method and the convergence. For `Samples` the
-        value is the negative log-likelihood per draw, and for a log-density the negative ELBO.
+        a `Fit`, with the fitted distribution, the value, a bound on the error of the value, the method and the
+        convergence. For `Samples`, the value is the negative log-likelihood per draw. For a log-density, the value is
+        the negative ELBO.
 
     Raises:
         ArgumentTypeError: q is not a family, the target is not a distribution, or the target has draws of text and q is
@@ -117,7 +121,7 @@ def fit(
         ArgumentValueError: the divergence is infinite for every member of the family, no parameter is free, a start is
             outside its constraint, or a log-density is not finite.
         NoRuleError: no method is available for the pair.
-        FitError: the fit did not converge; the attribute ``fit`` of the error is the best point.
+        FitError: the fit did not converge; the attribute ``fit`` of the error is the `Fit` at the best point.
 
     Example:
         >>> import torch
@@ -170,7 +174,7 @@ def fit(
 
 @contextmanager
 def _of_its_own_arguments() -> Generator[None]:
-    """Rename the arguments p and q in errors, because `fit` calls them `to` and `q`."""
+    """Return a context that renames the argument p in errors, because `fit` calls P `to`."""
     own = {"p": "to", "p, q": "q, to", "p, q, kind": "q, to, kind"}
     try:
         yield
@@ -194,7 +198,7 @@ _ARGUMENTS = Arguments(
 
 
 def _checked(settings: FitSettings) -> FitSettings:
-    """Return the settings, with values converted to plain numbers; raise if a value is not valid."""
+    """Return the settings, with numbers converted to int and float; raise if a value is not accepted."""
     return settings._replace(**_ARGUMENTS.check(**dict(zip(settings._fields, settings, strict=True))))
 
 
@@ -248,7 +252,7 @@ def _in_float64(owner: Any, name: str, x: Tensor) -> Tensor:
 
 
 def _normalized(owner: Any, name: str, x: Tensor) -> Tensor:
-    """Return a parameter without gradient, in float64; probabilities are normalized, as float32 sums are inexact."""
+    """Return a parameter without gradient, in float64; probabilities of float32 are normalized in float64."""
     x = _in_float64(owner, name, x)
     is_probs = isinstance(owner, Categorical) and name == "probs"
     return x / x.sum(-1, keepdim=True) if is_probs else x
@@ -262,7 +266,7 @@ def _as_categorical(x: Representation) -> Categorical:
 
 
 def _family_of(q: Any) -> Distribution:
-    """Return the start q of the user as a distribution of torch."""
+    """Return the user's start `q` as a distribution of torch."""
     if isinstance(q, Logits | LogProbs):
         return Categorical(logits=q.tensor.detach().movedim(q.dim, -1), validate_args=False)
     if isinstance(q, Probs):
@@ -315,13 +319,14 @@ def _objective(target: Any, kind: Divergence) -> Objective:
     return ElboObjective(target)
 
 
-# ---- The methods, the most exact first.
+# ---- The methods, in the order in which method="auto" tries them.
 
 
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
-    """Return the answer of the first method that applies.
+    """Return the answer of the first method that is available for the problem.
 
-    `is_nearest` is the second result of `start_of`; None if no formula was tried.
+    `is_nearest` is the second result of `start_of`. It is None if `start_of` was not called, or if its formula ignored
+    fixed parameters.
     """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)
@@ -352,15 +357,16 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
 
 
 def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> MethodAnswer | None:
-    """Return the member with the smallest divergence by a formula.
+    """Return the member of the family with the smallest divergence, computed by a formula.
 
     The result is None if no formula exists, or if the formula failed and another method may find an optimum.
     """
     q, target, generator = problem.q, problem.target, problem.settings.generator
-    values: Values | None = {}  # the start itself
+    values: Values | None = {}  # an empty mapping stands for the start itself
     if is_nearest is None:
         values, is_nearest = nearest(q, target, problem.family, problem.fixed)
-    # If the formula fails, for example without finite means, other methods find the optimum or report that none exists.
+    # A formula fails if, for example, the target has no finite mean. Another method then finds the optimum, or reports
+    # that no optimum exists.
     if values is None or not (is_nearest or isinstance(target, Samples) or problem.settings.method != "auto"):
         return None
     if not is_nearest:
@@ -383,11 +389,11 @@ def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> Me
 
 
 def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) -> tuple[Estimate, Estimate]:
-    """Return the value at the start and at the nearest member.
+    """Return the value at the start, and the value at `distribution`, the nearest member of the family.
 
-    For distributions of numbers, both values come from one integral over a batch of two, which takes half the time.
-    Categorical distributions are not stacked, because their probabilities would be normalized again in another dtype.
-    Pairs with a user's own rule are not stacked, because the rule may not support batches.
+    For distributions of numbers, one integral over a batch of both members gives both values, in half the time of two
+    integrals. Categorical distributions are not batched, because their probabilities would be normalized again in
+    another dtype. Pairs with a rule of a user are not batched, because this rule may not support batches.
     """
     q, family, objective, target = problem.q, problem.family, problem.objective, problem.target
     is_integral = isinstance(target, Distribution) and not (q.event_shape or is_categorical(q))
@@ -409,16 +415,17 @@ def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) ->
 
 
 def _by_em(problem: FitProblem) -> MethodAnswer | None:
-    """Return the result of EM steps from every start, followed by quasi-Newton steps from the best result.
+    """Return the result of EM steps from every start, followed by quasi-Newton steps from EM's best result.
 
-    The result is None if EM does not apply.
+    The result is None if EM is not possible, for example because the fit of a component has no closed form.
     """
     start = best_start(problem)
     if start is None:
         return None
     before = problem.objective.try_measure(problem.q)
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
-    # EM lowers the negative log-likelihood, which for a target P with a density is the divergence plus P's entropy.
+    # EM lowers the negative log-likelihood. If the target P has a density, this is KL(P || Q) plus the entropy of P.
+    # The entropy is the last value of EM minus the first value of the quasi-Newton steps.
     constant = end.history[0] - start.history[-1]
     history = torch.cat(
         [before.value.detach()[None], torch.stack(start.history[:-1])[1:] + constant, end.history]
@@ -428,7 +435,7 @@ def _by_em(problem: FitProblem) -> MethodAnswer | None:
 
 
 def _from_the_best(problem: FitProblem, before: Estimate, others: Iterable[Tensor]) -> MethodAnswer:
-    """Return the lowest result of quasi-Newton steps from q and from other starts, for each batch element."""
+    """Return, for each batch element, the lowest result of quasi-Newton steps from q and from the starts `others`."""
     objective, family = problem.objective, problem.family
     _check_finite(before.value, problem.q, objective)
     minimum = _minimized(problem, family.start())
@@ -442,7 +449,7 @@ def _from_the_best(problem: FitProblem, before: Estimate, others: Iterable[Tenso
 
 
 def _by_draws(problem: FitProblem, others: Iterable[Tensor]) -> MethodAnswer:
-    """Return the lowest result of stochastic steps from q and, unless q is a batch, from other starts."""
+    """Return the lowest result of stochastic steps from q and, unless q is a batch, from the starts `others`."""
     family, lowest = problem.family, fit_by_draws(problem)
     for start in others if lowest.after.value.numel() == 1 else ():
         values = family.values(start)

@@ -16,9 +16,11 @@ from kullback.samples import Samples
 
 
 def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
-    """Return the member of a class with the smallest KL(to || q) and True; else the standard member and False or None.
+    """Return a start of the class `family` for the target `to`, and whether the start has the smallest KL(to || q).
 
-    The second result is False if the formula gives parameters outside their range, and None if there is no formula.
+    If a formula gives the member with the smallest KL(to || q), the results are this member and True. Otherwise the
+    first result is the standard member of the class. The second result is False if the formula gives parameters outside
+    their range, and None if no formula exists.
     """
     if not issubclass(family, Distribution):
         raise invalid_type(
@@ -38,7 +40,11 @@ def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
 
 
 def _standard(family: Any, to: Any) -> Distribution:
-    """Return the standard member of a class, whose parameters are 0, 1, 1/2 or the family's own start."""
+    """Return the standard member of a class, in the batch shape of `to`.
+
+    A parameter has the value that the family's record in `FAMILIES` declares as its start. Without such a value, a
+    positive parameter is 1, a parameter between 0 and 1 is 1/2, and any other parameter is 0.
+    """
     accepted = inspect.signature(family.__init__).parameters
     ranges: Any = family.arg_constraints if isinstance(family.arg_constraints, dict) else {}
     own = FAMILIES[family].start if family in FAMILIES else {}

@@ -1,7 +1,8 @@
-"""Expectation-maximization for mixtures, from draws or from quadrature nodes of the target's density.
+"""Expectation-maximization (EM) for mixtures Q, from draws of P or from quadrature nodes of P's density p.
 
-With fixed responsibilities :math:`r_k(x)`, the minimization of KL(P || Q) splits into a fit of each component to
-:math:`p r_k`. The fit has a closed form if the components are an exponential family. Every step lowers the divergence.
+With fixed responsibilities :math:`r_k(x)`, the minimization of KL(P || Q) splits into one fit for each component
+:math:`k`, to the density proportional to :math:`p r_k`. These fits have a closed form if the components are an
+exponential family. Every EM step lowers the divergence.
 
 Maximum Likelihood from Incomplete Data via the EM Algorithm (Dempster, Laird and Rubin, 1977); k-means++: The
 Advantages of Careful Seeding (Arthur and Vassilvitskii, 2007)
@@ -33,26 +34,30 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import density_of
 from kullback.samples import Samples
 
-# The largest number of EM steps. EM converges linearly and quasi-Newton steps follow, so this limits only the time.
+# EM takes at most this number of steps. The number affects only the time, because EM converges linearly, and
+# quasi-Newton steps follow.
 _MOST_STEPS = 500
-# EM stops if a step lowers the value by less than this times (1 + |value|), and quasi-Newton steps follow.
-# `benchmarks/bench_fit.py` measures the time of both together.
+# EM stops if a step lowers the value by less than `_GAIN` times (1 + |value|), and quasi-Newton steps follow.
+# `benchmarks/bench_fit.py` measures the time of EM and quasi-Newton steps together.
 _GAIN = 1e-7
-# A component whose scale is below this fraction of the data's standard deviation has collapsed to one draw, where the
-# likelihood is unbounded.
+# A component counts as collapsed to one draw if its scale is below this fraction of the data's standard deviation. The
+# likelihood is unbounded at a collapsed component.
 _COLLAPSED = 1e-6
 _MIXING, _PART = "mixture_distribution.", "component_distribution."
 
 
 class MixtureStart(NamedTuple):
-    """The parameters after EM, and the negative log-likelihood at each step."""
+    """The parameters after EM, and the negative log-likelihood before and after each EM step."""
 
     values: dict[str, Tensor]
     history: list[Tensor]
 
 
 def best_start(problem: FitProblem) -> MixtureStart | None:
-    """Return EM's best result from several starts; None if the fit of a component has no closed form."""
+    """Return the best of EM's results from several starts; None if EM is not possible.
+
+    EM is possible if q is not a batch, the target has weighted points, and the fit of a component has a closed form.
+    """
     q, family, settings = cast("MixtureSameFamily", problem.q), problem.family, problem.settings
     data = _data(problem.target)
     if q.batch_shape or data is None or not _serves(q, data, family):
@@ -80,7 +85,10 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
 
 
 def _data(target: Any) -> Samples | None:
-    """Return weighted points for the target: its draws, or quadrature nodes of its density; None without either."""
+    """Return weighted points for a target: its draws or quadrature nodes of its density.
+
+    The result is None if the target has neither draws nor a density of one number.
+    """
     if isinstance(target, Samples):
         return target
     if not isinstance(target, Distribution) or target.event_shape or target.batch_shape:
@@ -104,9 +112,10 @@ def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
 def _maximized(
     q: MixtureSameFamily, data: Samples, weights: Tensor, family: Family
 ) -> dict[str, Tensor] | None:
-    """Return the free parameters of the components with the largest weighted likelihood; None without a closed form.
+    """Return the free parameters that maximize, for each component, the weighted likelihood of the draws.
 
-    `weights` are the weights of the draws for each component, shape (n, components).
+    `weights` are the weights of the draws for each component, shape (n, components). The result is None if no closed
+    form exists.
     """
     part: Any = q.component_distribution
     fixed = frozenset(name.rpartition(".")[2] for name in family.constant)
@@ -179,7 +188,10 @@ def _has_collapsed(parts: dict[str, Tensor], mass: Tensor, spread: Tensor) -> bo
 def _random_start(
     q: MixtureSameFamily, data: Samples, family: Family, generator: torch.Generator | None
 ) -> dict[str, Tensor]:
-    """Return the parameters of a mixture of k-means++ clusters: each center is drawn far from the centers before it."""
+    """Return the parameters of a random start: one component for each cluster of k-means++.
+
+    k-means++ draws each center with a probability proportional to the squared distance from the earlier centers.
+    """
     x, weights = upcast(data.tensor), normalized_weights(data)
     count = q.mixture_distribution.param_shape[-1]
     z = x / _spread(data)
@@ -192,7 +204,7 @@ def _random_start(
         owner = torch.where(to_this < distance, k, owner)
         distance = torch.minimum(distance, to_this)
     r = torch.nn.functional.one_hot(owner, count) * weights.unsqueeze(-1)
-    # A tenth of each component's weight is spread over all data, so that no component starts at a single point.
+    # A tenth of each point's weight is shared equally by all components, so that no component starts at a single point.
     r = 0.9 * r + 0.1 * r.sum(-1, keepdim=True) / count
     mass = r.sum(0)
     parts = _maximized(q, data, r / mass, family) or {}
@@ -201,6 +213,6 @@ def _random_start(
 
 
 def _mixing(mass: Tensor, family: Family) -> dict[str, Tensor]:
-    """Return the free parameters of the mixing distribution from the masses of the components."""
+    """Return the free parameters (probs or logits) of the mixing distribution for these masses of the components."""
     names = [name for name in family.free if name.startswith(_MIXING)]
     return {name: safe_log(mass) if name.endswith("logits") else mass / mass.sum() for name in names}

@@ -1,9 +1,9 @@
 r"""The member of an exponential family with the smallest KL(P || Q), in closed form.
 
-Under this member, the sufficient statistics have the same means as under P:
-:math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters, and its
-derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 at the minimum. The module has formulas for families of numbers, classes,
-vectors and matrices.
+Under this member, the sufficient statistics T have the same means as under P:
+:math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters :math:`\eta`,
+and the derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 at the minimum. This module has formulas for families of classes,
+vectors and matrices; families of numbers have their formulas in `kullback.pairs.families`.
 
 Information Theory and Statistics (Kullback, 1959), chapter 3; Estimating a Dirichlet distribution (Minka, 2000)
 """
@@ -48,9 +48,10 @@ from kullback.samples import Samples
 def nearest(
     q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]
 ) -> tuple[Parameters | None, bool]:
-    """Return the free parameters with the smallest KL(to || q), and whether the parameters are in their ranges.
+    """Return the free parameters with the smallest KL(to || q), and whether all parameters are in their ranges.
 
-    The parameters are float64 tensors with values rounded to the dtype of the start; None if there is no formula.
+    The parameters are float64 tensors with values rounded to the dtype of the start. Without a formula, the results are
+    None and False.
 
     Arguments:
         q: the start, in float64, with the batch shape of the fit.
@@ -72,7 +73,10 @@ def nearest(
 
 
 def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """Return an end of a support rounded outwards, so that the target stays inside; `side` is -1 for the lower end."""
+    """Return `x`, an end of a support, rounded outwards to `dtype`, so that the target stays inside the support.
+
+    `side` is -1 for the lower end and 1 for the upper end.
+    """
     rounded = x.to(dtype)
     further = torch.nextafter(rounded, torch.full_like(rounded, side * torch.inf))
     return torch.where(side * (rounded.to(x.dtype) - x) < 0, further, rounded).to(x.dtype)
@@ -81,7 +85,7 @@ def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
 def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
     for part in parts_of(to) if isinstance(to, Distribution) else ():
         if part.event_shape and overrides_density(part):
-            return None  # the formulas below assume the density of torch's class
+            return None  # the formulas in `_RULES` assume that the density is the density of torch's class
     for families, rule in _RULES:
         if isinstance(q, families):
             return rule(q, to, fixed)
@@ -92,7 +96,10 @@ def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[st
 
 
 def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
-    """Return the matched parameters of a family of numbers, as probs or logits like the parameters of q."""
+    """Return the parameters of q's family of numbers for which the sufficient statistics have the target's means.
+
+    Probabilities are returned as probs or as logits, like the parameters of q. The result is None without a formula.
+    """
     start = {
         name: upcast(tensor_of(getattr(q, name))).expand(q.batch_shape)
         for name in q.arg_constraints
@@ -112,7 +119,7 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
 def _matched(
     family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
-    """Return the parameters that give the sufficient statistics of a family of numbers the target's means."""
+    """Return the parameters for which the sufficient statistics of a family of numbers have the target's means."""
     record = FAMILIES.get(family)
     if record is None or record.match is None or (target.has_integers and not record.has_integers):
         return None
@@ -168,7 +175,7 @@ def _multinomial(q: Multinomial, to: Distribution | Samples, fixed: frozenset[st
 
 
 def _probabilities(d: Distribution) -> Tensor | None:
-    """Return the probabilities of classes; for a mixture, the weighted means of the components' probabilities."""
+    """Return the probabilities of the classes of `d`; for a mixture, the weighted mean over its components."""
     part = categorical_of(d)
     if part is not None:
         return upcast(part.logits).softmax(-1) if given_logits(part) else upcast(part.probs)
@@ -176,9 +183,9 @@ def _probabilities(d: Distribution) -> Tensor | None:
 
 
 def _mean_of_components(of: Callable[[Distribution], Tensor | None], d: Distribution) -> Tensor | None:
-    """Return the weighted mean of the vectors `of(component)` over the components of a mixture.
+    """Return the weighted mean of the vectors `of(component)` over the components of a mixture `d`.
 
-    The result is None for other distributions, or if `of` returns None.
+    The result is None if `d` is not a mixture, or if `of` returns None.
     """
     if not isinstance(d, MixtureSameFamily) or (vectors := of(d.component_distribution)) is None:
         return None
@@ -210,7 +217,7 @@ def _mean_logs(to: Distribution | Samples) -> Tensor | None:
 def _mean_and_covariance(
     to: Distribution | Samples, about: Tensor | None = None
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the mean and the covariance matrix, or the mean and the second moments about the point `about`."""
+    """Return the mean, and the covariance matrix or, if `about` is a point, the second moments about this point."""
     if isinstance(to, Samples):
         x, weights = upcast(to.tensor), normalized_weights(to)
         mean = torch.tensordot(weights, x, 1)
@@ -275,7 +282,10 @@ def _independent(q: Any, to: Distribution | Samples, fixed: frozenset[str]) -> P
 
 
 def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
-    """Return df and V with E[X] = df V and E[log det X] = psi_d(df / 2) + d log 2 + log det V."""
+    """Return the parameters df and V that solve E[X] = df V and E[log det X] = psi_d(df / 2) + d log 2 + log det V.
+
+    psi_d is the derivative of the logarithm of the d-dimensional gamma function.
+    """
     means = _matrix_means(to)
     if means is None:
         return None
@@ -287,7 +297,7 @@ def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> P
         def excess(a: Tensor) -> Tensor:
             return _digamma(a, d) - mean_log
     else:
-        # log det E[X] - E[log det X] = d log(df / 2) - psi_d(df / 2)
+        # The two equations give log det E[X] - E[log det X] = d log(df / 2) - psi_d(df / 2), which determines df.
         rest = torch.logdet(mean) - log_det
 
         def excess(a: Tensor) -> Tensor:
@@ -309,12 +319,12 @@ def _digamma(a: Tensor, d: int) -> Tensor:
 
 
 def _log_det(root: Tensor) -> Tensor:
-    """Return the log-determinant of a matrix from its Cholesky factor."""
+    """Return the log-determinant of the matrix with the Cholesky factor `root`."""
     return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
-    """Return E[X] and E[log det X] of a Wishart or of a mixture of them; None for other targets."""
+    """Return E[X] and E[log det X] of a Wishart distribution or of a mixture of these; None for other targets."""
     if isinstance(to, Wishart):
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)
@@ -328,7 +338,7 @@ def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
     return (weights[..., None, None] * matrices).sum(-3), (weights * log_dets).sum(-1)
 
 
-# The formulas of the families of classes, vectors and matrices.
+# For families of classes, vectors and matrices, this table has the function that returns the nearest parameters.
 _RULES: tuple[tuple[Any, Any], ...] = (
     ((Categorical, OneHotCategorical), _classes),
     (Multinomial, _multinomial),

@@ -1,4 +1,4 @@
-"""The result of `kullback.fit`."""
+"""The classes `Fit`, the result of `kullback.fit`, and `FitError`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ if TYPE_CHECKING:
 class Fit(Shown):
     """A distribution fitted by `kullback.fit`, with its divergence from the target.
 
-    ``print`` and notebooks show a table; `plot` draws the target, the fit and the history.
+    ``print`` and notebooks show the fit as a table; `plot` draws the target, the fit and the history.
 
     Attributes:
         distribution: the fitted distribution, in the dtype of the start and without gradient.
-        value: the minimized `quantity` at the fit, of the batch shape. In nats, unless `kind` has no logarithm.
-        error: a bound on the error of `value`, of the same shape; None for a value from draws.
+        value: the minimized `quantity` at the fitted distribution, in the batch shape. The unit is nats, unless `kind`
+            has no logarithm.
+        error: a bound on the error of `value`, in the shape of `value`; None for a value from draws.
         before: the `quantity` at the start.
         before_error: a bound on the error of `before`; None for a value from draws.
         method: ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``, ``"quasi_newton"`` or ``"stochastic"``.
         converged: whether each batch element met the convergence criterion.
         iterations: the number of steps of each batch element; 0 for closed forms.
         history: the value before the first step and after every step, shape (steps + 1, ...).
-        above: an estimate of the difference of `value` and the nearest minimum: half of g' H^-1 g. 0 for closed forms.
-        gradient_norm: the norm of the gradient by the unconstrained parameters at the fit. 0 for closed forms.
+        above: an estimate of the difference between `value` and the nearest minimum: half of g' H^-1 g, where g is the
+            gradient and H the Hessian (for some methods, the identity matrix; see `notes`). 0 for closed forms.
+        gradient_norm: the norm of the gradient with respect to the unconstrained parameters at the fitted distribution;
+            0 for closed forms.
         kind: the divergence.
-        quantity: ``"KL(to || q)"``, ``"KL(q || to)"``, ``"negative log-likelihood per draw"``, ``"negative ELBO"`` ...
-        standard_error: the standard error of `value` if it is a mean over draws; otherwise None.
-        notes: notes about this fit.
+        quantity: the name of the minimized function, such as ``"KL(to || q)"``, ``"KL(q || to)"``,
+            ``"negative log-likelihood per draw"`` or ``"negative ELBO"``.
+        standard_error: the standard error of `value` if `value` is a mean over draws; otherwise None.
+        notes: sentences that say how `value` and `above` were computed, if they are not exact.
         seconds: the duration of the fit in seconds.
         start: the distribution at the start.
         to: the target.
@@ -77,9 +81,9 @@ class Fit(Shown):
         return f"Fit({name}, {self.quantity}={size}, by {self.method}{after})"
 
     def plot(self) -> Figure:
-        """Return a figure of the target and the fit, in one or two dimensions, and of the history.
+        """Return a figure with the densities of the target and the fit, in one or two dimensions, and the history.
 
-        The figure shows the first element of a batch.
+        For a batch, the figure shows the first element.
 
         Returns:
             a figure of matplotlib; its method ``savefig`` writes a file.
@@ -91,7 +95,7 @@ class Fit(Shown):
 
 
 class FitError(ConvergenceError):
-    """The error for a fit that did not converge; its attribute `fit` is the `Fit` at the best point.
+    """The error for a fit that did not converge; the attribute `fit` of the error is the `Fit` at the best point.
 
     Example:
         >>> from torch.distributions import Laplace, Normal

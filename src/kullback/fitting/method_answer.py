@@ -1,4 +1,4 @@
-"""The problem that a method of `fit` solves, its settings, and its result."""
+"""The problem that a method of `fit` solves, the settings of the method, and the method's answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kullback.results.estimate import Estimate
 
 
 class FitSettings(NamedTuple):
-    """The options of a fit; see `kullback.fit`."""
+    """The options of a fit, as in the documentation of `kullback.fit`."""
 
     method: str
     starts: int | None
@@ -30,7 +30,7 @@ class FitSettings(NamedTuple):
 
 
 class FitProblem(NamedTuple):
-    """A family, its target and the options.
+    """A family with its start, the target and the options of a fit.
 
     Attributes:
         q: the start, in float64, with the batch shape of the fit.
@@ -52,7 +52,7 @@ class FitProblem(NamedTuple):
 
 
 class MethodAnswer(NamedTuple):
-    """The result of a method; `Fit` describes its fields."""
+    """The result of a method; the documentation of `Fit` describes the fields."""
 
     distribution: Any
     start: Any
@@ -68,7 +68,7 @@ class MethodAnswer(NamedTuple):
 
 
 def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
-    """Return the minimum of a function by quasi-Newton steps from a start."""
+    """Return the minimum of a function that quasi-Newton steps from `start` reach."""
     with progress_bar("steps", show=settings.show_progress) as update:
         return minimize(
             value_and_gradient(function),
@@ -82,7 +82,7 @@ def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: Fit
 def as_answer(
     distribution: Any, q: Any, before: Estimate, after: Estimate, minimum: Minimum, shape: torch.Size
 ) -> MethodAnswer:
-    """Return a minimum as a `MethodAnswer`; it counts as converged if `above` and the error of the value are small."""
+    """Return a minimum as a `MethodAnswer`, which counts as converged only if the error of the value is small, too."""
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
     )
@@ -96,7 +96,11 @@ def as_answer(
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function that also returns the gradient of each value by its own row of the argument."""
+    """Return a function of u that returns the values of `function` and the gradients of the values.
+
+    u has shape (elements, parameters), and the value of an element depends only on its row of u. The values have shape
+    (elements,), and the gradients have the shape of u.
+    """
 
     def both(u: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Fits of an `nn.Module`: every parameter that requires a gradient is free, and is set to its best value."""
+"""Fits of an `nn.Module`, whose free parameters are the parameters that require a gradient."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from kullback.fitting.optimize import Minimum
 from kullback.fitting.stochastic import descend
 from kullback.pairs.clone import upcast_copy
 
-# The largest number of parameters for a dense inverse Hessian, because its memory and time grow with the square.
+# Above this number of parameters, the fit uses L-BFGS instead of a dense inverse Hessian, whose memory and time grow
+# with the square of the number of parameters.
 _MOST_DENSE = 500
 
 
 def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSettings) -> MethodAnswer:
-    """Fit the parameters of a module in place.
+    """Fit the parameters of a module in place, and return the method's answer.
 
     The module's `forward` returns the distribution. For a batch of distributions, the sum of the values is minimized.
     """
@@ -93,7 +94,11 @@ def _summed(estimate: Any) -> Any:
 
 
 def _limited_memory(values: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
-    """Return the minimum over many parameters by torch's L-BFGS; the gradient alone decides the convergence."""
+    """Return the minimum over many parameters by torch's L-BFGS.
+
+    Convergence is decided by the gradient g alone: g' g / 2 replaces the estimate g' H^-1 g / 2 of the difference
+    between the value and the minimum.
+    """
     function, u = value_and_gradient(values), start.clone()
     optimizer = torch.optim.LBFGS(
         [u], max_iter=1, tolerance_grad=0, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"

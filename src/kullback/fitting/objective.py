@@ -23,34 +23,37 @@ from kullback.representations import Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-# The number of draws for a value without a deterministic rule; the standard error of the value is 0.7 % of the standard
-# deviation of log(p / q).
+# If no deterministic rule computes a value, the value is a mean over this number of draws. The standard error of the
+# value is then 0.7 % of the standard deviation of log(p / q).
 _DRAWS = 20_000
-# The farthest point at which a log-density is evaluated: its square does not overflow.
+# A log-density is evaluated at points up to this distance from 0, because the square of this number does not overflow.
 _FARTHEST = 1e150
 
 LogDensity = Callable[[Tensor], Tensor]
 
 
 class Objective(ABC):
-    """A function of a distribution that a fit minimizes, with one value for each batch element."""
+    """The function of a distribution that a fit minimizes, with one value for each batch element."""
 
     quantity: str
 
     @abstractmethod
     def measure(self, q: Distribution) -> Estimate:
-        """Return the value at a distribution, with its error.
+        """Return the value at a distribution, with a bound on the error of the value.
 
         Raises:
             NoRuleError: no deterministic rule computes the value.
         """
 
     def measure_or_draw(self, q: Distribution, generator: torch.Generator | None) -> Estimate:
-        """Return the value at a distribution, from draws if no deterministic rule computes it."""
+        """Return the value at a distribution; if no deterministic rule computes the value, estimate it from draws."""
         return self.try_measure(q)
 
     def measure_for(self, method: str, q: Distribution) -> Estimate | None:
-        """Return the value at the start of quasi-Newton steps; None if these are impossible or not wanted."""
+        """Return the value at `q`, the start of quasi-Newton steps; None if another method must be used.
+
+        If `method` is "quasi_newton" and no deterministic rule computes the value, the NoRuleError is raised.
+        """
         if method not in ("auto", "quasi_newton"):
             return None
         try:
@@ -61,7 +64,10 @@ class Objective(ABC):
             raise
 
     def try_measure(self, q: Distribution) -> Estimate:
-        """Return the value even if its error exceeds the tolerance; a value without correct digits becomes infinite."""
+        """Return the value even if its error exceeds the tolerance; a value with an error above 1 % becomes infinite.
+
+        The error is relative to 1 + |value|.
+        """
         try:
             return self.measure(q)
         except ConvergenceError as short:
@@ -125,7 +131,7 @@ class LikelihoodObjective(Objective):
 
 
 def is_categorical(q: object) -> bool:
-    """Return whether a distribution, or a class of distributions, is Categorical and can be fitted to text."""
+    """Return whether a distribution or class is Categorical, or a mixture of these, and can be fitted to text."""
     if isinstance(q, MixtureSameFamily):
         return is_categorical(q.component_distribution)
     return isinstance(q, Categorical | Representation) or (isinstance(q, type) and issubclass(q, Categorical))
@@ -147,7 +153,7 @@ def _refuse_text(q: Distribution, draws: Samples) -> None:
 
 
 def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
-    """Return the log-densities of q at draws, shape (n, ...); -inf outside q's support."""
+    """Return the log-densities of q at draws, shape (n, ...); the log-density is -inf outside the support of q."""
     _refuse_text(q, draws)
     x = draws.tensor
     size = x.shape[-1]
@@ -172,7 +178,7 @@ def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
         inside = q.support.check(at)  # pyright: ignore[reportOptionalMemberAccess]
     except NotImplementedError:
         inside = torch.ones(shape[: len(shape) - len(q.event_shape)], dtype=torch.bool, device="cpu")
-    if isinstance(q, Uniform):  # in torch, its density at the upper end is 0
+    if isinstance(q, Uniform):  # torch's Uniform has the density 0 at the upper end of its support
         at = torch.where(at == q.high, q.low.to(at.dtype), at)
     if bool(inside.all()):
         return upcast(q.log_prob(at))
@@ -194,7 +200,8 @@ class _Unnormalized(Density):
         return False
 
     def log_density(self, at: Points) -> Tensor:
-        # By rounding, a point may be at an end of the support, or so far out that the user's formula returns NaN.
+        # Because of rounding, a point may be exactly at an end of the support. A point may also be so far from 0 that
+        # the user's function returns NaN. Both are moved into the support.
         x = at.x.clamp(-_FARTHEST, _FARTHEST)
         if at.low is not None:
             x = torch.maximum(x, torch.nextafter(at.low, torch.full_like(at.low, torch.inf)).detach())
@@ -212,9 +219,9 @@ class _Unnormalized(Density):
 
 @dataclass(frozen=True)
 class ElboObjective(Objective):
-    """E_q[log q - log f] for an unnormalized density f, the negative evidence lower bound.
+    """The negative evidence lower bound (ELBO): E_q[log q - log f] for an unnormalized density f.
 
-    The value is KL(q || to) minus the logarithm of the integral of f.
+    The value is KL(q || to) minus the logarithm of the integral of f, where `to` is the normalized f.
     """
 
     function: LogDensity

@@ -1,8 +1,8 @@
-"""Minimization of a smooth function for every element of a batch; the elements take and end their steps independently.
+"""Minimization of a smooth function for every element of a batch, with independent steps for each element.
 
-The first steps are quasi-Newton steps with a line search for the weak Wolfe conditions. Newton steps follow, with the
-Hessian from differences of gradients. Their decrement :math:`g^T H^{-1} g / 2` estimates the difference of the value
-and the minimum.
+The first steps are quasi-Newton steps with a line search for the weak Wolfe conditions. Newton steps follow, with a
+Hessian H from differences of gradients. With the gradient g, the Newton decrement :math:`g^T H^{-1} g / 2` estimates
+the difference between the value and the minimum.
 
 Numerical Optimization, chapters 3 and 6 (Nocedal and Wright, 2006); Nonsmooth Optimization via Quasi-Newton Methods
 (Lewis and Overton, 2013)
@@ -16,31 +16,46 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The constants in the conditions of Armijo and Wolfe, from Numerical Optimization (Nocedal and Wright, 2006), section
-# 3.1, for quasi-Newton steps.
+# The Armijo condition uses `_DECREASE` and the Wolfe condition uses `_CURVATURE`. Numerical Optimization (Nocedal and
+# Wright, 2006), section 3.1, recommends these values for quasi-Newton steps.
 _DECREASE, _CURVATURE = 1e-4, 0.9
-# The largest number of points in a line search. 40 halvings of an interval reach float64's rounding.
+# A line search evaluates at most this number of points. After 40 halvings, an interval is as small as float64's
+# rounding.
 _TRIALS = 40
-# The largest number of parameters for a Hessian from differences of gradients: each parameter needs two gradients.
+# Above this number of parameters, the Hessian is not computed, because each parameter needs two gradients for the
+# differences.
 _MOST_DIFFERENCES = 40
-# The step of these differences. The best step is the cube root of the gradients' relative error, which is about 1e-12.
+# A column of the Hessian is the difference of the gradients at two points, this step on either side of u. The best step
+# is the cube root of the relative error of a gradient, and this error is about 1e-12.
 _DIFFERENCE = 1e-4
-# Newton steps converge quadratically, so few steps are needed after the quasi-Newton steps.
+# Newton steps converge quadratically, so at most this number of steps is needed after the quasi-Newton steps.
 _NEWTON_STEPS = 6
-# After a Newton step shorter than this, the Hessian is not recomputed.
+# The Hessian is computed again only after a Newton step that is longer than this distance.
 _NEAR = 1e-3
-# A point is a saddle point if an eigenvalue of the Hessian is below -_SADDLE times the largest absolute eigenvalue. By
-# differences of gradients, an eigenvalue has an error of about 1e-8 times the largest.
+# A point counts as a saddle point if an eigenvalue of the Hessian is below -_SADDLE times the largest absolute
+# eigenvalue. Differences of gradients give an eigenvalue with an error of about 1e-8 times the largest eigenvalue.
 _SADDLE = 1e-5
-# An eigenvalue below this fraction of the largest is rounding error, and its eigenvector counts as a flat direction.
+# An eigenvalue below this fraction of the largest absolute eigenvalue is rounding error, and its eigenvector counts as
+# a flat direction.
 _FLAT = 1e-9
 
-# A function of u that returns the values, shape (elements,), and the gradients, shape (elements, parameters).
+# A `Function` takes u, shape (elements, parameters), and returns the values, shape (elements,), and the gradients of
+# the values, shape (elements, parameters).
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Minimum(NamedTuple):
-    """The final point of each batch element; `above` estimates the difference of the value and the minimum."""
+    """The final point of each batch element.
+
+    Attributes:
+        u: the points, shape (elements, parameters).
+        value: the values at the points, shape (elements,).
+        gradient: the gradients at the points, shape (elements, parameters).
+        above: estimates of the differences between the values and the minima, shape (elements,).
+        converged: whether `above` is within the tolerance, shape (elements,).
+        iterations: the numbers of steps, shape (elements,).
+        history: the values before the first step and after every step, each of shape (elements,).
+    """
 
     u: Tensor
     value: Tensor
@@ -52,7 +67,7 @@ class Minimum(NamedTuple):
 
 
 def lower_of(first: Minimum, other: Minimum, tol: float) -> Minimum:
-    """Return for each element the point of `other` if it converged and is lower by more than `tol`, else of `first`."""
+    """Return, for each element, `other` if it converged to a value that is lower by more than `tol`, else `first`."""
     better = other.converged & (other.value < first.value - tol * (1 + first.value.abs()))
     steps = max(len(first.history), len(other.history))
     padded = [[*x.history, *[x.history[-1]] * (steps - len(x.history))] for x in (first, other)]
@@ -75,14 +90,16 @@ def minimize(
     max_iterations: int,
     update: Callable[[int, int | None], None] | None = None,
 ) -> Minimum:
-    """Return the minimum of a function of each batch element's vector, from a start.
+    """Return the minimum of a function of a vector, for each element of a batch of vectors.
 
     Arguments:
-        function: returns the values and gradients of all elements; a value may be infinite, except at the start.
+        function: a function that returns the values and gradients of all elements. A value may be infinite, except at
+            the start.
         u: the start, shape (elements, parameters).
-        tol: the largest difference of a value and the minimum, relative to 1 + |value|.
-        max_iterations: the largest number of steps of an element.
-        update: a callback for the progress, which gets the number of finished steps and the total or None.
+        tol: the largest accepted difference between a value and the minimum, relative to 1 + |value|.
+        max_iterations: the largest number of steps for an element.
+        update: a callback for the progress; its arguments are the number of finished steps and the total, or None if
+            the total is unknown.
     """
     f, g = function(u)
     history = [f]
@@ -98,7 +115,8 @@ def minimize(
         u, f, g, above, polished = _polished(function, u, f, g, above)
         iterations = iterations + polished
         history.append(f)
-        # More steps follow from a saddle point, or if rounding ended the quasi-Newton steps too early.
+        # `above` exceeds the tolerance at a saddle point, and if rounding errors ended the quasi-Newton steps too
+        # early. In both cases, more quasi-Newton steps follow.
         short = above > tol * (1 + f.abs())
         if not bool((short & (more + polished > 0)).any()):
             break
@@ -116,9 +134,11 @@ def _descended(
     history: list[Tensor],
     update: Callable[[int, int | None], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take quasi-Newton steps from u.
+    """Take quasi-Newton steps from u, append the values to `history`, and return the final points.
 
-    Return the final points, values and gradients, the estimated distances from the minimum, and the numbers of steps.
+    Returns:
+        the final points, values and gradients; estimates of the differences between the values and the minima; and the
+        numbers of steps.
     """
     elements, size = u.shape
     identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
@@ -138,7 +158,7 @@ def _descended(
         active = active & worthwhile & (g.abs().amax(-1) > 0)
         if not bool(active.any()):
             break
-        # The length of the first step is at most 1: parameters such as logarithms of scales change by at most 1.
+        # The first step has a length of at most 1, so parameters such as logarithms of scales change by at most 1.
         length = direction.norm(dim=-1)
         first = torch.where(scaled, 1.0, 1 / length.clamp(min=1))
         t, new_f, new_g = _line_search(function, u, f, g, direction, derivative, first, active)
@@ -148,7 +168,7 @@ def _descended(
         inverse, scaled = _updated(inverse, identity, s, y, scaled)
         u, f, g = u + s, torch.where(moved, new_f, f), torch.where(moved[:, None], new_g, g)
         taken = taken + moved
-        active = moved  # if no step lowers the value, only rounding error is left
+        active = moved  # if no step lowers the value, the possible decrease is below the rounding error
         history.append(f)
         if update:
             update(len(history), None)
@@ -166,9 +186,10 @@ def _line_search(
     t: Tensor,
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return step lengths that meet the weak Wolfe conditions, 0 if no step lowers the value.
+    """Return step lengths that meet the weak Wolfe conditions, and the values and gradients after these steps.
 
-    The second and third result are the values and gradients after the steps.
+    The length is 0 if no step along `direction` lowers the value. `derivative` is the directional derivative at u, `t`
+    the first length to try, and `active` a mask of the elements that take a step.
     """
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g
@@ -179,7 +200,8 @@ def _line_search(
         new_g = new_g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         enough = new_f <= f + _DECREASE * t * derivative
         new_derivative = (new_g * direction).sum(-1)
-        # If two values differ only by rounding, the smaller directional derivative is better.
+        # If the new value differs from the old value only by rounding, the step is accepted if it reduces the
+        # directional derivative.
         close = (new_f - f).abs() <= 1e-14 * (1 + f.abs())
         enough = enough | (close & (new_derivative.abs() < derivative.abs()))
         better = searching & enough & ((new_f <= best_f) | close)
@@ -200,7 +222,10 @@ def _line_search(
 def _updated(
     inverse: Tensor, identity: Tensor, s: Tensor, y: Tensor, scaled: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the updated BFGS approximation of the inverse Hessian after a step s, and whether it was ever scaled."""
+    """Return the BFGS update of the approximate inverse Hessian, and whether the approximation was ever scaled.
+
+    `s` is the last step and `y` the change of the gradient. Before the first update, the identity matrix is scaled.
+    """
     sy, yy = (s * y).sum(-1), (y * y).sum(-1)
     good = sy > 1e-12 * (s.norm(dim=-1) * y.norm(dim=-1)).clamp(min=1e-300)
     fresh = good & ~scaled
@@ -214,9 +239,11 @@ def _updated(
 def _polished(
     function: Function, u: Tensor, f: Tensor, g: Tensor, above: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take Newton steps from u while they lower the value or the norm of the gradient.
+    """Take Newton steps from u while they lower the value or the norm of the gradient, and return the final points.
 
-    Return the final points, values and gradients, the estimated distances from the minimum, and the numbers of steps.
+    Returns:
+        the final points, values and gradients; estimates of the differences between the values and the minima; and the
+        numbers of steps.
     """
     more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
     values, vectors = torch.linalg.eigh(_hessian(function, u))
@@ -227,7 +254,8 @@ def _polished(
         flat = values.abs() < _FLAT * largest
         scale = torch.where(flat, largest, values.abs())
         newton = -(vectors @ torch.where(flat, 0, along / scale).unsqueeze(-1)).squeeze(-1)
-        # Along a flat direction, the value may still fall: `above` includes a millionth of the fall by a unit step.
+        # Along a flat direction, the value may still decrease. `above` includes a millionth of the decrease that the
+        # gradient predicts for a step of length 1.
         above = (torch.where(flat, 2 * along.abs() * 1e-6, along**2 / scale)).sum(-1) / 2
         downhill = vectors[..., 0] * torch.where(along[..., :1] > 0, -1.0, 1.0)
         newton = torch.where(is_saddle[:, None], newton + 0.1 * downhill, newton)

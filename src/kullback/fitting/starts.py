@@ -1,4 +1,4 @@
-"""Additional starts for a fit to a target that is a mixture: the divergence may have a minimum near each component."""
+"""Additional starts for a fit to a mixture, because the divergence may have a minimum near each component."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from kullback.fitting.method_answer import FitProblem
 from kullback.fitting.unconstrained import Family, Values, read_family
 from kullback.pairs.sampling.generator import DrawsFrom
 
-# The largest number of components near which a fit starts, because each start costs a minimization.
+# A fit starts near at most this number of components, because each start costs a minimization.
 _MOST_COMPONENTS = 8
-# _DRAWS draws give the quartiles of components without moments; the number is odd, so that the median is a draw.
-# _RANGE_OF_QUARTILES is the interquartile range of the standard normal distribution.
+# If a component has no finite moments, `_DRAWS` draws give its quartiles. The number is odd, so that the median is one
+# of the draws. `_RANGE_OF_QUARTILES` is the interquartile range of the standard normal distribution.
 _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
 def other_starts(problem: FitProblem) -> Iterator[Tensor]:
-    """Yield a start, in unconstrained parameters, for each component of a mixture target, by decreasing weight."""
+    """Yield a start, in unconstrained parameters, for each component of a mixture, in the order of decreasing weight.
+
+    For a target that is not a mixture, there are no additional starts.
+    """
     target, family = problem.target, problem.family
     if not isinstance(target, MixtureSameFamily):
         return
@@ -33,7 +36,8 @@ def other_starts(problem: FitProblem) -> Iterator[Tensor]:
     parts = target.component_distribution
     moments = None if isinstance(parts, MultivariateNormal) else _moments(parts)
     for k in order[:_MOST_COMPONENTS].tolist():
-        with suppress(ArgumentValueError):  # a parameter outside of its range
+        # `family.start` raises an ArgumentValueError for a parameter outside its range.
+        with suppress(ArgumentValueError):
             values = _own(parts, k, family) if type(parts) is type(problem.q) else None
             values = values or _values(problem, _normal_like(parts, moments, k))
             if values is not None:
@@ -41,7 +45,10 @@ def other_starts(problem: FitProblem) -> Iterator[Tensor]:
 
 
 def _own(components: Distribution, k: int, family: Family) -> Values | None:
-    """Return the parameters of component k, whose class is q's class; None if names or shapes differ from q's."""
+    """Return the parameters of component k as parameters of q; None if their names or shapes differ.
+
+    The class of the component must be the class of q.
+    """
     leaves, axis = read_family(components, frozenset()).free, len(components.batch_shape) - 1
     values: dict[str, Tensor] = {}
     for name, leaf in family.free.items():
@@ -55,9 +62,10 @@ def _own(components: Distribution, k: int, family: Family) -> Values | None:
 
 
 def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
-    """Return the components' means and standard deviations.
+    """Return the means and standard deviations of the components.
 
-    Without finite moments, the result has the mean and deviation of a normal distribution with the quartiles of draws.
+    Without finite moments, return the mean and standard deviation of normal distributions with the quartiles of draws
+    from the components.
     """
     with suppress(NotImplementedError):
         mean, scale = components.mean, components.variance.sqrt()
@@ -70,7 +78,7 @@ def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
 
 
 def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int) -> Distribution:
-    """Return the normal distribution with the moments of component k."""
+    """Return a normal distribution with the mean and standard deviation (or covariance matrix) of component k."""
     if moments is None:
         return MultivariateNormal(
             components.loc[..., k, :], scale_tril=components.scale_tril[..., k, :, :], validate_args=False
@@ -82,9 +90,10 @@ def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int)
 
 
 def _values(problem: FitProblem, near: Any) -> Values | None:
-    """Return the parameters of q's family nearest to the distribution `near`.
+    """Return the parameters of the member of q's family with the smallest KL(near || q).
 
-    Without a formula, these are q's parameters with the mean of `near` as loc and its deviation as scale.
+    Without a formula for this member, return q's parameters, but with the mean of `near` as loc and the standard
+    deviation of `near` as scale. If q has no free loc, or the shapes differ, return None.
     """
     q, family, fixed = problem.q, problem.family, problem.fixed
     try:

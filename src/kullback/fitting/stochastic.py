@@ -1,8 +1,9 @@
 """Fits by stochastic gradients, for pairs without a deterministic rule.
 
-The gradient of KL(q || to) flows through reparameterized draws only. The parameters in log q count as constants,
-because the score has mean 0. So the gradient is 0 at every draw if q is the target. Draws that are not reparameterized
-use the score function with a baseline from the other draws. KL(to || q) uses draws of the target.
+For reparameterized draws, the gradient of KL(q || to) flows only through the draws. The parameters in log q count as
+constants, because the score, the gradient of log q with respect to its parameters, has mean 0. So the gradient is
+exactly 0 at every draw if q is the target. Without reparameterized draws, the gradient is the score times the
+difference between log(q / to) and a baseline, the mean over the other draws. KL(to || q) uses draws of the target.
 
 Sticking the Landing (Roeder, Wu and Duvenaud, 2017); Buy 4 REINFORCE Samples, Get a Baseline for Free! (Kool, van Hoof
 and Welling, 2019); Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015)
@@ -30,31 +31,33 @@ from kullback.pairs.monte_carlo.normalization import check_normalized
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.results.estimate import Estimate
 
-# Adam's step size falls from _RATE to _LAST_RATE along half a cosine. The parameters are unconstrained, for example
-# logarithms of scales, so 0.1 is a tenth of a scale. `benchmarks/bench_fit.py` compares the results with other
-# libraries.
+# Adam's step size decreases from `_RATE` to `_LAST_RATE` along half a cosine. The parameters are unconstrained, for
+# example logarithms of scales, so a step of 0.1 changes a scale by a tenth. `benchmarks/bench_fit.py` compares the
+# results with other libraries.
 _RATE, _LAST_RATE = 0.1, 1e-3
-# The decay rates of both moments, from Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015).
+# Adam averages the gradients and their squares with these decay rates, which are the values of Adam: A Method for
+# Stochastic Optimization (Kingma and Ba, 2015).
 _MOMENTS = 0.9, 0.999
-# The result is the average of the parameters over this last fraction of the steps.
+# The result is the average of the parameters over the last quarter of the steps.
 _AVERAGED = 0.25
-# The number of final gradients from new draws, for a test whether the mean gradient is 0.
+# At the end, this number of gradients from new draws gives a test of whether the mean gradient is 0.
 _BATCHES = 32
-# The number of draws for the values at the start and at the end.
+# The values at the start and at the end are means over this number of draws.
 _FINAL_DRAWS = 20_000
-# The smallest tolerance for the distance from the minimum, because the noise of gradients hides smaller distances.
+# The tolerance for the difference between the value and the minimum is at least `_TOL`, because the noise of the
+# gradients hides smaller differences.
 _TOL = 1e-6
 
 
 class Descent(NamedTuple):
-    """The final unconstrained parameters u, and the answer with its statistics."""
+    """The final unconstrained parameters `u`, and the method's answer without the fitted distribution."""
 
     u: Tensor
     answer: MethodAnswer
 
 
 def fit_by_draws(problem: FitProblem) -> MethodAnswer:
-    """Return the fit of the free parameters of a distribution by stochastic gradients."""
+    """Return the answer of a fit by stochastic gradients to the free parameters of a distribution."""
     family = problem.family
     descent = descend(family.at, family.start(), problem.q, problem.objective, problem.settings)
     return descent.answer._replace(distribution=family.finished(family.values(descent.u)))
@@ -63,7 +66,15 @@ def fit_by_draws(problem: FitProblem) -> MethodAnswer:
 def descend(
     at: Callable[[Tensor], Any], u: Tensor, start: Distribution, objective: Objective, settings: FitSettings
 ) -> Descent:
-    """Take Adam's steps with a falling step size, and return the average of the last points with statistics."""
+    """Take Adam's steps with a decreasing step size, and return the average of the last points as a `Descent`.
+
+    Arguments:
+        at: a function from unconstrained parameters to the distribution.
+        u: the unconstrained parameters of the start.
+        start: the distribution at the start.
+        objective: the function to minimize.
+        settings: the options of the fit.
+    """
     terms = _terms_of(objective, start)
     generator = settings.generator
     drawing = (
@@ -99,7 +110,8 @@ def descend(
     mean = gradients.mean(0)
     error = gradients.std(0) / _BATCHES**0.5
     count = mean.shape[-1]
-    # If the mean gradient is 0, the sum of (mean / error)^2 over the parameters is about the number of parameters.
+    # If the expected gradient is 0, the sum of (mean / error)^2 over the parameters has an expectation of about `count`
+    # and a variance of about 2 `count`. The limit is six standard deviations above this expectation.
     is_zero = ((mean / error.clamp(min=1e-300)) ** 2).clamp(max=1e6).sum(-1) <= count + 6 * math.sqrt(
         2 * count
     )
@@ -121,7 +133,8 @@ def descend(
     return Descent(average, MethodAnswer(None, start, before, after, "stochastic", *statistics, (note,)))
 
 
-# A function that returns one term for each draw; the mean of the terms estimates the value, also in its gradient.
+# A function of this type takes q and a number of draws, and returns one term for each draw. The mean of the terms is an
+# unbiased estimate of the value, and the gradient of the mean is an unbiased estimate of the gradient.
 _Terms = Callable[[Any, int], Tensor]
 
 

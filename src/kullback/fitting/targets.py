@@ -1,6 +1,6 @@
-"""Means of functions under a target: by quadrature for a density, and by a weighted average for draws.
+"""Means of functions under the target of a fit: by quadrature for a density, and by a weighted average for draws.
 
-The formulas of the families use a target through the interface `kullback.pairs.family.Means`.
+The formulas for the nearest member of a family use a target through the interface `kullback.pairs.family.Means`.
 """
 
 from __future__ import annotations
@@ -31,45 +31,46 @@ from kullback.pairs.integration.gauss_kronrod import (
 from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
 from kullback.pairs.integration.panels import Panels, integrate
 
-# The relative error of quadrature is near float64's rounding, because formulas subtract means. _MOST_NODES is the
-# largest number of nodes for a batch element. The number of first panels is the same as in
-# `kullback.pairs.integration.quadrature`, from `benchmarks/panel_constants.py`.
+# The relative error of quadrature must be near float64's rounding error, because the formulas subtract means from each
+# other. A batch element gets at most `_MOST_NODES` nodes. `benchmarks/panel_constants.py` chose the number of first
+# panels, which is the same in `kullback.pairs.integration.quadrature`.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# The number of batch elements that are integrated together. This limits the memory: a node takes 8 bytes per element.
+# At most this number of batch elements is integrated together, to limit the memory: a node takes 8 bytes per element.
 _BLOCK = 2048
-# The largest mass that the nodes may miss. With parameters in float32, a density has a mass of 1 within about 1e-7.
+# The nodes may miss at most this mass. With parameters in float32, a density has a mass of 1 within about 1e-7.
 _MASS_ERROR = 1e-6
 
 # e^x underflows in float64 for x < _UNDERFLOW. A point with a log-density below _FAR_OUT is in the extreme tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
-# A function of `Points` and of parameters, which have a last dimension for the points after the batch dimensions.
+# A statistic is a function of `Points` and of parameters; their last dimension is the dimension of the points.
 Statistic = Callable[..., Tensor]
 
 
 class MeanTarget(ABC):
-    """A batch of distributions of numbers with means; `shape` is the batch shape."""
+    """A batch of distributions of numbers whose means can be computed; `shape` is the batch shape."""
 
     shape: torch.Size
     has_integers: bool = False
 
     @abstractmethod
     def mean(self) -> Tensor:
-        """Return E[x], to full precision even if the mean is far larger than the standard deviation."""
+        """Return E[x] in the batch shape, with full precision even if |E[x]| is many times the standard deviation."""
 
 
 class FitTarget(MeanTarget, Means):
-    """A target that also returns means of functions."""
+    """A target for which the means of given functions can be computed."""
 
     @abstractmethod
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         """Return E[statistic(x, *parameters)].
 
         Arguments:
-            statistic: a function of `Points` and of parameters that broadcast with them.
+            statistic: a function of `Points` and of parameters that broadcast with the points.
             parameters: tensors of the batch shape.
-            corner: the position of a corner or jump of the statistic, of the batch shape; None for a smooth statistic.
+            corner: the point at which the statistic or its derivative jumps, a tensor of the batch shape; None for a
+                smooth statistic.
         """
 
     def mean_log(self) -> Tensor:
@@ -84,7 +85,7 @@ class FitTarget(MeanTarget, Means):
 
     @abstractmethod
     def median(self) -> Tensor:
-        """Return a median."""
+        """Return a median of the target, in the batch shape."""
 
     def extreme(self, side: int) -> Tensor | None:
         return None
@@ -103,7 +104,7 @@ class ContinuousTarget(FitTarget):
 
     @abstractmethod
     def place(self) -> tuple[Tensor, Tensor]:
-        """Return a point inside the support, and a length scale of the distribution; both of the batch shape."""
+        """Return a point inside the support, and a length scale of the distribution, both in the batch shape."""
 
     def median(self) -> Tensor:
         center, width = self.place()
@@ -134,7 +135,8 @@ class DensityTarget(ContinuousTarget):
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
         """Return the mean and the standard deviation.
 
-        One integral gives both, unless cancellation in the variance requires a second integral.
+        One integral gives both moments, unless cancellation in the variance requires a second integral. The result is
+        None for an empty batch.
         """
         if not self.shape.numel():
             return None
@@ -183,7 +185,7 @@ class DensityTarget(ContinuousTarget):
 
 @dataclass(frozen=True)
 class IntegerTarget(MeanTarget):
-    """A distribution on the integers."""
+    """A target on the integers."""
 
     distribution: Distribution
     shape: torch.Size
@@ -194,7 +196,7 @@ class IntegerTarget(MeanTarget):
 
 
 def _mean_of_integers(d: Distribution) -> Tensor:
-    """Return the mean of a distribution on the integers; for Categorical, torch itself returns NaN."""
+    """Return the mean of a distribution on the integers, also of Categorical, for which torch returns NaN."""
     if isinstance(d, Categorical):
         probs = upcast(d.probs)
         return (probs * torch.arange(probs.shape[-1], device="cpu")).sum(-1)
@@ -205,7 +207,7 @@ def _mean_of_integers(d: Distribution) -> Tensor:
 
 @dataclass(frozen=True)
 class DrawsTarget(FitTarget):
-    """Draws along the first dimension. The weights have the sum 1, and the shape of the draws or shape (n,)."""
+    """A target given by draws along the first dimension; the weights have sum 1, and shape (n,) or the draws' shape."""
 
     draws: Tensor
     weights: Tensor
@@ -242,9 +244,10 @@ class DrawsTarget(FitTarget):
 
 @dataclass(frozen=True)
 class MixedTarget(ContinuousTarget):
-    """A mixture of vectors with independent numbers: each mean is the weighted mean of the components' means.
+    """A mixture of distributions of vectors whose numbers are independent within each component.
 
-    In the shape of `inner`, the components are the last but one dimension.
+    A mean under the mixture is the weighted mean of the means under the components. `inner` is the batch of the
+    components' marginal distributions; the next to last dimension of its shape is the dimension of the components.
     """
 
     inner: MeanTarget
@@ -273,7 +276,10 @@ class MixedTarget(ContinuousTarget):
 
 
 def target_of(d: Distribution) -> MeanTarget | None:
-    """Return a distribution of numbers, or of vectors of independent numbers, as a target; None for others."""
+    """Return a distribution of numbers, or of vectors of independent numbers, as a target.
+
+    A mixture of distributions of vectors of independent numbers is also accepted. The result is None for all others.
+    """
     if isinstance(d, Independent) and not overrides_density(d):
         return target_of(d.base_dist)
     if isinstance(d, MixtureSameFamily) and d.event_shape and not overrides_density(d):
@@ -283,14 +289,18 @@ def target_of(d: Distribution) -> MeanTarget | None:
     if d.event_shape:
         return None
     density = density_of(d)
-    # The mean on the integers is the attribute `mean` of torch's family, which is wrong for a user's own density.
+    # The mean of an `IntegerTarget` is the attribute `mean` of torch's class, which is wrong if a user's subclass has
+    # another density.
     if density is None or (density.integer and any(map(overrides_density, parts_of(d)))):
         return None
     return IntegerTarget(d, d.batch_shape) if density.integer else DensityTarget(density, d.batch_shape)
 
 
 def nodes_of(density: Density) -> tuple[Tensor, Tensor]:
-    """Return quadrature nodes and weights, of sum 1, for means of smooth functions under one density."""
+    """Return quadrature nodes and weights, both of shape (nodes,), for means of smooth functions under one density.
+
+    The weights have the sum 1.
+    """
     nodes: list[Tensor] = []
     _integrated(density.mapped(lambda x: x.reshape(1)), lambda at: at.x, torch.Size(), [], False, nodes)
     x, weights = nodes[0].reshape(-1), nodes[1].reshape(-1)
@@ -306,9 +316,10 @@ def _integrated(
     has_corner: bool,
     nodes: list[Tensor] | None = None,
 ) -> Tensor:
-    """Return the integral of p times each statistic; NaN if the nodes miss mass of p or the tail is too heavy.
+    """Return the integral of p times each statistic, in the batch shape.
 
-    `nodes` receives the nodes and their weights.
+    The result is NaN if the nodes miss mass of p, or if the integrand is not negligible in the tails. If `nodes` is a
+    list, the nodes and their weights are appended to this list.
     """
     center, width = p.center_and_width()
     line = Line(p.coordinate(), center.expand(*shape, 1), width.expand(*shape, 1))
@@ -359,7 +370,10 @@ def _integrated(
 
 
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
-    """Return a mask of the elements whose integrand is not negligible at the farthest representable points."""
+    """Return a mask of the batch elements whose integrand is not negligible at the outermost points.
+
+    `log_p` is the log-density at the points, and `f` the statistic.
+    """
     log_f = log_p + torch.log(f.abs())
     log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
     outermost = log_p < _FAR_OUT

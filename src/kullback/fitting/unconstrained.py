@@ -1,4 +1,4 @@
-"""Maps between the parameters of a distribution and unconstrained vectors, one vector for each batch element."""
+"""Maps between the parameters of a batch of distributions and vectors of real numbers, the unconstrained parameters."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ from kullback.pairs.numerics.parameters import dtype_of, given_logits
 Values = Mapping[str, Tensor]
 Build = Callable[[Values], Any]
 _MATRICES = ("covariance_matrix", "precision_matrix")
-# The families whose log_prob uses scale_tril, which the class computes from the matrix that the user passed.
+# The `log_prob` of these families uses `scale_tril`, which the class computes if the user passes one of `_MATRICES`.
 _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 
 
 class Leaf(NamedTuple):
-    """A parameter: its value in float64, shape (batch shape, event shape of the parameter), and its constraint.
+    """A parameter of a distribution.
 
-    An end of a `Uniform` is constrained by its distance from the other end. `beyond` is the name of the other end, and
-    `constraint` applies to the distance. The end is above the other end if `sign` is 1, and below if `sign` is -1.
+    Attributes:
+        value: the value in float64; its shape is the batch shape, followed by the event shape of the parameter.
+        constraint: the range of the value or, if `beyond` is set, of the distance from another parameter.
+        beyond: for an end of the support of a `Uniform`, the name of the other end; None for other parameters.
+        sign: 1 if the end is the upper end, and -1 if it is the lower end.
     """
 
     value: Tensor
@@ -51,7 +54,15 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """The free and the fixed parameters of a distribution, and a function that builds it from parameters."""
+    """The parameters of a distribution, and a function that makes the distribution from parameters.
+
+    Attributes:
+        free: the free parameters, by name.
+        constant: the fixed and the discrete parameters, by name.
+        shape: the batch shape.
+        dtype: the dtype of the distribution.
+        make: a function from the values of all parameters to the distribution.
+    """
 
     free: dict[str, Leaf]
     constant: dict[str, Leaf]
@@ -60,7 +71,7 @@ class Family:
     make: Build
 
     def start(self, values: Values | None = None) -> Tensor:
-        """Return the unconstrained vectors of the start, or of other values, shape (elements, parameters)."""
+        """Return the unconstrained parameters of the start or, if passed, of `values`, shape (elements, parameters)."""
         rows: list[Tensor] = []
         for name, leaf in self.free.items():
             x = leaf.value if values is None else values[name]
@@ -79,7 +90,7 @@ class Family:
         return torch.cat(rows, -1)
 
     def values(self, u: Tensor) -> dict[str, Tensor]:
-        """Return the free parameters at unconstrained vectors u."""
+        """Return the free parameters, by name, for the unconstrained parameters u."""
         values: dict[str, Tensor] = {}
         place = 0
         for name, leaf in self.free.items():
@@ -97,7 +108,7 @@ class Family:
         return values[name] if name in values else {**self.free, **self.constant}[name].value
 
     def at(self, u: Tensor) -> Any:
-        """Return the distribution at unconstrained vectors u, in float64."""
+        """Return the distribution for the unconstrained parameters u, in float64."""
         return self.build(self.values(u))
 
     def build(self, values: Values) -> Any:
@@ -121,7 +132,10 @@ class Family:
 
 
 def bijection_to(constraint: Any) -> Any:
-    """Return torch's bijection from unconstrained numbers, or its transform if no bijection is registered."""
+    """Return torch's bijection from real numbers to the range of a constraint.
+
+    If no bijection is registered for the constraint, return the transform that `transform_to` gives.
+    """
     try:
         return biject_to(constraint)
     except NotImplementedError:
@@ -133,7 +147,8 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
 
     Arguments:
         q: the distribution at the start.
-        fixed: the names of fixed parameters, such as ``"loc"``, or in full ``"component_distribution.loc"``.
+        fixed: the names of fixed parameters, such as ``"loc"``, or with the full path, such as
+            ``"component_distribution.loc"``.
     """
     leaves, make = _read(q, "")
     if fixed and (unknown := [name for name in fixed if not any(_is_named(path, name) for path in leaves)]):
@@ -167,7 +182,8 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
             instead="fixed=() or fewer names in it",
         )
     for path, leaf in constant.items():
-        if leaf.beyond in free:  # the upper end is fixed, so the lower end is measured from it
+        # If only the lower end of a `Uniform` is free, the lower end is measured from the fixed upper end.
+        if leaf.beyond in free:
             free[leaf.beyond] = Leaf(free[leaf.beyond].value, constraints.positive, path, -1)
     return Family(free, constant, q.batch_shape, dtype_of(q), make)
 
@@ -203,7 +219,7 @@ def _read(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
 
 
 def _transform_leaves(d: TransformedDistribution, prefix: str) -> Iterator[tuple[str, Leaf]]:
-    """Yield the names and leaves of the tensors in transforms that require a gradient; other tensors are constants."""
+    """Yield the name and the `Leaf` of each tensor that requires a gradient in a transform of d."""
     for i, transform in enumerate(d.transforms):
         for name, x in vars(transform).items():
             if isinstance(x, Tensor) and x.requires_grad:
@@ -226,7 +242,7 @@ def _with_parameters(transform: Transform, prefix: str, values: Values) -> Any:
 
 
 def _read_plain(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
-    """Return the parameters of a distribution that its constructor accepts, and a function that builds it from them."""
+    """Return the parameters that the constructor of d accepts, and a function from their values to the distribution."""
     family: Any = type(d)
     accepted = list(inspect.signature(family.__init__).parameters)[1:]
     try:

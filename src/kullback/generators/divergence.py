@@ -18,8 +18,8 @@ from kullback.common.constraints import Number
 from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value
 
-# Below this |d|, functions such as e^d - 1 - d are power series of SERIES_TERMS terms. The first omitted term is less
-# than 0.3^13 / 14! = 2e-18 of the first.
+# For |d| < NEAR, functions such as e^d - 1 - d are computed by power series of SERIES_TERMS terms. The first omitted
+# term is less than 0.3^13 / 14! = 2e-18 of the first term.
 NEAR = 0.3
 SERIES_TERMS = 13
 
@@ -27,15 +27,17 @@ SERIES_TERMS = 13
 class FinitePair(NamedTuple):
     """Two finite distributions on the same classes, along the last dimension.
 
-    ``log_ratio`` is log p - log q, computed more accurately than from p and q: +inf where only q is 0, -inf where only
-    p is 0, and 0 where both are 0.
+    ``log_ratio`` is log p - log q, more accurate than the difference of the logarithms of p and q. ``log_ratio`` is
+    +inf where only q is 0, -inf where only p is 0, and 0 where both are 0.
     """
 
     p: Tensor
     q: Tensor
     log_ratio: Tensor
     log_masses: Callable[[], tuple[Tensor, Tensor]] | None = None
-    """Returns log p and log q, accurate even where p and q underflow. If None, the logarithms of p and q are used."""
+    """A function that returns log p and log q, accurate even where p and q underflow. None means the logarithms of p
+    and q.
+    """
 
     def swapped(self) -> FinitePair:
         """Return the same pair with P and Q exchanged."""
@@ -120,7 +122,7 @@ class Growth(NamedTuple):
 LOGARITHMIC = End(math.inf, power=1.0)
 
 
-# The classes of divergences by name; a name does not include parameters.
+# For each name, without parameters, the dict has the class of divergences with this name.
 NAMED: dict[str, type[Divergence]] = {}
 
 
@@ -129,8 +131,8 @@ class Divergence(ABC):
     """The base class of all divergences; a subclass defines `terms`.
 
     The docstring of `kullback.generators` defines `terms` and `derivatives`. By default, autograd computes the
-    derivatives. Plain formulas are enough: the tangent of f at 1 is subtracted from the terms of your subclass. If the
-    terms are NaN at p = 0 or q = 0, limits replace them.
+    derivatives. Your f need not satisfy f'(1) = 0: kullback subtracts the tangent of f at 1, so that no term is
+    negative. If the terms are NaN at p = 0 or q = 0, limits replace them.
 
     Example:
         >>> from kullback import KL, Counts
@@ -176,7 +178,8 @@ class Divergence(ABC):
     def __post_init__(self) -> None:
         for name, (low, high) in self.ranges.items():
             value = getattr(self, name)
-            # torch.compile makes a copy of an object that was already checked, with proxies instead of numbers.
+            # torch.compile copies an object that was already checked, with proxies instead of numbers. Proxies are not
+            # checked again.
             if not isinstance(value, torch.fx.Proxy) and not low <= number_from(value) <= high:
                 wanted, instead = f"a number from {low:g} to {high:g}", f"{{call}}({name}=0.5)"
                 constraint = Number(least=low, most=high, wanted=wanted, instead=instead, strict=True)
@@ -189,7 +192,9 @@ class Divergence(ABC):
 
     @property
     def name(self) -> str:
-        """The name that `kullback.generators.parse` turns into this divergence, such as ``"js:0.5"``; else the repr."""
+        """The name that `kullback.generators.parse` turns into this divergence, such as ``"js:0.5"``; the repr without
+        a name.
+        """
         if not vars(type(self)).get("short_name"):  # a subclass must not use an inherited name
             return repr(self)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -214,7 +219,8 @@ class Divergence(ABC):
         """Return the non-negative terms whose sum over classes is the divergence."""
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the total by log p and by log q, without the constraint that p and q sum to 1.
+        """Return the derivatives of the total with respect to log p and log q, without the constraint that p and q sum
+        to 1.
 
         Autograd computes the derivatives, unless a subclass overrides this method.
         """

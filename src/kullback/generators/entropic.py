@@ -29,7 +29,7 @@ KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `far` are the terms for x that are not small."""
+    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `far` contains the terms for |x| of at least NEAR."""
     near = x.abs() < NEAR
     return torch.where(near, p * power_series(KL_SERIES, torch.where(near, x, 0)), far)
 
@@ -40,11 +40,11 @@ class KL(BuiltIn):
 
     .. math:: KL(P \| Q) = \sum_i p_i \log\frac{p_i}{q_i} = \sum_i p_i\,(e^{-d_i} - 1 + d_i), \quad d = \log p - \log q
 
-    At p = 0 a term is q, at q = 0 < p it is +inf.
+    At p = 0 a term is q, and at q = 0 < p a term is +inf.
 
     Gradient:
-        by the logits of Q it is q - p, and by the logits of P it is p (d - KL). Classes that make the value infinite
-        contribute 0 to the gradient of P.
+        q - p with respect to the logits of Q, and p (d - KL) with respect to the logits of P. Classes that make the
+        value infinite contribute 0 to the gradient with respect to P.
 
     Example:
         >>> import torch
@@ -74,7 +74,7 @@ class ReverseKL(WeightedSum):
 
     .. math:: KL(Q \| P) = \sum_i q_i \log\frac{q_i}{p_i}
 
-    At q = 0 a term is p, at p = 0 < q it is +inf.
+    At q = 0 a term is p, and at p = 0 < q a term is +inf.
 
     Gradient:
         the gradient of `KL` with P and Q exchanged.
@@ -145,13 +145,13 @@ class JensenShannon(WeightedSum):
 
     Arguments:
         beta: the weight of P in the mixture, from 0 to 1.
-        scaled: divide by beta (1 - beta).
+        scaled: whether to divide the value by beta (1 - beta).
 
     Raises:
         ArgumentValueError: `beta` is not between 0 and 1.
 
     Gradient:
-        finite everywhere by logits.
+        finite everywhere with respect to logits.
 
     Example:
         >>> import torch
@@ -211,7 +211,7 @@ class SkewKL(BuiltIn):
         ArgumentValueError: `alpha` is not between 0 and 1.
 
     Gradient:
-        for alpha > 0 it is finite everywhere, and for alpha = 0 it is the gradient of `KL`.
+        finite everywhere for alpha > 0, and the gradient of `KL` for alpha = 0.
 
     Example:
         >>> import torch
@@ -264,7 +264,8 @@ class SkewKL(BuiltIn):
         if rest == 0:
             return torch.zeros_like(d)
         # log(p / mixture) has three equal forms, with d = log(p / q). The form `below` does not overflow for d < -30.
-        # `near` is exact for p near the mixture, and `far` for a mixture far below p, down to alpha p.
+        # The form `near` is accurate if the mixture is close to p. The form `far` is accurate if the mixture is far
+        # below p; the mixture is at least alpha p.
         is_below = d < -30
         below, above = torch.where(is_below, d, 0), torch.where(is_below, 0, d)
         change = rest * torch.expm1(-above)
@@ -281,7 +282,7 @@ class SkewKL(BuiltIn):
 
 @dataclass(frozen=True)
 class _SkewFrom(SkewKL):
-    """The skew divergence for a weight of Q that is known exactly, because 1 - alpha is rounded."""
+    """The skew divergence with an exact weight of Q, `of_q`, because 1 - alpha would be rounded."""
 
     of_q: float
 
@@ -299,8 +300,8 @@ class TotalVariation(BuiltIn):
     The value is between 0 and 1. At p = 0 a term is q/2, and at q = 0 a term is p/2.
 
     Gradient:
-        by logits it is finite everywhere. Classes with p = q contribute 0, although the divergence is not smooth at
-        p = q.
+        finite everywhere with respect to logits. Classes with p = q contribute 0, although the divergence is not smooth
+        at p = q.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
 """The growth of a divergence as p / q goes to 0 or to infinity, and the corners of its terms.
 
 The growth decides which divergences of distributions are infinite. kullback's own divergences state their growth. The
-growth of a user's divergence is measured from the terms q f(p / q). At extreme ratios, f goes to a limit, or grows as a
-power of the ratio or of its logarithm.
+growth of a user's divergence is measured from the terms q f(p / q). The measurement assumes that at extreme ratios, f
+goes to a limit, or grows as a power of the ratio or of its logarithm.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from kullback.errors import invalid_value
 from kullback.generators.divergence import Corner, Divergence, End, FinitePair, Growth
 from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
-# The values of |log(p / q)| at which `end_of` may measure growth; the largest float64 is e^709. The reach is the first
-# value at which the terms are finite, and growth is measured at the reach, at a half and at a quarter of it.
+# `end_of` may measure growth at these values of |log(p / q)|; the largest float64 is e^709. The reach is the first
+# value at which the terms are finite. Growth is measured at the reach, at half the reach and at a quarter of the reach.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
-# If the reach is below this, the terms overflow so early that they grow faster than every power of the ratio.
+# If the reach is below this number, the terms overflow so early that they grow faster than every power of the ratio.
 _NO_POWER = 15.0
-# Terms have reached their limit if they change by less than this fraction between half the reach and the reach.
+# Terms count as converged to their limit if they change by less than this fraction from half the reach to the reach.
 _CONVERGED = 1e-12
-# A measured power of the ratio below this is a measurement error and counts as 0.
+# A measured power of the ratio below this number is a measurement error and counts as 0.
 _NO_EXCESS = 1e-4
-# The step of the difference quotient at the reach, relative to the reach.
+# The difference quotient at the reach has a step of this fraction of the reach.
 _BACK = 1e-3
 # The search for corners uses _INTERVALS intervals up to |log(p / q)| = _WIDEST. After _HALVINGS halvings, an interval
 # is about as wide as float64's rounding.
 _WIDEST, _INTERVALS, _HALVINGS = 30.0, 3000, 42
-# The derivatives are compared with difference quotients of step _STEP at log(p / q) in _CHECKED; _DERIVATIVE is the
-# tolerance.
+# A user's derivatives are compared with difference quotients of step _STEP at each log(p / q) in _CHECKED. The
+# tolerance is _DERIVATIVE.
 _CHECKED = (-3.1, -1.7, -0.83, -0.37, 0.41, 0.79, 1.3, 2.9)
 _STEP, _DERIVATIVE = 1e-5, 1e-4
-# Pairs of log p and log q for tests: one mass or both are 0, or one underflows.
+# A user's terms are evaluated at these pairs of log p and log q: one mass is 0, one mass underflows, or both are 0.
 _EMPTY = ((-math.inf, 0.0), (-800.0, 0.0), (0.0, -800.0), (0.0, -math.inf), (-math.inf, -math.inf))
-# Probabilities of P and Q for tests; both are 0 in the first class, and only P is 0 in the second class.
+# A user's total is evaluated for these probabilities of P and Q. Both are 0 in the first class, and only P is 0 in the
+# second class.
 _PARTIAL = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.2, 0.3, 0.5))
-# Multiples of the masses below _ROUNDING are rounding errors. A term at p = q above _ZERO is an error of the user.
+# Multiples of the masses below _ROUNDING count as rounding errors. A term above _ZERO at p = q raises an error, because
+# the terms of a divergence are 0 there.
 _ROUNDING, _ZERO = 1e-12, 1e-9
 
 
@@ -50,9 +52,11 @@ class _Reading(NamedTuple):
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """The slope of f at 1, and a and b if the results of `derivatives` are the derivatives of the terms + a p + b q."""
+    """The slope of f at 1, and numbers a and b such that `derivatives` returns the derivatives of the terms plus a p +
+    b q.
+    """
     is_normalized: bool
-    """Whether all multiples are 0, no term is NaN where a mass is 0, and the derivatives are finite there."""
+    """Whether all `multiples` are 0, no term is NaN where a mass is 0, and the derivatives are finite there."""
 
 
 def order_of(kind: Divergence) -> float | None:
@@ -94,16 +98,16 @@ def is_normalized(kind: Divergence) -> bool:
     """Return whether f'(1) = 0 and no term is NaN where a mass is 0. Both may be false for a user's own divergence.
 
     Raises:
-        ArgumentValueError: `derivatives` does not return the derivatives of `terms`, or the terms are not terms of a
-            divergence, or an overridden `total` is NaN where a probability is 0.
+        ArgumentValueError: `derivatives` does not match `terms`, the terms are not terms of a divergence, or an
+            overridden `total` is NaN where a probability is 0.
     """
     return _stated_growth(kind) is not None or _read(kind).is_normalized
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a user's own terms minus the tangent of f at 1, at max(p, q) = 1 and log(p / q) = d.
+    """Return the terms of a user's divergence minus the tangent of f at 1, for max(p, q) = 1 and log(p / q) = d.
 
-    The second and third result are the derivatives of the first by log p and by log q.
+    The second and third result are the derivatives of the first result with respect to log p and log q.
     """
     return _less_tangent(kind, d, _read(kind).multiples)
 
@@ -153,10 +157,10 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return `_Reading.multiples`: the slope at p = q = 1, a and b.
+    """Return three numbers for `_Reading.multiples`: the slope of f at p = q = 1, and numbers a and b.
 
-    The derivatives by log p and by log q add up to the terms plus a p + b q, which gives a and b. The slope is the
-    derivative by log p at p = q = 1, minus a.
+    The derivatives of the terms with respect to log p and log q add up to the terms plus a p + b q. This equation gives
+    a and b. The slope is the derivative with respect to log p at p = q = 1, minus a.
     """
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)
@@ -202,7 +206,7 @@ def _check_total(kind: Divergence) -> None:
 def _check_derivatives(kind: Divergence) -> None:
     """Raise if the derivatives disagree with difference quotients of the terms.
 
-    The derivatives may differ by multiples of the masses, because the normalization removes these.
+    The derivatives may differ by multiples of the masses, because the normalization removes such multiples.
     """
     d = torch.tensor(_CHECKED, dtype=torch.float64, device="cpu")
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)
@@ -244,7 +248,7 @@ def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
         return End(math.inf, math.inf, 0.0, 0.0)
     if abs(third - second) <= _CONVERGED * abs(third) or third <= 0:
         return End(max(third, 0.0), reach=reach)
-    if third - second < 0.7 * (second - first) or third < second:  # Aitken's limit of a geometric approach
+    if third - second < 0.7 * (second - first) or third < second:  # Aitken's limit of a geometric sequence
         bend = (third - second) - (second - first)
         return End(max(third - (third - second) ** 2 / bend if bend else third, 0.0), reach=reach)
     if not first > 0:

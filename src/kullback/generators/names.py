@@ -22,7 +22,7 @@ def parse(name: str) -> Divergence:
     | ``kl``, ``forward_kl`` | `KL` |
     | ``reverse_kl`` | `ReverseKL` |
     | ``jeffreys`` | `Jeffreys` |
-    | ``js``, ``js:BETA`` | `JensenShannon`, with ``js:BETA:scaled`` the scaled one |
+    | ``js``, ``js:BETA`` | `JensenShannon`; ``js:BETA:scaled`` sets `scaled` |
     | ``skew:ALPHA`` | `SkewKL` |
     | ``tv`` | `TotalVariation` |
     | ``hellinger`` | `SquaredHellinger` |
@@ -91,7 +91,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
 
 def _numbers_and_flags(kind: type[Divergence]) -> tuple[list[str], list[str]]:
     """Return the names of the numeric and the names of the boolean parameters of a class of divergences."""
-    # torch.compile does not know `dataclasses.fields` of a class.
+    # torch.compile does not support `dataclasses.fields` of a class, so the names come from `__match_args__`.
     names: tuple[str, ...] = kind.__match_args__
     numbers = [name for name in names if not isinstance(getattr(kind, name, None), bool)]
     return numbers, [name for name in names if name not in numbers]  # pyright: ignore[reportReturnType]
@@ -109,7 +109,10 @@ def _usage(kind: type[Divergence]) -> str:
 
 
 def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
-    """Return keyword arguments from the parts after a name; None if the parts do not fit the divergence."""
+    """Return a divergence's keyword arguments from the parts after its name; None if the parts do not fit.
+
+    For example, the parts of 'skew:0.5' are ['0.5'].
+    """
     numbers, flags = _numbers_and_flags(kind)
     arguments: dict[str, Any] = {part: True for part in parts if part in flags}
     texts = [part for part in parts if part not in flags]

@@ -16,11 +16,11 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import Divergence, FinitePair, Growth
 from kullback.generators.growth import corners_of, end_of, growth_of, is_normalized, own_terms
 
-# The largest logarithm of a derivative. The largest float64 is e^709, so the sum over a row stays finite.
+# Derivatives are clamped to e^_LARGEST_LOG. The largest float64 is e^709, so the sum over a row stays finite.
 _LARGEST_LOG = 690.0
-# Below this |log(p / q)|, the terms of a smooth f are computed as integrals of f'', which avoids cancellation.
+# For |log(p / q)| below this number, the terms of a smooth f are integrals of f'', which avoids cancellation.
 _NEAR = 0.3
-# The seven nodes and the weights of Gaussian quadrature on [0, 1], exact for polynomials of degree 13.
+# These are the seven nodes and weights of Gaussian quadrature on [0, 1], which is exact for polynomials of degree 13.
 _RULE = (
     (0.02544604382862074, 0.06474248308443485),
     (0.12923440720030278, 0.13985269574463833),
@@ -30,12 +30,12 @@ _RULE = (
     (0.8707655927996972, 0.13985269574463833),
     (0.9745539561713793, 0.06474248308443485),
 )
-# Products with smaller masses are computed from logarithms, because they may underflow.
+# Products with masses below this number are computed from logarithms, because such products may underflow.
 _SMALLEST_MASS = 1e-290
 # f must be finite and convex for |log(p / q)| up to this number.
 _CHECKED = 6.0
 _EXAMPLE = "FDivergence(lambda r: (r - 1) ** 2 / (r + 1))"
-# The largest relative difference of a limit that the user passes and the measured limit of f.
+# A limit that the user passes may differ from the measured limit of f by at most this relative difference.
 _AGREE = 1e-6
 
 
@@ -49,9 +49,9 @@ class OfRatio(Divergence):
 
     @abstractmethod
     def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a term and its derivatives by log p and log q, divided by max(p, q).
+        """Return a term and its derivatives with respect to log p and log q, all divided by max(p, q).
 
-        The argument d is from -near.reach to far.reach of `growth`.
+        The argument d is at least -near.reach and at most far.reach of `growth`.
         """
 
     def terms(self, pair: FinitePair) -> Tensor:
@@ -62,7 +62,7 @@ class OfRatio(Divergence):
         return by_p, by_q
 
     def _evaluated(self, pair: FinitePair) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the terms and their derivatives by log p and log q."""
+        """Return the terms and their derivatives with respect to log p and log q."""
         far, near, _ = self.growth
         d = pair.log_ratio
         term, by_p, by_q = self.per_mass(torch.where(d.isinf(), 0, d).clamp(-near.reach, far.reach))
@@ -147,14 +147,14 @@ class FDivergence(OfRatio):
 
     .. math:: D_f(P \| Q) = \sum_i q_i\, f(p_i / q_i)
 
-    The tangent of f at 1 is subtracted from f. This does not change the divergence, and makes every term non-negative.
-    Autograd computes the derivatives of f. At p = 0 a term is q f(0), and at q = 0 a term is p times the limit of
-    f(r) / r as r goes to infinity. The limits and the growth of f decide which divergences of distributions are
-    infinite.
+    The tangent of f at 1 is subtracted from f. This subtraction does not change the divergence, and makes every term
+    non-negative. Autograd computes the derivatives of f. At p = 0 a term is q f(0). At q = 0 a term is p times the
+    limit of f(r) / r as r goes to infinity. The limits and the growth of f decide which divergences of distributions
+    are infinite.
 
     Arguments:
-        f: a convex function with f(1) = 0. It takes a tensor of positive ratios p / q and returns f of each element,
-            computed with torch functions.
+        f: a convex function with f(1) = 0. The function takes a tensor of positive ratios p / q and returns f of each
+            element, computed with torch functions.
         f_at_zero: f(0), which may be `math.inf`. By default, the limit of f at 0 is measured in float64.
         slope_at_infinity: the limit of f(r) / r as r goes to infinity. By default, the limit is measured in float64.
 
@@ -163,7 +163,7 @@ class FDivergence(OfRatio):
         ArgumentValueError: f(1) is not 0, f is not convex, or a limit that you pass is not the limit of f.
 
     Gradient:
-        autograd computes f'. Classes that make the value infinite contribute 0.
+        autograd computes f'. Classes that make the value infinite contribute 0 to the gradient.
 
     Example:
         >>> import torch

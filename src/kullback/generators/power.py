@@ -22,10 +22,10 @@ from kullback.generators.divergence import (
 from kullback.generators.entropic import KL, ReverseKL
 
 _LARGEST = torch.finfo(torch.float64).max
-# Derivatives are clamped to this, because their sum over 1e18 classes is still finite.
+# Derivatives are clamped to this number, so that even their sum over 1e18 classes is finite.
 _LARGEST_DERIVATIVE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
-# Products with smaller masses are computed from logarithms, because subnormal masses lose digits.
+# Products with masses below this number are computed from logarithms, because subnormal masses lose digits.
 _UNDERFLOW = 1e-290
 
 
@@ -36,8 +36,8 @@ class Alpha(BuiltIn):
     .. math:: D_\alpha(P \| Q) = \frac{\sum_i p_i^\alpha q_i^{1-\alpha} - 1}{\alpha (\alpha - 1)}
 
     The divergence is `KL` at alpha = 1, `ReverseKL` at alpha = 0, 4 times `SquaredHellinger` at alpha = 1/2, and half
-    of `ChiSquared` at alpha = 2. At p = 0 a term is q / alpha (+inf if alpha <= 0), and at q = 0 a term is
-    p / (1 - alpha) (+inf if alpha >= 1).
+    of `ChiSquared` at alpha = 2. At p = 0 a term is q / alpha (+inf if alpha <= 0). At q = 0 a term is p / (1 - alpha)
+    (+inf if alpha >= 1).
 
     Arguments:
         alpha: the order, any real number.
@@ -46,9 +46,10 @@ class Alpha(BuiltIn):
         ArgumentValueError: `alpha` is not a finite number.
 
     Gradient:
-        with r = p/q, by the logits of Q it is the projection of -q (r^alpha - 1)/alpha, and by the logits of P the
-        projection of p (r^(alpha-1) - 1)/(alpha - 1). A class that makes the value infinite contributes 0 to the
-        gradient by the side whose mass is not 0.
+        let r = p/q. The gradient with respect to the logits of Q is the projection of b = -q (r^alpha - 1)/alpha, which
+        is b - q sum(b). The gradient with respect to the logits of P is the projection of p (r^(alpha-1) - 1)/(alpha -
+        1). A class that makes the value infinite contributes 0 to the gradient with respect to the side whose mass is
+        not 0.
 
     Example:
         >>> import torch
@@ -164,7 +165,7 @@ class SquaredHellinger(WeightedSum):
     At p = 0 a term is q/2, and at q = 0 a term is p/2. The divergence is a quarter of `Alpha` of order 1/2.
 
     Gradient:
-        by logits it is finite everywhere.
+        finite everywhere with respect to logits.
 
     Example:
         >>> import torch
@@ -206,8 +207,8 @@ class Renyi(BuiltIn):
         ArgumentValueError: `alpha` is negative or NaN.
 
     Gradient:
-        by logits it is finite everywhere, and classes that make the value infinite contribute 0. At alpha = inf it is
-        the gradient of log(p/q) at the first class that attains the maximum; for P = Q it is 0.
+        finite everywhere with respect to logits; classes that make the value infinite contribute 0. At alpha = inf, the
+        gradient is the gradient of log(p/q) at the first class that attains the maximum, and 0 for P = Q.
 
     Example:
         >>> import torch
@@ -256,7 +257,7 @@ class Renyi(BuiltIn):
         if alpha == 0:
             outside, covered = support_of_p(pair)
             shares = torch.softmax(torch.where(covered.isinf().all(-1, keepdim=True), 0, covered), -1)
-            # These derivatives lack a multiple of q, which the normalization of Q removes.
+            # These derivatives lack a multiple of q, but the normalization of Q removes any multiple of q.
             return torch.zeros_like(pair.p), outside - outside.sum(-1, keepdim=True) * shares
         if alpha == 1:
             return KL().derivatives(pair)
@@ -285,6 +286,8 @@ class Renyi(BuiltIn):
 
 
 def support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
-    """Return q outside P's support (else 0), and log q inside (else -inf); classes whose p underflows are inside."""
+    """Return q outside P's support (else 0), and log q inside (else -inf). A class whose p underflows counts as
+    inside.
+    """
     outside = pair.log_ratio == -torch.inf
     return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())

@@ -30,15 +30,15 @@ from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["STORED", "BatchLoss", "at_least_one", "next_tokens", "of_tokens"]
 
-# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k), and, if known, the
-# true token that each row is a prediction of, shape (..., tokens).
+# These fields of a batch replace a teacher. The first two contain the teacher's most probable tokens, shape (...,
+# tokens, k). The third, which may be missing, contains the true token that each row predicts, shape (..., tokens).
 STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
-# The largest probability by chance at which stored rows are taken to be those of the tokens before.
+# Stored rows count as shifted by one token if the evidence for the shift has less than this probability by chance.
 _CHANCE = 1e-4
 
 
 def next_tokens(labels: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return the label of each position's logits, the token after it; the last position has none.
+    """Return the label of each position's logits, which is the next token; the last position gets `ignore_index`.
 
     Example:
         >>> next_tokens(torch.tensor([[5, 6, 7]]))
@@ -55,7 +55,7 @@ def at_least_one(count: Tensor | float | None) -> Tensor | float | None:
 def of_tokens(
     call: str, logits: Tensor, labels: Tensor | None, ignore_index: int, causal: bool
 ) -> Tensor | None:
-    """Return the labels of the logits' positions: shifted by one in causal models."""
+    """Return the label of each position's logits: `labels`, shifted by one token if the model is causal."""
     if labels is None or not causal:
         return labels
     if logits.ndim < 3:
@@ -74,9 +74,9 @@ def is_causal(call: str, causal: bool | None, shifted: bool | None, *, otherwise
 
     Arguments:
         call: the trainer, for messages.
-        causal: the user's word; None to follow the model.
-        shifted: the model's word; None if it does not say.
-        otherwise: the answer if neither says.
+        causal: the user's setting; None to follow the model.
+        shifted: whether the model shifts labels; None if it is not known.
+        otherwise: the result if `causal` and `shifted` are None.
     """
     if causal and shifted is False:
         raise invalid_value(
@@ -103,10 +103,10 @@ class BatchLoss:
     Arguments:
         call: the trainer, for messages.
         loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory.
-        teacher: the teacher; None if the batches have its most probable tokens, as ``teacher_indices`` and
+        teacher: the teacher; None if the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs``.
-        causal: whether the label of a position's logits is the token after it; None to follow the student.
-        otherwise: the answer if the student is of no class that says.
+        causal: whether the label of a position's logits is the next token; None to follow the student's class.
+        otherwise: the value that replaces `causal` if `causal` is None and the student's class does not determine it.
     """
 
     def __init__(
@@ -146,15 +146,15 @@ class BatchLoss:
         self.call, self.loss, self.teacher = call, loss, teacher
         self.causal, self._otherwise = causal, otherwise
         self._batches = 0
-        # Of the student at each position of the last batch, if the loss returns it.
+        # The student's entropy at each position of the last batch is stored here, if the loss returns entropies.
         self.entropy: Tensor | None = None
 
     def freeze_teacher(self, student: torch.nn.Module | None) -> None:
-        """Freeze the teacher; raise if it shares parameters with the student that is to learn."""
+        """Freeze the teacher; raise if the teacher shares trainable parameters with the student."""
         freeze(self.call, student, self.teacher)
 
     def is_causal(self, student: Any) -> bool:
-        """Return whether the label of a position of the student's logits is the token after it."""
+        """Return whether the label of a position of the student's logits is the next token."""
         shifted = shifts_labels(without_wrappers(student))
         return is_causal(self.call, self.causal, shifted, otherwise=self._otherwise)
 
@@ -174,7 +174,7 @@ class BatchLoss:
             inputs: the batch. Positions with the label `ignore_index` of the loss do not count. Without labels,
                 positions outside of the attention mask do not count.
             normalizer: the divisor of the sum over tokens, such as the number of tokens in all micro-batches.
-            unwrapped: the student without its wrappers; it has the head.
+            unwrapped: the student without the trainer's wrappers, which contains the head; by default `model`.
             keep_logits: whether the outputs must contain the logits.
         """
         unwrapped = model if unwrapped is None else unwrapped
@@ -205,7 +205,7 @@ class BatchLoss:
         return loss
 
     def check_apart(self, student: torch.nn.Module) -> None:
-        """Raise if the student has begun to train what it shares with the teacher."""
+        """Raise if the student trains parameters or running averages that it shares with the teacher."""
         if self._is_checked():
             check_apart(self.call, student, self.teacher)
             check_statistics(self.call, student, self.teacher)
@@ -218,7 +218,9 @@ class BatchLoss:
             return self.teacher(*inputs, **features)
 
     def _is_checked(self) -> bool:
-        """Return whether this batch is checked: batches 1, 2, 4, 8 ..., as an error can begin during training."""
+        """Return whether to check this batch. The checked batches have the numbers 1, 2, 4, 8 and so on, because an
+        error can begin during training.
+        """
         return self._batches & (self._batches + 1) == 0
 
     def _check_finite(self, sides: Mapping[str, Any], loss: Tensor) -> None:
@@ -252,9 +254,10 @@ class BatchLoss:
         counted: dict[str, Tensor | None],
         normalizer: Tensor | float | None,
     ) -> Tensor | float:
-        """Return the load-balancing loss of a mixture of experts, with the model's own weight; 0 for other models.
+        """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models.
 
-        With a normalizer, the batch has the weight of its own tokens, so that the losses of micro-batches add up.
+        With a normalizer, the loss is multiplied by the batch's number of tokens divided by the normalizer, so that the
+        losses of micro-batches add up.
         """
         auxiliary = outputs.get("aux_loss") if isinstance(outputs, Mapping) else None
         if not isinstance(auxiliary, Tensor):
@@ -278,8 +281,10 @@ class BatchLoss:
         return coefficient * auxiliary * share
 
     def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
-        """Return the labels, which decide which positions count; without labels, the mask."""
-        if inputs.get("shift_labels") is not None:  # of collators that pack sequences
+        """Return the argument of the loss that decides which positions count: the labels or, without labels, the
+        mask.
+        """
+        if inputs.get("shift_labels") is not None:  # collators that pack sequences make this field
             return {"labels": inputs["shift_labels"]}
         labels = inputs.get("labels")
         mask = inputs.get("decoder_attention_mask" if is_encoder_decoder(model) else "attention_mask")
@@ -315,7 +320,7 @@ class BatchLoss:
         return of_given_tokens(self.teacher, features, logits_of(outputs))
 
     def _require_aligned(self, labels: Tensor, tokens: Tensor) -> None:
-        """Refuse stored predictions of other tokens than the next ones."""
+        """Raise if a stored prediction has another label than the next token."""
         following = next_tokens(tokens, _NO_LABEL)
         wrong = (labels != _NO_LABEL) & (following != _NO_LABEL) & (labels != following)
         if bool(wrong.any()):
@@ -324,10 +329,10 @@ class BatchLoss:
             raise self._shifted("teacher_labels", got)
 
     def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
-        """Refuse stored predictions that list the token of their own position, and not the next one.
+        """Raise if stored predictions list the token at their position significantly more often than the next token.
 
-        Servers list the true token with the most probable ones. Rows that list their own token more often than the
-        next, beyond chance, are predictions of their own token.
+        Servers list the true token together with the most probable tokens. So such rows are predictions of the token at
+        their position.
         """
         counted = (indices >= 0).any(-1)
         counted[..., -1:] = False
@@ -371,10 +376,12 @@ class BatchLoss:
     def _side(
         self, side: str, run: Callable[..., Any], module: Any, features: dict[str, Any], keep_logits: bool
     ) -> tuple[dict[str, Any], Any]:
-        """Return the hidden states and the head of a side, by the names of the loss's arguments, and its outputs."""
+        """Return a dict of a side's hidden states and head, named like the loss's arguments, and the model's
+        outputs.
+        """
         assert isinstance(self.loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
         head = ModelHead.of(self.call, side, without_wrappers(module))
-        # The last logits alone suffice to check that the head makes them.
+        # The logits of the last position suffice to check that the head makes the model's logits.
         few = {} if keep_logits else head.few_logits()
         outputs = run(**{**no_cache(head.module), **features, "output_hidden_states": True, **few})
         head.gather()
@@ -386,6 +393,8 @@ class BatchLoss:
 
 
 def _sign_test(more: int, fewer: int) -> float:
-    """Return a bound of the probability that at least `more` of so many fair coins show heads (Chernoff, 1952)."""
+    """Return an upper bound of the probability of `more` heads in `more` + `fewer` tosses of a fair coin (Chernoff,
+    1952).
+    """
     n = more + fewer
     return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))

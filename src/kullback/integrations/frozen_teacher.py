@@ -1,4 +1,6 @@
-"""A teacher beside the student that is trained: it is frozen and in evaluation mode, and shares nothing that learns."""
+"""Functions that freeze a teacher, put it in evaluation mode, and check that it shares no trained tensors with the
+student.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +14,31 @@ from kullback.errors import invalid_value
 from kullback.integrations.model_reading import without_containers
 from kullback.kernels.overlap import may_overlap
 
-# So many names stand in a message.
+# A message lists at most this number of names.
 _NAMES = 3
 
 
 def freeze(call: str, student: torch.nn.Module | None, teacher: torch.nn.Module | None) -> None:
-    """Freeze the teacher and put it in evaluation mode; raise if that would freeze parts of the student too."""
+    """Freeze the teacher and put it in evaluation mode; raise if this would freeze parts of the student too."""
     if teacher is not None:
         check_apart(call, student, teacher)
         teacher.requires_grad_(False).eval()
 
 
 def check_apart(call: str, student: torch.nn.Module | None, teacher: torch.nn.Module | None) -> None:
-    """Raise if a parameter of the student that learns is the teacher's too, or has its memory."""
+    """Raise if a trainable parameter of the student is also a tensor of the teacher, or shares memory with one."""
     if student is None or teacher is None:
         return
     parameters = dict(student.named_parameters())
     learning = {name: x for name, x in parameters.items() if x.requires_grad}
-    # If nothing learns, only a student that is wholly the teacher's is an error.
+    # If no parameter is trainable, sharing is an error only if all parameters of the student are the teacher's.
     shared = _shared(learning or parameters, [*teacher.parameters(), *teacher.buffers()])
     if shared and (learning or len(shared) == len(parameters)):
         raise _refusal(call, student, teacher, shared, learning)
 
 
 def check_statistics(call: str, student: torch.nn.Module, teacher: torch.nn.Module | None) -> None:
-    """Raise if the student is about to change running averages of the teacher, as batch normalization does."""
+    """Raise if training the student would change running averages of the teacher, such as batch normalization's."""
     theirs = set() if teacher is None else {id(x) for x in teacher.buffers()}
     changing = [
         name
@@ -54,7 +56,7 @@ def check_statistics(call: str, student: torch.nn.Module, teacher: torch.nn.Modu
 
 
 def _shared(tensors: Mapping[str, Tensor], others: Iterable[Tensor]) -> list[str]:
-    """Return the names of the tensors that are among the others, or that overlap one of them in memory."""
+    """Return the names of the `tensors` that are among `others`, or that overlap one of `others` in memory."""
     identities: set[int] = set()
     by_storage: dict[int, list[Tensor]] = {}
     for x in others:
@@ -69,7 +71,9 @@ def _shared(tensors: Mapping[str, Tensor], others: Iterable[Tensor]) -> list[str
 
 
 def _storage(x: Tensor) -> int:
-    """Return the address of a tensor's storage; 0 for a tensor without memory of its own, such as a sharded one."""
+    """Return the address of a tensor's storage; 0 for a tensor whose storage has no address, such as a sharded
+    tensor.
+    """
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided
     return x.untyped_storage().data_ptr() if is_plain and not x.is_meta else 0
 
@@ -115,7 +119,9 @@ def _listed(names: list[str]) -> str:
 
 @contextmanager
 def evaluating(teacher: torch.nn.Module) -> Generator[None]:
-    """Run the teacher in evaluation mode; modules that the student has too return to training afterwards."""
+    """Run the teacher in evaluation mode. Afterwards, modules return to training mode if they were in it, because the
+    student may share them.
+    """
     training = [module for module in teacher.modules() if module.training]
     for module in training:
         module.training = False

@@ -17,7 +17,7 @@ from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationTrainer", "compute_loss_func"]
 
-# The Trainer needs accelerate, and transformers does not install it.
+# The Trainer needs accelerate, but transformers does not install accelerate.
 load("accelerate", "kullback.integrations.huggingface")
 _Trainer: Any = load("transformers", "kullback.integrations.huggingface").Trainer
 
@@ -32,26 +32,27 @@ def compute_loss_func(
 
     .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
 
-    over the tokens that count. N is their number in all micro-batches of the step (the Trainer's `num_items_in_batch`),
-    so the accumulated gradients equal the gradient of one large batch. If the teacher is a separate model, use
-    `DistillationTrainer`.
+    The sum is over the tokens that count. N is the number of these tokens in all micro-batches of the step (the
+    Trainer's `num_items_in_batch`). The accumulated gradients therefore equal the gradient of one large batch. If the
+    teacher is a separate model, use `DistillationTrainer`.
 
     Arguments:
-        loss: the loss, ``DistillationLoss()`` if left out.
-        teacher: the name of the teacher's logits in the outputs, or a function that returns them from the outputs.
-        causal: whether the label of a position's logits is the token after it, as in causal language models. By
-            default, it is unless the outputs are those of an encoder and a decoder.
+        loss: the loss; by default, ``DistillationLoss()``.
+        teacher: the name of the teacher's logits in the outputs, or a function that returns these logits.
+        causal: whether the label of a position's logits is the next token, as in causal language models. By default,
+            True unless the outputs come from an encoder and a decoder.
 
     Returns:
         a function of ``(outputs, labels, num_items_in_batch=None)``.
 
     Raises:
-        ArgumentTypeError: `loss` is no `DistillationLoss`.
-        ArgumentValueError: it has a reduction that is not a mean; at the call, the outputs hold no teacher's logits, or
-            `causal` does not fit them, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes.
+        ArgumentTypeError: `loss` is not a `DistillationLoss`.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``. At the call, the outputs
+            contain no logits of the teacher, `causal` does not fit the outputs, or a loss with ``vocabulary="mask"`` is
+            +inf because a side lacks classes.
 
     Gradient:
-        that of `kullback.functional.distillation_loss`.
+        the gradient of `kullback.functional.distillation_loss`.
 
     Example:
         >>> import torch
@@ -76,7 +77,7 @@ def compute_loss_func(
     def compute(outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None) -> Tensor:
         student = logits_of(outputs)
         taught = _find(outputs, teacher) if isinstance(teacher, str) else teacher(outputs)
-        # Only an encoder with a decoder has this output.
+        # Only models with an encoder and a decoder have this output.
         shifted = False if _get(outputs, "encoder_last_hidden_state") is not None else None
         shifts = is_causal(call, causal, shifted, otherwise=True)
         labels = of_tokens(call, student, labels, loss.ignore_index, shifts)
@@ -106,39 +107,40 @@ def _find(outputs: Any, name: str) -> Any:
 
 
 class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
-    r"""A `transformers.Trainer` that trains a model to predict what a teacher predicts.
+    r"""A `transformers.Trainer` that trains a model to make the predictions of a teacher.
 
     .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
 
-    over the tokens that count. P is the teacher and Q the model. N is the number of such tokens in all micro-batches of
-    the step and all processes (the Trainer's `num_items_in_batch`), so the accumulated gradients equal the gradient of
-    one large batch. Tokens with label -100 do not count. Without labels, tokens outside of the attention mask do not
-    count. Everything else, from checkpoints to evaluation, is the Trainer's. The teacher is neither trained nor saved.
+    The sum is over the tokens that count. P is the teacher and Q the model. N is the number of such tokens in all
+    micro-batches of the step and all processes (the Trainer's `num_items_in_batch`). The accumulated gradients
+    therefore equal the gradient of one large batch. Tokens with label -100 do not count. Without labels, tokens outside
+    of the attention mask do not count. The Trainer does everything else, from checkpoints to evaluation. The teacher is
+    neither trained nor saved.
 
     Arguments:
-        args: the Trainer's, by position, such as the model and its `TrainingArguments`.
-        teacher: the teacher; None if the batches have its most probable tokens, as ``teacher_indices`` and
+        args: positional arguments of the Trainer, such as the model and its `TrainingArguments`.
+        teacher: the teacher; None if the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs`` of shape (batch, tokens, k). Row i predicts the token after position i; rows that
-            predict the token at their position are refused. With ``teacher_labels`` of shape (batch, tokens), the
-            tokens that the rows predict, every row is checked. `StoredTeacherCollator` makes such batches. A teacher is
-            frozen, so it must not share parameters that learn with the model.
-        loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads,
+            predict the token at their position raise an error. With ``teacher_labels`` of shape (batch, tokens), the
+            tokens that the rows predict, every row is checked. `StoredTeacherCollator` makes such batches. The teacher
+            is frozen, so it must not share trainable parameters with the model.
+        loss: the loss; by default, ``DistillationLoss()``. A `LinearDistillationLoss` takes hidden states and heads,
             and never stores all logits of either side. The models must support `logits_to_keep`. With the first batch,
             the trainer checks that the head, with the cap and scale of the loss, gives the model's logits.
-        causal: whether the label of a position's logits is the token after it, as in causal language models. By
-            default, it is unless the model has an encoder and a decoder, fills masks or classifies.
-        kwargs: the Trainer's.
+        causal: whether the label of a position's logits is the next token, as in causal language models. By default,
+            True unless the model has an encoder and a decoder, fills masks or classifies.
+        kwargs: keyword arguments of the Trainer.
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: `loss` has a reduction that is not a mean; the teacher shares parameters that learn;
-            `causal` is True and the model says otherwise; at a batch, the loss does not fit the models, or is +inf with
-            ``vocabulary="mask"`` because a side lacks classes, or the batch holds no teacher, or stored predictions of
-            other tokens.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, the teacher shares trainable
+            parameters with the model, or `causal` is True for a model that does not shift labels. At a batch, the loss
+            does not fit the models, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes. Without
+            a teacher, the batch contains no stored predictions, or predictions of other tokens.
         OptionalDependencyError: transformers or accelerate is not installed.
 
     Gradient:
-        that of `kullback.functional.distillation_loss`.
+        the gradient of `kullback.functional.distillation_loss`.
 
     Example:
         >>> import tempfile, torch
@@ -188,7 +190,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
                     got=safe_repr(given),
                     instead="loss=kullback.nn.DistillationLoss(), or transformers.Trainer",
                 )
-        # The Trainer counts the labels of a step as the loss does.
+        # With this setting, the Trainer counts the labels of a step in the same way as the loss.
         self._loss_shifts_labels = self.batch_loss.is_causal(self.model)
         self.batch_loss.freeze_teacher(self.model)
         if teacher is not None:
@@ -202,7 +204,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of a batch, with the model's outputs if asked for."""
+        """Return the loss of a batch and, if `return_outputs`, the model's outputs."""
         loss, outputs = loss_of_batch(self, model, inputs, num_items_in_batch, keep_logits=return_outputs)
         loss = loss * scale_of_processes(self, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
@@ -217,14 +219,16 @@ def loss_of_batch(
 ) -> tuple[Tensor, Any]:
     """Return a trainer's `batch_loss` of a batch, and the student's outputs."""
     unwrapped = trainer.accelerator.unwrap_model(model)
-    with trainer.accelerator.autocast():  # of the fused heads; the models' own forward passes have it already
+    with trainer.accelerator.autocast():  # for the fused heads; the models' forward passes already use it
         return trainer.batch_loss(
             model, inputs, normalizer=normalizer, unwrapped=unwrapped, keep_logits=keep_logits
         )
 
 
 def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:
-    """Return the factor of a loss divided by the tokens of all processes, which average their gradients."""
+    """Return the factor for a loss that was divided by the tokens of all processes, because the processes average their
+    gradients.
+    """
     if trainer.args.n_gpu > 1:
         raise invalid_value(
             type(trainer).__name__,

@@ -23,28 +23,29 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    A batch is a dict of the models' arguments, with ``labels`` for the positions that count, or a tensor of inputs, or
-    a tuple that begins with it. The loss is logged as ``train_loss``, ``val_loss`` and ``test_loss``. The teacher is
-    not a part of the module: it is neither trained nor saved, and follows the student to its device.
+    A batch is a dict of the models' arguments, a tensor of inputs, or a tuple whose first entry is such a tensor. In a
+    dict, ``labels`` determine the positions that count. The loss is logged as ``train_loss``, ``val_loss`` and
+    ``test_loss``. The teacher is not a part of the module: it is neither trained nor saved, and follows the student to
+    its device.
 
     Arguments:
         student: the model to be trained.
-        teacher: the teacher. It is frozen, so it must not share parameters that learn with the student.
-        loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads of
-            Hugging Face models, given dicts.
-        optimizer: makes the optimizer of the student's parameters; AdamW if left out.
-        causal: whether the label of a position's logits is the token after it, as in causal language models. By
-            default, it is if the student is such a model of Hugging Face.
+        teacher: the teacher. The teacher is frozen, so it must not share trainable parameters with the student.
+        loss: the loss; by default, ``DistillationLoss()``. A `LinearDistillationLoss` needs Hugging Face models, and
+            batches that are dicts.
+        optimizer: a function that makes the optimizer from the student's parameters; by default, AdamW.
+        causal: whether the label of a position's logits is the next token, as in causal language models. By default,
+            True if the student is a causal language model of Hugging Face.
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: `loss` has a reduction that is not a mean; the teacher shares parameters that learn; at a
-            batch, `causal` does not fit the student, or a loss with ``vocabulary="mask"`` is +inf because a side lacks
-            classes.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or the teacher shares trainable
+            parameters with the student. At a batch, `causal` does not fit the student, or a loss with
+            ``vocabulary="mask"`` is +inf because a side lacks classes.
         OptionalDependencyError: lightning is not installed.
 
     Gradient:
-        that of `kullback.functional.distillation_loss`.
+        the gradient of `kullback.functional.distillation_loss`.
 
     Example:
         >>> import torch

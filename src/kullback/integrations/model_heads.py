@@ -16,7 +16,7 @@ from kullback.parallel.shards import is_dtensor
 
 _LOGITS = "loss=kullback.nn.DistillationLoss()"
 
-# The names of the largest absolute logit and of the factor of the logits in the configurations of Hugging Face models.
+# Configurations of Hugging Face models use these names for the largest absolute logit and for the factor of the logits.
 _CAPS = (
     "final_logit_softcapping",
     "logits_soft_cap",
@@ -32,7 +32,7 @@ class ModelHead(NamedTuple):
         call: the trainer, for messages.
         side: ``"student"`` or ``"teacher"``.
         module: the model without wrappers.
-        linear: its head.
+        linear: the head of the model.
     """
 
     call: str
@@ -42,7 +42,7 @@ class ModelHead(NamedTuple):
 
     @classmethod
     def of(cls, call: str, side: str, module: Any) -> ModelHead:
-        """Return the head of a model; raise if its logits are more than a weight and a bias."""
+        """Return the head of a model; raise unless a weight and a bias alone make its logits."""
         if not hasattr(module, "get_output_embeddings"):
             wanted = f"a DistillationLoss for a {side} without get_output_embeddings, which returns the head"
             got = f"a LinearDistillationLoss and a {type(module).__name__}"
@@ -50,7 +50,7 @@ class ModelHead(NamedTuple):
         linear = _saved_copy(module.get_output_embeddings())
         if getattr(type(linear), "forward", None) is not torch.nn.Linear.forward:
             instead = f"{_LOGITS}, which takes the logits of any head"
-            if hasattr(linear, "base_layer"):  # of PEFT
+            if hasattr(linear, "base_layer"):  # a layer of PEFT
                 instead = (
                     f"{_LOGITS}, or no adapter on the head (LoraConfig(target_modules=...) without 'lm_head')"
                 )
@@ -65,7 +65,7 @@ class ModelHead(NamedTuple):
         return cls(call, side, module, linear)
 
     def few_logits(self) -> dict[str, int]:
-        """Return the argument that makes the model compute the last logits alone."""
+        """Return the argument that makes the model compute only the logits of the last position."""
         if "logits_to_keep" not in inspect.signature(self.module.forward).parameters:
             raise invalid_value(
                 self.call,
@@ -77,10 +77,12 @@ class ModelHead(NamedTuple):
         return {"logits_to_keep": 1}
 
     def gather(self) -> None:
-        """Gather a weight that `fully_shard` sharded again after the forward pass; raise unless it is now in memory."""
+        """Gather a weight that `fully_shard` sharded again after the forward pass; raise unless the weight is then in
+        memory.
+        """
         if is_dtensor(self.linear.weight):
             owners = [part for part in self.module.modules() if self._is_sharded_in(part)]
-            for owner in owners[-1:]:  # the innermost one
+            for owner in owners[-1:]:  # the innermost owner
                 owner.unshard()  # until the backward pass shards it again
         weight = self.linear.weight
         if weight.ndim != 2 or weight.numel() == 0:
@@ -98,7 +100,7 @@ class ModelHead(NamedTuple):
         raise invalid_value(self.call, "loss", wanted=wanted, got=got, instead=instead)
 
     def _is_sharded_in(self, part: torch.nn.Module) -> bool:
-        """Return whether a part of the model is one that `fully_shard` gathers, and has the head."""
+        """Return whether `fully_shard` gathers `part`, and `part` contains the head."""
         return hasattr(part, "unshard") and any(module is self.linear for module in part.modules())
 
     @torch.no_grad()
@@ -111,7 +113,7 @@ class ModelHead(NamedTuple):
         made = made if cap is None else cap * torch.tanh(made / cap)
         near = 0.05 if {products.dtype, logits.dtype} & {torch.bfloat16, torch.float16} else 1e-3
         size = logits.float().abs().amax().clamp(min=1e-6)
-        # A cap changes small logits too little to be seen, so the configuration is read too.
+        # The effect of a cap on small logits is below the tolerance, so the cap in the configuration is compared too.
         wanted = head_settings(self.module)["softcap"]
         if (wanted is not None and wanted != cap) or not bool(
             (made - logits.float()).abs().amax() <= near * size
@@ -140,7 +142,7 @@ def head_settings(model: Any) -> dict[str, float | None]:
     config: Any = getattr(without_wrappers(model), "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     cap, scale = (_first_of(config, names) for names in (_CAPS, _SCALES))
-    divisor = getattr(config, "logits_scaling", None)  # of Granite; HyperCLOVA X multiplies by it
+    divisor = getattr(config, "logits_scaling", None)  # Granite divides by it, HyperCLOVA X multiplies
     if scale is None and divisor is not None:
         scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
     return {"softcap": cap, "logit_scale": 1.0 if scale is None else scale}

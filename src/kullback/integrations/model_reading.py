@@ -1,4 +1,6 @@
-"""What trainers need to know of a model: its wrappers, whether labels are shifted, its decoder's tokens, its logits."""
+"""Functions that find properties of a model: its wrappers, whether labels are shifted, its decoder's tokens, its
+logits.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The ends of the class names of Hugging Face models. Their loss compares the logits of a position with the label after
-# it, or with the label at it.
+# The class names of Hugging Face models have these suffixes. For `_SHIFTED`, the model's loss compares the logits of a
+# position with the label of the next position. For `_ALIGNED`, the loss compares the logits with the label of the same
+# position.
 _SHIFTED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _ALIGNED = ("ForMaskedLM", "Classification")
-# A batch with one of these says what the decoder reads.
+# A batch with one of these fields contains the inputs of the decoder.
 _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 def without_containers(model: Any) -> Any:
     """Return the model inside of the wrappers of `torch.compile`, FSDP 1 and data parallelism."""
-    parts = getattr(model, "_modules", {})  # an attribute of PEFT's models may be one of their base's
+    parts = getattr(model, "_modules", {})  # attributes of a PEFT model may come from its base model
     inside = next((parts[name] for name in ("_orig_mod", "_fsdp_wrapped_module") if name in parts), None)
     if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
         inside = model.module
@@ -27,7 +30,7 @@ def without_containers(model: Any) -> Any:
 
 
 def without_wrappers(model: Any) -> Any:
-    """Return the model inside of all wrappers, PEFT's too."""
+    """Return the model inside of all wrappers, including PEFT's."""
     model = without_containers(model)
     return without_containers(model.get_base_model()) if hasattr(model, "get_base_model") else model
 
@@ -38,7 +41,9 @@ def is_encoder_decoder(model: Any) -> bool:
 
 
 def shifts_labels(model: Any) -> bool | None:
-    """Return whether the label of a position's logits is the token after it; None if the model does not say."""
+    """Return whether the label of a position's logits is the next token; None if the model's class does not determine
+    it.
+    """
     if is_encoder_decoder(model):
         return False
     for name in (base.__name__ for base in type(model).__mro__):
@@ -52,7 +57,7 @@ def with_decoder_inputs(
 ) -> dict[str, Any]:
     """Return the arguments of a model, with the tokens of a decoder made from the labels, as the model itself does.
 
-    The model's loss would do it, but the labels are not among the arguments.
+    The model makes these tokens itself only if it gets the labels, which are not among the arguments.
     """
     given = any(features.get(name) is not None for name in _DECODER_INPUTS)
     if given or not is_encoder_decoder(model) or not isinstance(labels, Tensor) or labels.ndim < 2:
@@ -64,7 +69,9 @@ def with_decoder_inputs(
 
 
 def is_dispatched(model: Any) -> bool:
-    """Return whether accelerate has placed the parts of a model, on several devices or on disk, so that none moves."""
+    """Return whether accelerate has placed the parts of a model on several devices or on disk, so that the model cannot
+    move.
+    """
     return len(getattr(model, "hf_device_map", ())) > 1 or any(x.is_meta for x in model.parameters())
 
 
@@ -83,7 +90,9 @@ def of_given_tokens(model: Any, features: Mapping[str, Any], rows: Tensor) -> Te
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """Return the logits in a model's outputs: an attribute, an entry, the first element of a tuple, or all of it."""
+    """Return the logits in a model's outputs: an attribute, an entry, the first element of a tuple, or the outputs
+    themselves.
+    """
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):
@@ -94,7 +103,7 @@ def logits_of(outputs: Any) -> Tensor:
 def no_cache(model: Any) -> dict[str, bool]:
     """Return the argument that turns off a model's cache of keys and values, for models that have one.
 
-    Training does not need the cache, and transformers ignores the boundaries of packed sequences if there is one.
+    Training does not need the cache, and transformers ignores the boundaries of packed sequences if there is a cache.
     """
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 

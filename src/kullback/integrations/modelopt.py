@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn.modules.loss import _Loss  # ModelOpt asks for one  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.loss import _Loss  # ModelOpt requires it  # pyright: ignore[reportPrivateUsage]
 
 from kullback.generators import KL, Divergence
 from kullback.integrations.model_reading import logits_of
@@ -21,9 +21,9 @@ class LogitsDistillationLoss(_Loss):
 
     .. math:: L = \frac{T^2}{N} \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    In place of `modelopt.torch.distill.LogitsDistillationLoss`. With ModelOpt's default, ``reduction="mean"``, the loss
-    is also divided by the number of classes, so a larger vocabulary has a smaller loss. Here ``"mean"`` is the mean
-    over positions, like ModelOpt's ``"batchmean"`` of matrices.
+    The class replaces `modelopt.torch.distill.LogitsDistillationLoss`. With ModelOpt's default, ``reduction="mean"``,
+    the loss is also divided by the number of classes, so a larger vocabulary has a smaller loss. Here ``"mean"`` is the
+    mean over positions, like ModelOpt's ``"batchmean"`` of matrices.
 
     Arguments:
         temperature: T, which divides both logits.
@@ -31,7 +31,8 @@ class LogitsDistillationLoss(_Loss):
         kind: the divergence or its name, such as ``"js:0.5"``.
 
     Returns:
-        called with the outputs of student and teacher, logits or what holds them as ``logits``: the loss.
+        the loss, when called with the outputs of student and teacher: logits, or outputs with an attribute or entry
+        ``logits``.
 
     Raises:
         KullbackError: a setting is invalid; at the call, shapes differ.

@@ -20,27 +20,27 @@ class KDLoss(torch.nn.Module):
 
     .. math:: L = \frac{T^2}{N} \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    with P and Q at temperature T. For ``kind="kl"`` numbers and gradients agree with
-    `nemo_automodel.components.loss.kd_loss.KDLoss`, to rounding.
+    P and Q are at temperature T. For ``kind="kl"``, values and gradients agree with
+    `nemo_automodel.components.loss.kd_loss.KDLoss` up to rounding.
 
     Arguments:
         ignore_index: the label of positions that do not count.
         temperature: T.
         fp32_upcast: accepted for configuration files; the computation is in float32 or better in any case.
-        tp_group: the process group over which the classes are sharded; None for `DTensor`, which know how they are
+        tp_group: the process group over which the classes are sharded; None for DTensors, which store how they are
             sharded.
         chunk_size: accepted for configuration files; there are no temporaries of the size of the logits.
         kind: the divergence or its name, such as ``"js:0.5"``.
 
     Returns:
-        called with student logits, teacher logits, labels and, optionally, ``num_batch_labels``, the number of counted
-        labels of all micro-batches: a scalar.
+        a scalar, when called with student logits, teacher logits, labels and, optionally, ``num_batch_labels``, the
+        number of counted labels of all micro-batches.
 
     Raises:
         KullbackError: a setting is invalid; at the call, shapes differ.
 
     Gradient:
-        that of `kullback.functional.distillation_loss`.
+        the gradient of `kullback.functional.distillation_loss`.
 
     Example:
         >>> import torch

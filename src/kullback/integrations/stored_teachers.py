@@ -1,4 +1,4 @@
-"""Batches with a teacher's stored predictions, of sequences of different lengths."""
+"""A collator that makes batches with a teacher's stored predictions, from sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ _ARGUMENTS = Arguments(_CALL, rows_predict=OneOf(get_args(_Rows), example="next"
 class StoredTeacherCollator:
     """A collator for sequences of different lengths, each with a teacher's most probable tokens.
 
-    Another collator pads the tokens and labels. This one pads ``teacher_indices`` and ``teacher_log_probs``, of shape
-    (tokens, k), on the same side, and ``teacher_labels``, of shape (tokens), where there are some. Sequences may list
-    different numbers of tokens. A padded row has the log-probability -inf, which `TopK` does not count. Behind padding
-    on the left, the first token gets the label -100: nothing predicts it.
+    `collator` pads the tokens and labels. `StoredTeacherCollator` pads ``teacher_indices`` and ``teacher_log_probs``,
+    of shape (tokens, k), on the same side. `StoredTeacherCollator` also pads ``teacher_labels``, of shape (tokens,), if
+    the sequences have this field. Sequences may list different numbers of tokens. A padded row has the log-probability
+    -inf, which `TopK` does not count. After padding on the left, the first token gets the label -100, because no row
+    predicts this token.
 
     Arguments:
-        collator: pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``.
-        rows_predict: ``"next"`` if row i predicts the token after position i, as the trainers need; ``"own"`` if it
-            predicts the token at position i, as vLLM and SGLang number them. Rows are then moved by one.
+        collator: a function that pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``.
+        rows_predict: ``"next"`` if row i predicts the token after position i, as the trainers need; ``"own"`` if row i
+            predicts the token at position i, as in vLLM and SGLang. Such rows are shifted by one.
 
     Raises:
-        ArgumentTypeError: `collator` is no function.
-        ArgumentValueError: `rows_predict` is another word; in a call, a sequence has other numbers of rows and tokens,
-            or has no stored predictions.
+        ArgumentTypeError: `collator` is not a function.
+        ArgumentValueError: `rows_predict` is another word; in a call, a sequence has different numbers of rows and
+            tokens, or has no stored predictions.
 
     Example:
         >>> import torch
@@ -78,7 +79,7 @@ class StoredTeacherCollator:
         _ARGUMENTS.check(rows_predict=self.rows_predict)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
-        """Return a batch."""
+        """Return a batch of the padded sequences `features`."""
         batch = self.collator([{k: x for k, x in row.items() if k not in STORED} for row in features])
         length = batch["input_ids"].shape[-1]
         for name in STORED:
@@ -96,7 +97,7 @@ class StoredTeacherCollator:
         return batch
 
     def _tensor(self, name: str, x: Any, tokens: int) -> Tensor:
-        """Return the rows of a sequence, moved so that row i predicts the token after position i."""
+        """Return the rows of a sequence, shifted so that row i predicts the token after position i."""
         rows = None if x is None else torch.as_tensor(x)
         if rows is None or rows.ndim != (1 if name == STORED[2] else 2) or len(rows) != tokens:
             got = "none" if rows is None else f"shape {tuple(rows.shape)}"
@@ -107,7 +108,9 @@ class StoredTeacherCollator:
         return rows
 
     def _first_token(self, batch: Any, number: int, padding: int) -> int:
-        """Return where a sequence begins in its padded row: behind the padding if the collator pads on the left."""
+        """Return the index of a sequence's first token in its padded row: `padding` if the collator pads on the left,
+        else 0.
+        """
         if padding < 0:
             raise _wrong(
                 "collator", "padded rows with all tokens", f"{-padding} fewer tokens in row {number}"

@@ -23,28 +23,28 @@ class ChunkedDistillationLoss(torch.nn.Module):
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    In place of `torchtune.modules.loss.ForwardKLWithChunkedOutputLoss` (``kind="kl"``),
-    `ReverseKLWithChunkedOutputLoss` (``"reverse_kl"``) and `SymmetricKLWithChunkedOutputLoss`. Gradients are the
-    gradients of the first two. torchtune's forward KL is a cross-entropy: it is larger by the entropy of the teacher,
-    and a perfect student does not reach 0. Here the values are divergences. A batch without a token that counts gives 0
-    with a gradient of 0; torchtune's loss of such a batch has no gradient.
+    The class replaces `torchtune.modules.loss.ForwardKLWithChunkedOutputLoss` (``kind="kl"``),
+    `ReverseKLWithChunkedOutputLoss` (``"reverse_kl"``) and `SymmetricKLWithChunkedOutputLoss`. For the first two, the
+    gradients are equal. torchtune's forward KL is a cross-entropy: it exceeds KL by the entropy of the teacher, so a
+    perfect student does not reach 0. The values of this class are divergences. A batch without a token that counts
+    gives 0 with a gradient of 0; torchtune's loss of such a batch has no gradient.
 
     Arguments:
         num_output_chunks: the number of chunks, as in the recipe's `loss`.
         ignore_index: the label of positions that do not count.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of student and teacher.
-        temperature_squared: multiply D by T squared, so that the size of the gradient depends little on T.
+        temperature_squared: whether to multiply D by T squared. The size of the gradient then depends little on T.
 
     Returns:
-        called with student logits, teacher logits (tensors or lists of chunks along the second dimension) and labels
-        of shape (batch, tokens): a scalar.
+        a scalar, when called with student logits, teacher logits (tensors or lists of chunks along the second
+        dimension) and labels of shape (batch, tokens).
 
     Raises:
-        KullbackError: a setting is invalid; at the call, there are not as many chunks, or shapes differ.
+        KullbackError: a setting is invalid; at the call, the numbers of chunks or the shapes differ.
 
     Gradient:
-        that of `kullback.functional.distillation_loss`.
+        the gradient of `kullback.functional.distillation_loss`.
 
     Example:
         >>> import torch
@@ -100,7 +100,7 @@ class ChunkedDistillationLoss(torch.nn.Module):
         warn_if_nothing_counts(call, {"labels": labels}, counts, self.ignore_index, stacklevel=6)
         counted = counts.sum().clamp(min=1)
         parts = zip(students, teachers, labels.split(sizes, -1), strict=True)
-        with warnings.catch_warnings():  # a chunk of the prompt alone has no position that counts
+        with warnings.catch_warnings():  # a chunk with only prompt tokens has no position that counts
             warnings.filterwarnings("ignore", message=".*so no position counts")
             losses = [
                 self.loss(student, teacher, part, normalizer=counted) for student, teacher, part in parts

@@ -24,7 +24,7 @@ __all__ = ["DistillationTrainer", "GKDTrainer", "generalized_jsd_loss"]
 _GKDTrainer: Any = load("trl.experimental.gkd", "kullback.integrations.trl").GKDTrainer
 _DistillationTrainer: Any = load("trl", "kullback.integrations.trl").DistillationTrainer
 
-# Inputs of both models besides the tokens, where the data has images.
+# These are inputs of both models in addition to the tokens, if the data contain images.
 _OF_IMAGES = (
     "pixel_values",
     "image_grid_thw",
@@ -61,25 +61,26 @@ def generalized_jsd_loss(
     .. math:: L = \frac1N \sum_n \beta\, KL(P_n \| M_n) + (1 - \beta)\, KL(Q_n \| M_n), \quad
         M_n = \beta P_n + (1 - \beta) Q_n
 
-    with P the teacher and Q the student: `JensenShannon`, but `KL` at beta = 0 and `ReverseKL` at beta = 1, as in TRL.
-    Numbers and gradients are TRL's up to rounding, with two exceptions. Logits of -inf on both sides, such as masked
-    tokens, contribute 0 instead of NaN. Logits in half precision are computed in float32.
+    P is the teacher and Q the student. The divergence is `JensenShannon`, but `KL` at beta = 0 and `ReverseKL` at
+    beta = 1, as in TRL. Values and gradients equal TRL's up to rounding, with two exceptions. Logits of -inf on both
+    sides, such as masked tokens, contribute 0 instead of NaN. Logits in half precision are computed in float32.
 
     Arguments:
         student_logits: shape (..., classes).
         teacher_logits: the same shape.
-        labels: positions with label -100 do not count. The labels are already shifted to the logits.
+        labels: the label of each position's logits, already shifted. Positions with label -100 do not count.
         beta: from 0 to 1.
         temperature: the divisor of both logits.
         reduction: ``"batchmean"``, the mean over the positions that count (without labels, over the first dimension),
-            ``"sum"``, or ``"mean"``, which divides by the classes too.
-        num_items_in_batch: divides the sum in place of the number that `reduction` gives.
+            ``"sum"``, or ``"mean"``, which also divides by the number of classes.
+        num_items_in_batch: the divisor of the sum, instead of the divisor that `reduction` implies.
 
     Returns:
         a scalar, in float32 or better.
 
     Raises:
-        ArgumentValueError: `reduction` or `beta` is none of these; ``"none"`` too, which in TRL gives terms of classes.
+        ArgumentValueError: `reduction` or `beta` is invalid. ``"none"``, which in TRL returns the terms of classes, is
+            invalid too.
         ArgumentTypeError: an argument is of the wrong type.
 
     Gradient: to both logits, the gradient of `kullback.functional.distillation_loss`.
@@ -114,7 +115,7 @@ def generalized_jsd_loss(
 
 
 def of_beta(beta: float) -> Divergence:
-    """Return the divergence that TRL means by `beta`."""
+    """Return the divergence that `beta` selects in TRL."""
     return KL() if beta == 0 else ReverseKL() if beta == 1 else JensenShannon(beta)
 
 
@@ -123,26 +124,27 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
-    with P the teacher and Q the model. Data, on-policy generation and arguments are TRL's. Three things differ besides
-    the loss. A batch that was generated on-policy is divided by the number of its own tokens; TRL divides by the number
-    in the batch that it replaced. With several processes, the loss is multiplied by their number, as in
-    `transformers.Trainer`: it was divided by the tokens of all processes, which then average their gradients. Logits of
-    -inf on both sides contribute 0 instead of NaN.
+    P is the teacher and Q the model. Data, on-policy generation and arguments are the same as in TRL. In addition to
+    the loss, three things differ from TRL. The loss of a batch that was generated on-policy is divided by the number of
+    tokens in this batch; TRL divides by the number of tokens in the replaced batch. With several processes, the loss is
+    multiplied by the number of processes, as in `transformers.Trainer`. The reason is that the loss was divided by the
+    tokens of all processes, which then average their gradients. Logits of -inf on both sides contribute 0 instead of
+    NaN.
 
     Arguments:
-        args: TRL's, by position.
-        loss: the loss. By default, the value of `GKDConfig.beta`: `JensenShannon`, `KL` at 0 and `ReverseKL` at 1, as
-            in TRL. A `LinearDistillationLoss` never stores all logits of either side.
-        kwargs: TRL's.
+        args: positional arguments of TRL's trainer.
+        loss: the loss. By default, `GKDConfig.beta` selects the divergence: `JensenShannon`, `KL` at 0 and `ReverseKL`
+            at 1, as in TRL. A `LinearDistillationLoss` never stores all logits of either side.
+        kwargs: keyword arguments of TRL's trainer.
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models; the teacher shares
-            parameters that learn with the model, which would freeze them.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or `loss` does not fit the
+            models, or the teacher shares trainable parameters with the model, which would freeze them.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
-        that of `kullback.functional.distillation_loss`.
+        the gradient of `kullback.functional.distillation_loss`.
 
     Example:
         >>> from kullback.integrations.trl import GKDTrainer, generalized_jsd_loss
@@ -159,7 +161,7 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         self, *args: Any, loss: DistillationLoss | LinearDistillationLoss | None = None, **kwargs: Any
     ) -> None:
         if loss is not None:
-            BatchLoss("GKDTrainer", loss, None, causal=True)  # for its checks
+            BatchLoss("GKDTrainer", loss, None, causal=True)  # checks the loss
         super().__init__(*args, **kwargs)
         loss = DistillationLoss(kind=of_beta(self.beta)) if loss is None else loss
         self.batch_loss = BatchLoss("GKDTrainer", loss, self.teacher_model, causal=True)
@@ -173,11 +175,11 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of a batch, with the model's outputs if asked for."""
+        """Return the loss of a batch and, if `return_outputs`, the model's outputs."""
         generated, self._was_generated = self._was_generated, False
         names = ("input_ids", "attention_mask", "position_ids", "labels")
         batch = {name: inputs[name] for name in names if name in inputs}
-        # The items of the step were counted before the batch was replaced.
+        # The items of the step were counted before the batch was replaced, so they do not normalize a generated batch.
         normalizer = None if generated else num_items_in_batch
         loss, outputs = loss_of_batch(self, model, batch, normalizer, keep_logits=return_outputs)
         if generated and num_items_in_batch is not None:
@@ -197,24 +199,25 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
-    over the N tokens that the student generated. P is the teacher and Q the student. Data, generation, arguments and
-    logged metrics are TRL's. Without `loss`, values and gradients are TRL's up to rounding: the divergence of
-    `DistillationConfig.beta` at its `temperature`, by a `LinearDistillationLoss` with each model's cap and scale.
+    The sum is over the N tokens that the student generated. P is the teacher and Q the student. Data, generation,
+    arguments and logged metrics are the same as in TRL. Without `loss`, values and gradients equal TRL's up to
+    rounding. The loss is then a `LinearDistillationLoss` with each model's cap and scale, and `beta` and `temperature`
+    of `DistillationConfig` select the divergence.
 
     Arguments:
-        args: TRL's, by position.
-        loss: the loss. A `LinearDistillationLoss` never stores all logits. Its `softcap` and `logit_scale` must be the
-            models'; the default loss reads them from the models' configurations.
-        kwargs: TRL's.
+        args: positional arguments of TRL's trainer.
+        loss: the loss. A `LinearDistillationLoss` never stores all logits. The `softcap` and `logit_scale` of this loss
+            must equal the models' settings; the default loss reads them from the models' configurations.
+        kwargs: keyword arguments of TRL's trainer.
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models; the teacher shares
-            parameters that learn with the model, which would freeze them.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or `loss` does not fit the
+            models, or the teacher shares trainable parameters with the model, which would freeze them.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
-        as of `kullback.functional.linear_distillation_loss`, to the student.
+        the gradient of `kullback.functional.linear_distillation_loss`, to the student.
 
     Example:
         >>> from kullback.integrations.trl import DistillationTrainer
@@ -230,16 +233,16 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
         self, *args: Any, loss: DistillationLoss | LinearDistillationLoss | None = None, **kwargs: Any
     ) -> None:
         if loss is not None:
-            BatchLoss("DistillationTrainer", loss, None, causal=True)  # for its checks
+            BatchLoss("DistillationTrainer", loss, None, causal=True)  # checks the loss
         super().__init__(*args, **kwargs)
         loss = copy.copy(loss or self._default_loss())
         if isinstance(loss, LinearDistillationLoss):
-            loss.return_entropy = True  # which is logged
+            loss.return_entropy = True  # the trainer logs the entropy
         self.batch_loss = BatchLoss("DistillationTrainer", loss, self.teacher_model, causal=True)
         self.batch_loss.freeze_teacher(self.model)
 
     def _default_loss(self) -> DistillationLoss | LinearDistillationLoss:
-        """Return the loss that TRL has for these settings and models."""
+        """Return the loss that TRL uses for these settings and models."""
         settings: dict[str, Any] = {"kind": of_beta(self.beta), "temperature": self.temperature}
         if "logits_to_keep" not in self.model_kwarg_keys:  # the model makes all its logits in any case
             return DistillationLoss(**settings)
@@ -256,7 +259,8 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
     ) -> Any:
         """Return the loss of a batch of prompts and completions."""
         if self.model.training and inputs.get("num_items_in_batch") is not None:
-            # These are the generated tokens of all processes, which average their gradients.
+            # These are the generated tokens of all processes. The processes average their gradients, so the number is
+            # divided by the number of processes.
             num_items_in_batch = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         counted = inputs["completion_mask"] * inputs.get("tool_mask", 1) != 0
         ignored = self.batch_loss.loss.ignore_index

@@ -24,22 +24,22 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
 
     .. math:: \ell_n = D(P_n \| Q_n)
 
-    for every position, as in `top_k_divergence`. It replaces
+    The function computes this loss at every position, like `top_k_divergence`. The function replaces
     `verl.trainer.distillation.fsdp.losses.compute_forward_kl_topk`, the sum of :math:`p \log(p/q)` over the top tokens.
-    That sum can be negative; verl then sets it and its gradient to 0. Its minimum is at the teacher's renormalized
-    probabilities. With ``tail="bucket"`` the loss is never negative, is 0 only if the student agrees, and is at most
-    the divergence from the whole teacher.
+    If that sum is negative, verl sets the sum and its gradient to 0. The minimum of the sum is at the teacher's
+    renormalized probabilities. With ``tail="bucket"``, the loss is never negative, is 0 only if the student agrees with
+    the teacher, and is at most the divergence from the full teacher.
 
     Arguments:
         kind: the divergence or its name.
-        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as of `TopK`.
+        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as in `TopK`.
 
     Returns:
         a function of ``(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format)``: logits of
-        shape (1, tokens, classes), and nested or padded tensors of the teacher's top tokens. It returns
-        ``distillation_losses``, ``student_mass`` and ``teacher_mass``, the probabilities of those tokens, and
-        ``overlap_count`` and ``overlap_token_advantage`` of the tokens that are among the student's top ones too, each
-        of shape (1, tokens).
+        shape (1, tokens, classes), and nested or padded tensors of the teacher's top tokens. The function returns a
+        dict of tensors of shape (1, tokens). ``distillation_losses`` are the losses, and ``student_mass`` and
+        ``teacher_mass`` are the probabilities of the top tokens. ``overlap_count`` and ``overlap_token_advantage`` are
+        for the tokens that are also among the student's top tokens.
 
     Raises:
         KullbackError: `kind` or `tail` is unknown; at the call, shapes differ.
@@ -58,7 +58,7 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
         On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
     """
     kind = check_kind("top_k_loss", kind)
-    TopK(torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1), tail=tail)  # for its check of the word
+    TopK(torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1), tail=tail)  # checks `tail`
 
     def compute(
         student_logits: Tensor,
@@ -78,9 +78,9 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
 
 
 def _of_ranks(x: Tensor, logits: Tensor) -> Tensor:
-    """Return the rows that belong to these logits: flattened if nested, and only of this rank."""
+    """Return the rows of `x` that belong to `logits`: flattened if nested, and only this rank's rows."""
     x = x.values().unsqueeze(0) if x.is_nested else x
-    if x.shape[1] != logits.shape[1]:  # sequence parallelism: verl slices, and pads the last rank's
+    if x.shape[1] != logits.shape[1]:  # with sequence parallelism, verl slices the rows
         x = load("verl.utils.ulysses", "kullback.integrations.verl").slice_input_tensor(x, dim=1)
     return x
 
@@ -103,14 +103,14 @@ def _masses(logits: Tensor, log_probs: Tensor, ids: Tensor) -> dict[str, Tensor]
 def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") -> None:
     """Register a distillation loss with verl, to be chosen as ``distillation.distillation_loss.loss_mode=NAME``.
 
-    verl combines the losses of tokens by the registered loss, but it always calls its own `compute_forward_kl_topk` on
-    the logits. `register` registers the former, and replaces the latter for this name only, with the FSDP strategies.
-    Call it in the workers, for example from the module that verl's ``external_lib`` names.
+    verl combines the losses of tokens by the registered loss, but verl always calls its own `compute_forward_kl_topk`
+    on the logits. `register` registers the loss, and replaces `compute_forward_kl_topk` for this name only, with the
+    FSDP strategies. Call `register` in the workers, for example from the module that verl's ``external_lib`` names.
 
     Arguments:
         name: the name.
         kind: the divergence or its name.
-        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as of `TopK`.
+        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as in `TopK`.
 
     Raises:
         OptionalDependencyError: verl is not installed.

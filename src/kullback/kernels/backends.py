@@ -2,10 +2,10 @@
 
 A backend is a module, or another object, with
 
-* ``serves(kind, p, q)``: whether it computes this divergence of these logits,
+* ``serves(kind, p, q)``: whether the backend computes this divergence of these logits,
 * ``value_and_gradient`` and ``weighted_total``, as `kullback.kernels.reference` defines them,
-* ``NAME``, ``SUMMARY``, ``DTYPES``, ``OPERATIONS`` and ``devices()``, which describe it,
-* ``missing()``: why it cannot run in this process, or None if it can.
+* ``NAME``, ``SUMMARY``, ``DTYPES``, ``OPERATIONS`` and ``devices()``, which describe the backend,
+* ``missing()``: the reason why the backend cannot run in this process, or None if the backend can run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from kullback.kernels import reference
 from kullback.kernels.native import native_rows
 from kullback.kernels.triton import triton_rows
 
-# The backends in the order of preference. The last one, the reference, computes every divergence of any logits.
+# The list has the backends in the order of preference. The last entry, the reference, computes every divergence of any
+# logits.
 BACKENDS: list[Any] = [native_rows, triton_rows, reference]
 
 
@@ -37,12 +38,13 @@ class Backend:
     """One implementation of the kernels.
 
     Attributes:
-        name: its name.
-        available: whether it runs in this process.
-        reason: why it cannot run; if it can, a description that includes the dtypes of its arithmetic.
-        devices: the kinds of device that it runs on in this process.
-        dtypes: the dtypes of inputs that it supports.
-        operations: the operations that it computes.
+        name: the name of the implementation.
+        available: whether the implementation runs in this process.
+        reason: why the implementation cannot run; if it can run, a description that includes the dtypes of its
+            arithmetic.
+        devices: the kinds of device that the implementation runs on in this process.
+        dtypes: the supported dtypes of inputs.
+        operations: the operations that the implementation computes.
     """
 
     name: str

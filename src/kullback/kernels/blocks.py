@@ -1,4 +1,4 @@
-"""Blocks of rows, so that temporaries stay small for any number of rows."""
+"""Split rows into blocks, so that temporaries stay small for any number of rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# Elements in a block. On the CPU, float64 temporaries of 1 MiB fit in the second-level cache of a core. On a GPU, a
-# block must be large enough to occupy all processors: 128 MiB of float64.
+# These are the numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of
+# a block have 1 MiB, which fits in the second-level cache of a core. On a GPU, a block must be large enough to occupy
+# all processors, so its float64 temporaries have 128 MiB.
 _ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 24
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Split rows into blocks of at least one row; under torch.compile, which fuses operations, into one block."""
+    """Return slices that split the rows into blocks of at least one row. Under torch.compile, which fuses operations, a
+    single slice contains all rows.
+    """
     if torch.compiler.is_compiling():
         return iter((slice(None),))
     n, classes = rows.shape

@@ -9,13 +9,13 @@ from enum import IntEnum
 
 __all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "MatrixKind", "Outcome", "RowForm"]
 
-# The version of the compiled library's interface. Increase it whenever an operator's arguments or a code below changes.
-# A library with another version is not used.
+# INTERFACE is the version of the compiled library's interface. Increase the version whenever an operator's arguments or
+# a code below changes. Python does not use a library with another version.
 INTERFACE = 7
 
 
 class DivergenceCode(IntEnum):
-    """The divergences of rows of logits."""
+    """The codes of the divergences of rows of logits."""
 
     KL = 0
     REVERSE_KL = 1
@@ -27,9 +27,9 @@ class DivergenceCode(IntEnum):
 
 
 class ElementForm(IntEnum):
-    """The closed forms of families with scalar parameters, and of pairs of such families.
+    """The codes of the closed forms for families with scalar parameters, and for pairs of such families.
 
-    The C++ class of a form has its name: `NORMAL_LAPLACE` is computed by `NormalLaplaceForm`.
+    The C++ class of a form is named after the form: `NormalLaplaceForm` computes `NORMAL_LAPLACE`.
     """
 
     # fmt: off
@@ -51,7 +51,7 @@ class ElementForm(IntEnum):
 
 
 class RowForm(IntEnum):
-    """The closed forms of families with a vector of parameters."""
+    """The codes of the closed forms for families with a vector of parameters."""
 
     DIRICHLET = 0
     CATEGORICAL_LOGITS = 1
@@ -59,7 +59,7 @@ class RowForm(IntEnum):
 
 
 class MatrixKind(IntEnum):
-    """The matrix that parametrizes a multivariate normal."""
+    """The codes of the matrices that may parametrize a multivariate normal distribution."""
 
     FACTOR = 0
     COVARIANCE = 1
@@ -67,7 +67,7 @@ class MatrixKind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """The outcome of a closed form: done, or declined because of extreme parameters or their memory layout."""
+    """The outcome of a closed form: done, or declined because of the parameters' extreme values or memory layout."""
 
     DONE = 0
     TOO_EXTREME = 1

@@ -1,8 +1,8 @@
 """The arguments of the compiled kernels for each divergence: its code, four numbers, and whether P and Q are swapped.
 
-A mixture is weight_p KL(P || share_p P + (1 - share_p) Q), plus the same expression with P and Q exchanged. Its numbers
-are weight_p, share_p, weight_q and share_q. For a power divergence, the numbers are its weight, its order, its exponent
-(the order minus 1), and 0.
+A mixture is weight_p KL(P || share_p P + (1 - share_p) Q), plus the same expression with P and Q exchanged. The four
+numbers of a mixture are weight_p, share_p, weight_q and share_q. The four numbers of a power divergence are its weight,
+its order, its exponent (the order minus 1), and 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kullback.kernels.codes import DivergenceCode
 
 
 class Arguments(NamedTuple):
-    """The operator's arguments for a divergence: its code, its numbers (see above), and whether P and Q are swapped."""
+    """The operator's arguments for a divergence, as the docstring of this module describes them."""
 
     code: int
     numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
@@ -46,14 +46,16 @@ _SIMPLE: dict[type[Divergence], Arguments] = {
 _MIXTURE, _POWER, _RENYI = (
     code.value for code in (DivergenceCode.MIXTURE, DivergenceCode.POWER, DivergenceCode.RENYI)
 )
-# On random rows, the kernels' values have six correct digits for shares as small as 1e-6. The bound leaves a factor of
-# 1000 for the rows of extreme logits in tests/kernels/test_error_budget.py. Smaller shares are left to the reference,
-# which is slower but not less accurate.
+# This is the smallest share of a mixture that the kernels compute. On random rows, the kernels' values have six correct
+# digits for shares as small as 1e-6. The bound 1e-3 leaves a factor of 1000 for the rows of extreme logits in
+# tests/kernels/test_error_budget.py. The reference computes smaller shares, without loss of accuracy but slower than
+# the kernels.
 _SMALLEST_SHARE = 1e-3
-# On random rows, the kernels' values have five correct digits up to order 128; at order 256, overflow gives NaN. The
-# reference computes larger orders.
+# This is the largest order of a power divergence that the kernels compute. On random rows, the kernels' values have
+# five correct digits up to order 128; at order 256, overflow gives NaN. The reference computes larger orders.
 _LARGEST_ORDER = 64.0
-# For this exponent, float32 represents the inverse, 1e30, and the product of the inverse with derivatives up to 1e8.
+# This is the smallest absolute exponent that the kernels support. Float32 can represent its inverse, 1e30, and the
+# product of this inverse with derivatives up to 1e8.
 _SMALLEST_EXPONENT = 1e-30
 
 

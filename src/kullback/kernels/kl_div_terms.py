@@ -40,8 +40,8 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
 class _KLDivTerms(torch.autograd.Function):
     """The terms or their sum. The gradient of a sum is computed in the forward pass.
 
-    The context stores that gradient until the first backward pass. A second backward pass computes it again. A
-    differentiated or batched backward pass computes it by differentiable operations.
+    The context stores that gradient until the first backward pass. A second backward pass computes the gradient again.
+    A differentiated or batched backward pass computes the gradient by differentiable operations.
     """
 
     @staticmethod
@@ -49,7 +49,8 @@ class _KLDivTerms(torch.autograd.Function):
         ctx.log_target, ctx.divisor = log_target, divisor
         ctx.save_for_backward(log_q, target)
         ctx.save_for_forward(log_q, target)
-        # A float16 gradient is left to the backward pass, because it could underflow before loss scaling multiplies it.
+        # The gradient is computed here, in the forward pass, except in float16. There it could underflow, because the
+        # factor of loss scaling is known only in the backward pass.
         now = divisor is not None and log_q.dtype != torch.float16
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         result, *gradients = terms.compute(log_q, target, log_target, divisor, wanted)
@@ -92,7 +93,7 @@ class _KLDivTerms(torch.autograd.Function):
 
 
 def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a mask of the terms without mass, p, and log p - log q.
+    """Return a mask of the terms with p = 0, the probabilities p, and log p - log q.
 
     Where the mask is true, the log-ratio is 0, and p is 1 unless the target contains logarithms.
     """
@@ -102,19 +103,19 @@ def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Ten
     if log_target:
         p, log_p = target.exp(), target
     else:
-        p = torch.where(massless, 1.0, target)  # log' is infinite at 0, and 0 * inf is NaN
+        p = torch.where(massless, 1.0, target)  # log has an infinite derivative at 0, and 0 * inf is NaN
         log_p = p.log()
     return massless, p, torch.where(massless, 0.0, log_p - log_q)
 
 
 def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
     # Where q = 0, any mass gives the term +inf, even a mass that underflowed to 0. The term's infinite derivative is
-    # dropped, because a zero weight, or the backward pass of a softmax, would turn it into NaN.
+    # dropped, because a zero weight, or the backward pass of a softmax, would turn this derivative into NaN.
     return torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
 def _derivatives(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of the terms by `log_q` and by `target`, by differentiable operations."""
+    """Return the derivatives of the terms with respect to `log_q` and `target`, by differentiable operations."""
     dtype = torch.promote_types(log_q.dtype, torch.float32)
     massless, p, log_ratio = _parts(log_q.to(dtype), target.to(dtype), log_target)
     mass = _mass(p, log_ratio)

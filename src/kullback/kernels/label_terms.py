@@ -21,9 +21,10 @@ from kullback.kernels.row_operation import (
 
 
 class HardLabels(NamedTuple):
-    """The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits.
+    """The true classes of rows, and the factors that mix cross-entropies with divergences.
 
-    The cross-entropy is computed at temperature 1.
+    The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits. The
+    cross-entropy is computed at temperature 1.
     """
 
     classes: Tensor  # the true class of each row, int64
@@ -35,13 +36,17 @@ class HardLabels(NamedTuple):
         return self._replace(classes=self.classes[rows])
 
     def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mixed values' derivatives with respect to P's and Q's logits, from those of the divergences."""
+        """Return the mixed values' derivatives with respect to P's and Q's logits, from the divergences'
+        derivatives.
+        """
         by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
         grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
 
     def mixed(self, values: Tensor, logits: Tensor) -> Tensor:
-        """Return the mixed values of rows from their divergences. If `soft` is 0, even +inf has no effect."""
+        """Return the mixed values of rows from their divergences. If `soft` is 0, even an infinite divergence has no
+        effect.
+        """
         return self.mixed_with(values, cross_entropy(logits, self.classes))
 
     def mixed_with(self, values: Tensor, cross_entropies: Tensor) -> Tensor:
@@ -54,7 +59,8 @@ class HardLabels(NamedTuple):
     ) -> Tensor:
         """Return the mixed values of rows, and add the gradient of the cross-entropy to `gradient`.
 
-        Backends call this method if their kernels do not compute cross-entropies. It reads the logits once more.
+        Backends call this method if their kernels do not compute cross-entropies. The method reads the logits once
+        more.
         """
         if gradient is None:
             return self.mixed(values, logits)

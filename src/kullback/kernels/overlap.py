@@ -11,7 +11,7 @@ def is_expanded(x: Tensor) -> bool:
 
 
 def may_overlap_itself(x: Tensor) -> bool:
-    """Return whether two elements of `x` may share memory. False is certain; True is not.
+    """Return whether two elements of `x` may share memory. The result False is certain; the result True is not.
 
     Example:
         >>> import torch
@@ -29,7 +29,8 @@ def may_overlap_itself(x: Tensor) -> bool:
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether an element of `a` and one of `b` may share memory. False is certain; True is not.
+    """Return whether an element of `a` and an element of `b` may share memory. The result False is certain, True is
+    not.
 
     Example:
         >>> import torch
@@ -42,7 +43,8 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
     (start_a, stop_a), (start_b, stop_b) = _bytes_of(a), _bytes_of(b)
     if stop_a <= start_b or stop_b <= start_a:
         return False
-    # Two column ranges of one matrix span overlapping addresses without sharing an element.
+    # Two column ranges of one matrix may span overlapping addresses without sharing an element, so the columns are
+    # compared.
     step_a, step_b = _row_step(a), _row_step(b)
     if step_a is None or step_a != step_b:
         return True
@@ -52,13 +54,13 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes_of(x: Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte and of the byte after the last."""
+    """Return the address of the first byte of `x`, and the address after the last byte."""
     last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def _row_step(x: Tensor) -> int | None:
-    """Return the distance in bytes between contiguous, equally spaced rows; None for other rows."""
+    """Return the distance in bytes between the rows of `x`; None unless the rows are contiguous and equally spaced."""
     if x.ndim < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1) or x.stride(-2) < x.shape[-1]:
         return None
     for i in range(x.ndim - 2):

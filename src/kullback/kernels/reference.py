@@ -1,5 +1,5 @@
 """The reference implementation in plain torch, for any device, dtype and divergence. The other implementations are
-tested against it.
+tested against the reference.
 
 The reference computes in float64 (float32 on devices without float64) for inputs of any dtype. Rows are processed in
 blocks, so that temporaries stay small for any number of rows.
@@ -33,7 +33,7 @@ NAME = "reference"
 SUMMARY = "plain torch: any device; computes in float64 (float32 on mps, which has no float64)"
 OPERATIONS = ("every divergence", "first and further derivatives")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "integers (counts)")
-# If the largest logits of P and Q differ by at most this much, their difference loses few digits (see
+# If the largest logits of P and Q differ by at most this number, their difference loses few digits (see
 # csrc/logits/rows.h).
 _FAR = 4.0
 
@@ -55,7 +55,7 @@ def pair_from_weights(
     """Normalize two tensors of weights, or log-weights, along their last dimension.
 
     The log-ratio is computed from the weights, not from the normalized probabilities. Where two weights are nearly
-    equal, their difference has no rounding error, so the log-ratio is computed from it.
+    equal, their difference has no rounding error, so the log-ratio is computed from this difference.
     """
     side_p, side_q = _normalize(p, p_in_logs, at), _normalize(q, q_in_logs, at)
     if p_in_logs or q_in_logs:
@@ -69,14 +69,14 @@ def pair_from_weights(
 
 
 def pair_of_logs(log_p: Tensor, log_q: Tensor) -> FinitePair:
-    """Return the pair of masses with these logarithms, which need not sum to one."""
+    """Return the pair of masses with these logarithms. The masses need not sum to one."""
     both_empty = (log_p == -torch.inf) & (log_q == -torch.inf)
     log_ratio = torch.where(both_empty, 0, log_p) - torch.where(both_empty, 0, log_q)
     return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
 
 
 class Normalized(NamedTuple):
-    """The normalized P or Q of a pair. The logarithm of the sum of its weights is peak / temperature + log_sum."""
+    """The normalized P or Q of a pair. The logarithm of the sum of the weights is peak / temperature + log_sum."""
 
     mass: Tensor
     log_weights: Tensor  # 0 for a class without mass; not divided by the temperature
@@ -105,9 +105,9 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
     """
     if log_ratio is None:
         # The logits of P and Q may be far from 0 but nearly equal, and so may their peaks. These large terms are
-        # therefore subtracted first, often without rounding. If the peaks differ by more than `_FAR`, this would lose
-        # digits of the smaller logits. The side whose peak is farther from 0 is then first shifted to the other side's
-        # peak.
+        # therefore subtracted first, often without rounding. If the peaks differ by more than `_FAR`, this subtraction
+        # would lose digits of the smaller logits. The side whose peak is farther from 0 is then first shifted to the
+        # other side's peak.
         apart = p.peak - q.peak
         apart = torch.where(apart.abs() > _FAR, apart, 0)
         p_is_far = p.peak.abs() > q.peak.abs()
@@ -130,7 +130,7 @@ class RowDivergence(RowOperation):
         temperature: the divisor of log-weights.
         dtype: the dtype of the values.
         labels: the true classes of the rows, whose cross-entropy is mixed with the divergences; None for divergences
-            alone.
+            without cross-entropies.
         p_in_logs: whether P contains log-weights.
         q_in_logs: whether Q contains log-weights.
     """
@@ -205,14 +205,14 @@ class RowDivergence(RowOperation):
         weights = upcast(weights)
         if not in_logs or self.temperature == 1:
             return weights
-        # Differences from the largest logit keep more digits than logits far from 0.
+        # Differences from the largest logit keep more digits than logits far from 0, so the differences are scaled.
         return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
         """Convert derivatives with respect to log-probabilities to derivatives with respect to unnormalized weights."""
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
-        # Each row of this derivative sums to zero. The entry of the largest class is computed as minus the sum of the
-        # other entries, because the difference above cancels if that class has nearly all the mass.
+        # Each row of this derivative sums to zero. The entry of the class with the most mass is computed as minus the
+        # sum of the other entries. The difference above would cancel if that class has nearly all the mass.
         top = mass.argmax(-1, keepdim=True)
         others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
         by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
@@ -227,7 +227,7 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
     """Return the pair with its log-ratios shifted by the sum of q - p, which only rounding makes nonzero.
 
     Only total variation needs the shift, because rounding can change the sign of q - p in the classes with most mass.
-    If the sum is negligible compared to the sum of |q - p|, there is no shift, so that classes with p = q keep a
+    If the sum is negligible compared to the sum of |q - p|, there is no shift. Classes with p = q then keep a
     derivative of 0.
     """
     if not isinstance(kind, TotalVariation):
@@ -252,7 +252,7 @@ def devices() -> tuple[str, ...]:
 
 
 def missing() -> None:
-    """Return None, which means that the reference can run: it runs everywhere."""
+    """Return None, because the reference can run everywhere."""
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
@@ -309,7 +309,7 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
 
 
 def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
-    """Return the rows times their weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
+    """Return each row's derivatives times its weight; a row of weight 0 gives 0, even if it contains inf or NaN."""
     weights = weights.unsqueeze(-1)
     return torch.where(weights == 0, 0, weights * derivatives)
 
@@ -328,7 +328,8 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
     peak = weights.amax(-1, keepdim=True).detach()
     if in_logs:
         peak = torch.where(peak.isfinite(), peak, 0)
-        # Differences between logits near the dtype's largest number might overflow.
+        # Differences between logits near the dtype's largest number might overflow, so the peak is subtracted from such
+        # logits.
         shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
         unscaled = torch.exp(weights - peak)
         total = unscaled.sum(-1, keepdim=True)
@@ -336,7 +337,7 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
         empty = weights == -torch.inf
         mass = _at(unscaled, at) / total
         return Normalized(mass, torch.where(empty, 0, weights), peak, torch.log(total), empty)
-    # Sums of weights of this size might overflow. Scaling by a power of two is exact.
+    # Sums of weights of this size might overflow, so the weights are scaled by a power of two, which is exact.
     scale = torch.where(peak > largest * 1e-20, torch.full_like(peak, 2.0**-80), 1)
     scaled = weights * scale
     total = scaled.sum(-1, keepdim=True)

@@ -1,8 +1,8 @@
-"""Functions of rows of tensors that supply their own gradients, applied row by row or as a weighted total.
+"""Row operations: functions of rows of tensors with explicit gradients, applied row by row or as a weighted total.
 
 A row operation computes values from tensors, and the gradients of a weighted sum of these values. Examples are the
 divergences that a backend computes, the losses with a stored teacher, and the divergences of rows whose classes are
-spread over processes. The subclasses of `torch.autograd.Function` below connect them to torch's autograd.
+spread over processes. The subclasses of `torch.autograd.Function` below connect row operations to torch's autograd.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Wanted = Sequence[bool]
 Weights = Tensor | None
 """The weight of each row in a sum; None means 1."""
 Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
-"""The values of rows, and the wanted gradients of their weighted sum with respect to P and Q, else None."""
+"""The values of rows, and the gradients of their weighted sum with respect to P and Q, None for unwanted gradients."""
 
 
 class RowOperation(ABC):
@@ -49,7 +49,7 @@ class RowOperation(ABC):
 
         Arguments:
             tensors: the arguments of `compute`.
-            kept: the results of `compute`; empty if it returned only the values.
+            kept: the results of `compute`; empty if `compute` returned only the values.
             grad: the gradient of the loss with respect to the values.
             wanted: which gradients are needed.
             is_plain: whether torch neither differentiates nor batches the backward pass. If False, the gradients must
@@ -57,7 +57,7 @@ class RowOperation(ABC):
         """
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of the values along `tangents`. The default raises: no forward mode."""
+        """Return the directional derivative of the values along `tangents`. The default raises an error."""
         raise invalid_value(
             "forward_ad.make_dual",
             "tangent",
@@ -73,7 +73,9 @@ class TotalOperation(RowOperation):
     __slots__ = ()
 
     weights: Weights
-    """The weights of the rows, constants of the differentiation; None means 1. A row of weight 0 contributes 0."""
+    """The weights of the rows, which differentiation treats as constants; None means 1. A row of weight 0 contributes
+    0.
+    """
     scale: float
     """The factor of the total."""
 
@@ -97,7 +99,8 @@ def transformable(
         tensors = (first, second) if third is None else (first, second, third)
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
-    # torch.compile does not support a custom function with forward-mode derivatives.
+    # torch.compile does not support a custom function with forward-mode derivatives, so it gets a function without
+    # them.
     function = _Transformable if torch.compiler.is_compiling() else _ForwardTransformable
     return function.apply(operation, first, second, third)[0]
 
@@ -134,7 +137,7 @@ def open_transforms(*names: str) -> int:
     return sum(level.key().name in names for level in _functorch.get_interpreter_stack())
 
 
-# torch.compile evaluates a function with this mark once, while it traces (see kullback.losses.reduction).
+# torch.compile evaluates a function with this mark once, during tracing (see kullback.losses.reduction).
 open_transforms._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -142,7 +145,7 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
     """Return `value` plus the integral of `changes` over a step that is 0 but has the derivatives of `tensors`.
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
-    infinite, the result has only a first derivative: the second derivative may be NaN there, and 0 * NaN would make the
+    infinite, the result has only a first derivative. The second derivative may be NaN there, and 0 * NaN would make the
     first derivative NaN too.
 
     Arguments:
@@ -164,11 +167,11 @@ def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
     """Return zeros that have the derivative of `x`; None if `x` is None or an integer tensor."""
     if fixed is None or x is None or not x.is_floating_point():
         return None
-    # Where x is -inf, x - fixed is NaN, but the custom function `_ZeroOf` is 0 and has a derivative. Forward mode
-    # cannot use `_ZeroOf`, because torch.compile supports no custom function with forward derivatives.
+    # Where x is -inf, x - fixed is NaN. There, the custom function `_ZeroOf` gives the value 0 and the derivative 1.
+    # Forward mode cannot use `_ZeroOf`, because torch.compile supports no custom function with forward derivatives.
     is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
     # torch.compile ignores the derivative of a custom function whose argument is an input of the graph. A copy of the
-    # input avoids this.
+    # input avoids this problem.
     at_infinity = _ZeroOf.apply(x.clone()) if is_backward else 0
     return torch.where(fixed.isfinite(), x - fixed, at_infinity)
 
@@ -189,7 +192,7 @@ def differentiable_backward() -> Any:
     """Return the context for backward passes whose gradients may be differentiated again.
 
     torch.compile traces each backward pass with gradients disabled, even for ``create_graph=True``. This context
-    enables them.
+    enables gradients.
     """
     return torch.enable_grad() if torch.compiler.is_compiling() else nullcontext()
 
@@ -235,8 +238,8 @@ class _ForwardTransformable(_Transformable):
 class RowValueFunction(torch.autograd.Function):
     """The values of a row operation, for tensors that neither torch.func nor torch.compile transforms.
 
-    `forward` sets up the context itself, because a separate `setup_context` costs a fifth of a small call. torch.func
-    needs `setup_context`, so it uses `transformable` instead of this class.
+    `forward` sets up the context itself, because a separate `setup_context` costs a fifth of the time of a small call.
+    torch.func needs `setup_context`, so it uses `transformable` instead of this class.
     """
 
     @staticmethod
@@ -244,7 +247,8 @@ class RowValueFunction(torch.autograd.Function):
         values, *kept = operation.compute(*tensors)
         second = kept.pop() if operation.has_second else None
         ctx.operation, ctx.dtype = operation, values.dtype
-        # `detach` makes an alias. The result refers to this context, so storing the result itself would make a cycle.
+        # `detach` makes an alias. The result refers to this context, so storing the result itself would make a
+        # reference cycle.
         ctx.kept = (values.detach(), *kept) if kept else ()
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -265,15 +269,15 @@ class RowTotal(torch.autograd.Function):
     """The weighted total. If `is_early`, the forward pass computes the total and the gradient in one sweep over the
     rows.
 
-    The context stores the gradient until the first backward pass. A second backward pass computes the gradient again
-    from the saved tensors, and so does a differentiated or batched one.
+    The context stores the gradient until the first backward pass. A second backward pass, and a differentiated or
+    batched backward pass, compute the gradient again from the saved tensors.
     """
 
     @staticmethod
     def forward(ctx: Any, operation: TotalOperation, is_early: bool, *tensors: Tensor | None) -> Any:
         ctx.operation = operation
-        # Autograd cannot save tensors of torch.inference_mode. The gradient that is computed below in the forward pass
-        # does not need them.
+        # Autograd cannot save tensors of torch.inference_mode, so None is saved for them. The gradient that is computed
+        # below in the forward pass does not need the saved tensors.
         saved: list[Tensor | None] = list(tensors)
         for place, x in enumerate(tensors):
             if x is not None and x.is_inference():
@@ -327,12 +331,12 @@ def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tenso
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return a mask of the spoilt rows, shape (rows,), and the sides with ones in these rows.
+    """Return a mask of the spoilt rows, shape (rows,), and copies of the sides with ones in the spoilt rows.
 
     A row is spoilt if it contains NaN or +inf, or has no mass, in P or in Q.
 
-    The derivatives of a spoilt row are NaN. If its weight is 0, the derivatives are multiplied by 0, and a second
-    derivative would multiply NaN by 0. Ones avoid this.
+    The derivatives of a spoilt row are NaN. If the weight of a spoilt row is 0, its derivatives are multiplied by 0,
+    and a second derivative would multiply NaN by 0. Ones avoid this product.
     """
     spoilt = torch.zeros(rows[0].shape[:-1], dtype=torch.bool, device=rows[0].device)
     for x, is_logs in zip(rows, in_logs, strict=True):
@@ -342,7 +346,9 @@ def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tupl
 
 
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
-    """Return the derivatives times their rows' weights, differentiably; a spoilt row gives NaN, or 0 at weight 0."""
+    """Return the derivatives times their rows' weights, differentiably; a spoilt row gives NaN, or 0 if its weight is
+    0.
+    """
     derivatives = torch.where((weights == 0).unsqueeze(-1) & ~derivatives.isfinite(), 0, derivatives)
     replaced = torch.where(weights == 0, 0.0, torch.nan).to(derivatives.dtype)
     return torch.where(spoilt.unsqueeze(-1), replaced.unsqueeze(-1), weights.unsqueeze(-1) * derivatives)
@@ -351,7 +357,8 @@ def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tenso
 def overwritten(x: Tensor) -> Tensor:
     """Return a detached alias of `x`, whose memory a kernel has overwritten with a gradient.
 
-    This increases autograd's version counter. An operation that saved `x` for its backward pass then raises an error.
+    The function increases the version counter of `x`. An operation that saved `x` for its backward pass then raises an
+    error.
     """
     torch.autograd.graph.increment_version(x)
     return x.detach()

@@ -19,7 +19,9 @@ from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, tran
 
 
 def serves(logits: Tensor) -> bool:
-    """Return whether the C++ kernels support the logits; they compute in float32, or in float64 for float64 logits."""
+    """Return whether the C++ kernels support the logits; the kernels compute in float32, or in float64 for float64
+    logits.
+    """
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
@@ -34,8 +36,8 @@ class SelectedClasses(RowOperation):
     - with labels, the cross-entropy with the label at temperature 1.
 
     Logits are relative to the row's largest logit, because logits far from 0 would leave no digits for the logarithm of
-    a sum. Derivatives treat this shift as constant. They are exact for every function of the columns that does not
-    depend on the shift.
+    a sum. Derivatives treat this shift as constant. The derivatives are exact for every function of the columns that
+    does not depend on the shift.
     """
 
     indices: Any  # a Tensor; None in the operation that `of` passes to `transformable`
@@ -124,7 +126,8 @@ class SelectedClasses(RowOperation):
             grad[..., k : k + 1],
             result[..., k : k + 1],
         )
-        # A selected logit may exceed the logsumexp of the other classes; no other logit can.
+        # A selected logit may exceed the logsumexp of the other classes, so the difference is clamped below. No other
+        # logit exceeds the logsumexp.
         shifted = self._relative(logits) - torch.where(log_sum == -torch.inf, 0, log_sum)
         # A row whose gradient is 0 gets 0, even if its logits contain inf or NaN.
         shifted = torch.where((by_sum == 0) & ~(shifted < torch.inf), 0, shifted)

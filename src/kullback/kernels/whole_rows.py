@@ -88,7 +88,7 @@ def row_divergence(
         p: P. The batch shapes of `p` and `q` broadcast; the numbers of classes are equal.
         q: Q.
         dtype: the dtype of the result; if omitted, the promoted dtype of the arguments.
-        exact: compute logits of any dtype in float64, by the reference and not by the fast kernels.
+        exact: whether the reference computes logits of any dtype in float64, instead of the fast kernels.
     """
     weights_p, weights_q = p.weights(), q.weights()
     if dtype is None:
@@ -99,8 +99,11 @@ def row_divergence(
 
 
 def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
-    """Return the divergence of each row of two broadcastable tensors of logits; if `exact`, from the reference."""
-    # In a small batch every operation costs time, so operations that change nothing are skipped.
+    """Return the divergence of each row of two broadcastable tensors of logits; if `exact`, the reference computes
+    it.
+    """
+    # For a small batch, each operation takes a noticeable part of the time, so operations that change nothing are
+    # skipped.
     shape = p.shape
     if shape != q.shape:
         p, q = torch.broadcast_tensors(p, q)
@@ -141,7 +144,7 @@ def value_and_gradient(
         q: the logits of Q, shape (n, classes).
         weights: the weight of each row in the sum, shape (n,); None means 1.
         wanted: whether to return the gradient with respect to P's logits, and with respect to Q's logits.
-        inplace: let the gradients overwrite `p` and `q`.
+        inplace: whether the gradients overwrite `p` and `q`.
 
     Returns:
         the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
@@ -162,7 +165,7 @@ def weighted_total(
         weights: the weight of each row, shape (n,); None means 1. A row of weight 0 contributes 0, even if it
             contains inf or NaN.
         scale: the factor of the sum.
-        inplace: let the backward pass overwrite `q` with its gradient.
+        inplace: whether the backward pass overwrites `q` with its gradient.
     """
     is_constant = weights is None or not weights.requires_grad
     tensors = [p, q]
@@ -171,7 +174,7 @@ def weighted_total(
     if rows.labels is not None:
         tensors.append(rows.labels.classes)
     # A gradient computed in the forward pass is rounded before loss scaling multiplies it. In float16 such a gradient
-    # might underflow.
+    # might underflow, so the backward pass computes it.
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
     if is_constant and can_inspect_all(tensors):
         operation = FastRows(rows, backend_for(rows.kind, p, q), weights, scale, inplace)
@@ -194,7 +197,9 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile: its forward pass computes the first derivatives too; higher derivatives raise."""
+    """The total for torch.compile. The forward pass computes the first derivatives too; higher derivatives raise an
+    error.
+    """
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
 Schedule: TypeAlias = Callable[[int], float]
-"""A function from the number of completed steps to a number."""
+"""A function from the number of completed optimizer steps to the value of a setting."""
 
 
 NON_NEGATIVE = Number(least=0, below=math.inf, example=0.5)
@@ -46,10 +46,10 @@ class LinearSchedule:
     Arguments:
         start: :math:`c_0`, the value before the first step.
         stop: :math:`c_1`, the value from step `steps` on.
-        steps: :math:`T`, the number of steps of the change, at least 1.
+        steps: :math:`T`, the number of steps over which the value changes, at least 1.
 
     Returns:
-        When called with the number of completed steps, the value.
+        the value, when the schedule is called with the number of completed steps.
 
     Raises:
         ArgumentValueError: an argument is invalid or, when the schedule is called, `step` is negative.
@@ -90,7 +90,7 @@ class CyclicalSchedule:
         cycles: the number of periods, after which the value stays at `stop`; None to repeat forever.
 
     Returns:
-        When called with the number of completed steps, the value.
+        the value, when the schedule is called with the number of completed steps.
 
     Raises:
         ArgumentValueError: an argument is invalid or, when the schedule is called, `step` is negative.
@@ -229,7 +229,7 @@ class FixedKLController:
 
 
 class AdaptiveKLController(FixedKLController):
-    r"""A coefficient that grows while the divergence is above its target and shrinks while it is below it.
+    r"""A coefficient that grows while the divergence is above the target and shrinks while the divergence is below.
 
     .. math:: e = \operatorname{clip}\Bigl(\frac{\mathrm{KL}}{\mathrm{target}} - 1,\, -c,\, c\Bigr), \qquad
         \beta \leftarrow \beta \Bigl(1 + e\,\frac{\mathrm{steps}}{\mathrm{horizon}}\Bigr)
@@ -239,9 +239,10 @@ class AdaptiveKLController(FixedKLController):
 
     Arguments:
         coefficient: the initial beta, positive.
-        target: the target of the divergence in nats, positive, per token or per sequence; `update` needs the divergence
+        target: the target of the divergence in nats, positive, per token or per sequence. `update` needs a divergence
             in the same unit.
-        horizon: the number of steps for a change of beta by the fraction c, if the divergence is far from its target.
+        horizon: the number of steps in which beta changes by about the fraction c while the relative error is at the
+            limit c.
         clip: c, the limit of the relative error.
 
     Raises:
@@ -266,7 +267,7 @@ class AdaptiveKLController(FixedKLController):
         return f"AdaptiveKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Adjust the coefficient by a measured divergence, and return it.
+        """Update the coefficient from a measured divergence, and return the new coefficient.
 
         Arguments:
             kl: the divergence measured since the last update, in nats: a number or a tensor with one element.
@@ -295,8 +296,8 @@ class AdaptiveKLController(FixedKLController):
         return self.coefficient
 
     def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
-        """Return the coefficient after one step from `coefficient`, unchanged if `kl` is NaN. The controller does not
-        change.
+        """Return the coefficient that follows `coefficient` after one step with the divergence `kl`. If `kl` is NaN,
+        the result is `coefficient`. The controller does not change.
 
         Unlike `update`, this method reads no number from the tensors, so it does not synchronize with an accelerator.
         """
@@ -352,7 +353,7 @@ class PIDKLController(FixedKLController):
         return f"PIDKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Set the coefficient from a measured divergence, which must be finite, and return it."""
+        """Set the coefficient from a measured, finite divergence, and return the new coefficient."""
         measured = _measured("PIDKLController.update", kl, finite=True)
         error = measured - self.target
         growth = max(measured - self.previous, 0.0)
@@ -372,7 +373,9 @@ class PIDKLController(FixedKLController):
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
-    """Return the measured divergence `kl` as a number; raise if it is no number, NaN or, with `finite`, infinite."""
+    """Return the measured divergence `kl` as a number; raise unless it is a number that is not NaN and, with `finite`,
+    finite.
+    """
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
     value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
     if math.isnan(value) or (finite and math.isinf(value)):

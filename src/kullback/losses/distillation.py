@@ -73,29 +73,29 @@ def distillation_loss(
     excludes has no effect, even if its logits are NaN.
 
     Arguments:
-        student: logits s, shape (..., classes), floating point.
-        teacher: logits t, the same leading shape; the dtype may differ. The teacher may also be a `TopK`, which has
-            only the most probable classes of each position, or a `SampledTail`, which also has draws from the other
-            classes. D is then computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored.
-            Any other `PartialTeacher` computes D itself.
+        student: logits s, shape (..., classes), floating point. The dimensions before the last are the leading shape.
+        teacher: logits t, with the same leading shape; the dtype may differ. The teacher may also be a `TopK` or a
+            `SampledTail`. A `TopK` has only the most probable classes of each position, and a `SampledTail` also has
+            draws from the other classes. D is then computed by `top_k_divergence` or `sampled_tail_divergence`, and
+            `vocabulary` is ignored. Any other `PartialTeacher` computes D itself.
         {arguments: kind, temperature, mask, weight, labels, label_weight, ignore_index, reduction}
         {arguments: temperature_squared, normalizer, vocabulary, inplace_backward, group, classes}
 
     Returns:
-        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
-        argument is, and 0 if no position counts.
+        the loss, computed in float32 or better: a scalar, or a tensor of the leading shape for ``"none"``. The loss is
+        float64 if an argument is float64, and 0 if no position counts.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is not a class
-            (checked on the CPU only). With `group`, every rank raises this error if the arguments of one rank are
-            invalid, or if the arguments of two ranks disagree.
+        ArgumentValueError: shapes or devices do not match, a setting is invalid, or a label is not a class (checked on
+            the CPU only). With `group`, every rank raises this error if the arguments of one rank are invalid, or if
+            the arguments of two ranks disagree.
 
     Gradient:
-        to the student, and to the teacher if it requires one; `kind` documents the derivatives. The gradient is 0 at
-        positions that do not count. The cross-entropy has gradient q - 1 at the label and q elsewhere, even if the
-        label's logit is -inf and the loss +inf. The CPU computes this gradient in the same pass over the logits; a GPU
-        reads the logits again.
+        to the student, and to the teacher if the teacher requires a gradient. The docstring of the kind's class states
+        the derivatives. The gradient is 0 at positions that do not count. The cross-entropy has gradient q - 1 at the
+        label and q elsewhere, even if the label's logit is -inf and the loss is +inf. The CPU computes this gradient in
+        the same pass over the logits; a GPU reads the logits again.
 
     Sharded classes:
         With `group`, a shard may have any size, even 0. Every rank returns the same loss. The gradient of a shard is
@@ -103,21 +103,21 @@ def distillation_loss(
         dimension of its mesh and ``Replicate()`` in the others needs no `group`. A plain tensor next to a DTensor is
         treated as replicated on every rank, and the result is a plain tensor.
 
-        The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments;
-        ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a
-        row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce adds up the
-        divergence of each row and the sums for its gradients. It sends 1 number a row without gradients, 4 if only the
-        student or only the teacher requires a gradient, and 7 if both do. For `Renyi`, an all-gather of at most 12
-        numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete on every rank. The second collective
-        is then an all-reduce of the student's logits at its classes, and the third an all-gather of 2 numbers a row.
-        With `label_weight`, the second and the third collective together exchange 3 more numbers a row. The backward
-        pass communicates nothing.
+        The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments.
+        If the arguments disagree, all ranks raise the same error instead of waiting for each other. Then an all-gather
+        of 4 numbers a row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce
+        adds up the divergence of each row and the sums for the gradients. This all-reduce sends 1 number a row without
+        gradients, 4 if only the student or only the teacher requires a gradient, and 7 if both do. For `Renyi`, an
+        all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete on every
+        rank. With such a teacher, the second collective is an all-reduce of the student's logits at the teacher's
+        classes. The third is then an all-gather of 2 numbers a row. With `label_weight`, the second and the third
+        collective together exchange 3 more numbers a row. The backward pass communicates nothing.
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
         the teacher's missing logits by an all-to-all, and by another all-to-all in the backward pass if the teacher
-        requires a gradient. The arithmetic is float64. CPU logits in float32 or less use the native kernels, except for
-        `Renyi` and `TotalVariation`; all others use plain torch. With `group`, only first derivatives exist, and
-        `torch.compile` and `torch.func` are not supported.
+        requires a gradient. The arithmetic is float64. CPU logits in float32 or half precision use the native C++
+        kernels, except for `Renyi` and `TotalVariation`. In all other cases, torch operations compute the loss. With
+        `group`, only first derivatives exist, and `torch.compile` and `torch.func` are not supported.
 
     Example:
         >>> import torch
@@ -162,7 +162,7 @@ def distillation_loss(
 
 
 class _HeadArguments(TypedDict, total=False):
-    """The arguments of `linear_distillation_loss` with a default, except `return_entropy`."""
+    """The arguments of `linear_distillation_loss` that have a default, except `return_entropy`."""
 
     teacher_weight: Tensor | None
     student_bias: Tensor | None
@@ -242,19 +242,21 @@ def linear_distillation_loss(
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T), \quad
         s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
 
-    and t is computed likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for
-    a chunk of positions at a time, and only for positions that count. Finding these positions synchronizes an
-    accelerator. The gradient of the logits overwrites the logits, and is immediately added to the gradients of the
-    hidden states and the head.
+    The teacher's logits t are computed likewise, with the teacher's head. P is the teacher and Q the student. The
+    logits are computed for a chunk of positions at a time, and only for positions that count. Finding these positions
+    synchronizes an accelerator. The gradient with respect to the logits overwrites the logits. The products of this
+    gradient with the hidden states and the head are immediately added to the gradients of the head and the hidden
+    states.
 
     Arguments:
-        student: hidden states h, shape (..., hidden size), floating point.
-        student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
-        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. The
+        student: hidden states h, shape (..., hidden size), floating point. The dimensions before the last are the
+            leading shape.
+        student_weight: the head W, shape (classes, hidden size), in the dtype of the hidden states.
+        teacher: the teacher's hidden states, with the same leading shape; the hidden size and the dtype may differ. The
             teacher may also be stored: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
             `top_k_divergence`, by `sampled_tail_divergence` or by the teacher. A stored teacher has no head, and
             `vocabulary` is ignored.
-        teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
+        teacher_weight: the teacher's head, shape (classes, teacher's hidden size); None for a stored teacher.
         student_bias: b, shape (classes,).
         teacher_bias: the teacher's bias, shape (classes,).
         {arguments: softcap, logit_scale, kind, temperature, mask, weight, labels, label_weight, ignore_index}
@@ -262,37 +264,38 @@ def linear_distillation_loss(
         {arguments: classes, return_entropy}
 
     Returns:
-        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
-        argument is, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the entropy of Q at each
-        position in nats, the leading shape. The entropies are computed at the given temperature, and are accurate to
-        about 1e-6 for logits of float32 or less. At positions that do not count, the entropy is 0. The entropies have
-        no gradient.
+        the loss, computed in float32 or better: a scalar, or a tensor of the leading shape for ``"none"``. The loss is
+        float64 if an argument is float64, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the
+        entropy of Q at each position in nats, a tensor of the leading shape. The entropies are computed at the given
+        temperature. The error of an entropy is about 1e-6 for logits in float32 or half precision. At positions that do
+        not count, the entropy is 0. The entropies have no gradient.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
-            is not a class (checked on the CPU only). With `group`, every rank raises this error if the arguments of
-            one rank are invalid, or if the arguments of two ranks disagree.
+        ArgumentValueError: shapes or devices do not match, a setting is invalid, or a label is not a class (checked on
+            the CPU only). With `group`, every rank raises this error if the arguments of one rank are invalid, or if
+            the arguments of two ranks disagree.
 
     Gradient:
-        to hidden states, weights and biases of either side, where they require one; products for tensors that require
-        none are skipped. A reduced loss computes the gradient in the forward pass. With ``"none"``, and in float16, the
-        backward pass computes the logits again. With more than 16 chunks, the gradient of a half-precision weight is
-        summed in float32, in a buffer of twice its size. Higher and forward-mode derivatives, `torch.func` and
-        `torch.compile` use all logits at once. The gradient is 0 at positions that do not count. The gradient of the
-        cross-entropy is the same as in `distillation_loss`. Under autocast the products are in the autocast dtype.
-        Positions whose gradient overflows the dtype of the logits are computed again in float64. A gradient that is too
-        large for the dtype of its tensor is infinite.
+        to the hidden states, weights and biases of both sides that require a gradient. Matrix products for other
+        tensors are skipped. A reduced loss computes the gradient in the forward pass. With ``"none"``, and in float16,
+        the backward pass computes the logits again. With more than 16 chunks, the gradient of a half-precision weight
+        is summed in float32, in a buffer of twice the weight's size. Higher and forward-mode derivatives, `torch.func`
+        and `torch.compile` keep the logits of all positions in memory. The gradient is 0 at positions that do not
+        count. The gradient of the cross-entropy is the same as in `distillation_loss`. Under autocast the products are
+        in the autocast dtype. Positions whose gradient overflows the dtype of the logits are computed again in float64.
+        A gradient that is too large for the dtype of its tensor is infinite.
 
     Sharded classes:
         As in `distillation_loss`, shards may have any size, and the gradient is the gradient of the single loss that
         all ranks return. DTensors with ``Shard(0)`` in one dimension of their mesh need no `group`. In the forward
         pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
-        row and an all-reduce of at most 7. The docstring of `distillation_loss` has the counts for a stored teacher and
-        for `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the
-        gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce for each side whose
-        hidden states require a gradient. If the teacher's shards have other boundaries than the student's, the other
-        ranks send the missing rows of the teacher's weight. Only first derivatives exist.
+        row and an all-reduce of at most 7 numbers a row. The docstring of `distillation_loss` has the counts for a
+        stored teacher and for `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the
+        backward pass, the gradient of the hidden states is summed over the ranks in float32 or better. This sum needs
+        one all-reduce for each side whose hidden states require a gradient. If the teacher's shards have other
+        boundaries than the student's, the other ranks send the missing rows of the teacher's weight. Only first
+        derivatives exist.
 
     Example:
         >>> import torch
@@ -354,7 +357,7 @@ def linear_distillation_loss(
         rows = stored.checked_rows(positions, n_classes)
         tensors.append(rows.log_probs.reshape(positions.shape.numel(), rows.log_probs.shape[-1]))
         inspected += [rows.log_probs, rows.indices]
-        # Autograd differentiates the log-probabilities in `tensors`.
+        # Autograd differentiates the log-probabilities in `tensors`, so the rows have detached log-probabilities.
         accurate = accurate_dtype(positions.device)
         teacher_of_rows = replace(rows, log_probs=rows.log_probs.detach(), dtype=accurate)
     is_chunked = can_inspect_all(inspected) and not _has_tangents(inspected)
@@ -390,7 +393,8 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
     if is_total:
         is_early = torch.is_grad_enabled()
         for x in tensors:
-            # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
+            # In float16, small gradients underflow without the loss scale. Only the backward pass knows this scale, so
+            # float16 gradients are not computed early.
             is_early = is_early and (x is None or x.dtype != torch.float16)
         shares = None if shares is None else shares.reshape(-1)
         result = RowTotal.apply(replace(operation, weights=shares, scale=scale), is_early, *tensors)
@@ -459,12 +463,12 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
         _INPLACE.check(inplace_backward=inplace)
     base = student._base  # noqa: SLF001
     is_partial = isinstance(teacher, PartialTeacher)
-    # Tensors of other types, such as torch's fake ones, may have no addresses.
+    # Tensors of other types, such as torch's fake tensors, may have no addresses, so their overlap is not checked.
     has_memory = all(
         type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
     )
     shares = has_memory and not is_partial and may_overlap(student, teacher)
-    # An expanded tensor is not overwritten.
+    # The backward pass never overwrites an expanded tensor, so an expanded tensor is allowed.
     overlaps = has_memory and may_overlap_itself(student) and not is_expanded(student)
     is_leaf, is_view = student.requires_grad and student.is_leaf, base is not None and base.is_leaf
     reason = "because its values are overwritten"
@@ -484,7 +488,9 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
 
 
 def _has_tangents(tensors: list[Tensor | None]) -> bool:
-    """Return whether forward mode differentiates any of the tensors, which the pass over chunks does not support."""
+    """Return whether forward mode differentiates any of the tensors. The pass over chunks does not support forward
+    mode.
+    """
     is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return is_forward and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors

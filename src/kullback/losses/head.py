@@ -25,23 +25,23 @@ from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
-# The smallest number of rows (positions) in a chunk. It must not be small, because each chunk reads the head, and reads
-# and writes the head's gradient. Several threads need more rows, because they synchronize some hundred times in each
-# chunk's products. Half precision doubles the number, because its products are faster. `benchmarks/bench_head.py
-# --constants` compares values: the processor time of one thread is equal within 10 % for 64 to 512 rows and for tiles
-# of 1 to 64 MiB, and larger for 1,024 rows.
+# These constants are the smallest numbers of rows (positions) in a chunk. Small chunks are slow, because each chunk
+# reads the head, and reads and writes the head's gradient. Several threads need more rows, because they synchronize
+# some hundred times in each chunk's products. Half precision doubles the numbers, because products in half precision
+# are faster. `benchmarks/bench_head.py --constants` compares values of the constants. The processor time of one thread
+# is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB. The time is larger for 1,024 rows.
 _MIN_ROWS_OF_ONE_THREAD = 256
 _MIN_ROWS = 512
-# The largest size of a chunk's logits in bytes: `_MAX_BYTES`, or the head's bytes divided by `_HEAD_DIVISOR` if that is
-# more.
+# A chunk's logits have at most `_MAX_BYTES` bytes, or the head's bytes divided by `_HEAD_DIVISOR` if this quotient is
+# larger.
 _MAX_BYTES = 32 << 20
 _HEAD_DIVISOR = 4
-# The size in bytes of a tile, some rows of a weight, in float32. A tile should fit in a core's cache. Several threads
-# get larger tiles, because they synchronize after each tile.
+# A tile is a block of rows of a weight, in float32. These constants are the sizes of a tile in bytes. A tile should fit
+# in a core's cache. Several threads get larger tiles, because they synchronize after each tile.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
-# The gradients of up to this many chunks are summed in half precision: the sum then rounds no more than one product
-# does.
+# The gradients of up to this many chunks are summed in half precision. The rounding error of such a sum is at most the
+# rounding error of one product.
 _MAX_HALF_SUMS = 16
 # For kinds whose derivatives may overflow, a derivative with respect to a logit is at most this factor times the row's
 # weighted value.
@@ -52,11 +52,11 @@ class Head(NamedTuple):
     """The settings that make logits from hidden states h: softcap * tanh(scale * (W h + b) / softcap)."""
 
     softcap: float | None
-    scale: float | None  # None is 1
+    scale: float | None  # None means 1
     float32_logits: bool
 
     def logits_dtype(self, weight: Tensor) -> torch.dtype:
-        """Return the dtype of the logits that this weight gives."""
+        """Return the dtype of the logits of a head with this weight."""
         return torch.promote_types(weight.dtype, torch.float32) if self.float32_logits else weight.dtype
 
     def reference(self, tensors: HeadTensors) -> Tensor:
@@ -89,8 +89,8 @@ def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
 class HeadRows(TotalOperation):
     """A row operation over two heads, or over one head and the rows of a stored teacher.
 
-    Its arguments are the student's and then the teacher's tensors (`sides_of`). If `has_second`, the student's entropy
-    at each position is the second output.
+    The arguments of the operation are the student's and then the teacher's tensors (`sides_of`). If `has_second`, the
+    student's entropy at each position is the second output.
     """
 
     student: Head
@@ -99,7 +99,7 @@ class HeadRows(TotalOperation):
     temperature: float
     dtype: torch.dtype  # the dtype of the values
     overflows: bool  # whether the gradient with respect to the logits may overflow
-    chunk_bytes: int | None  # the memory for the logits of a chunk; None to choose it
+    chunk_bytes: int | None  # the number of bytes for the logits of a chunk; None for the default
     counted: Tensor | None  # the indices of the positions that count; None for all
     labels: HardLabels | None
     weights: Weights = None  # the constant weights of the positions in the total
@@ -120,7 +120,8 @@ class HeadRows(TotalOperation):
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients of the sum of `grad` times the divergences, from logits computed again by chunks.
+        """Return the gradients of the sum of `grad` times the divergences, from logits that are computed again chunk by
+        chunk.
 
         A differentiated or batched backward pass uses all logits at once.
         """
@@ -160,7 +161,7 @@ class HeadRows(TotalOperation):
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def _reference_values(self, student: Tensor, teacher: Any) -> Tensor:
-        """Return the divergence between each row of the student's logits and the teacher with these tensors."""
+        """Return the divergence of each row, from the student's logits and the teacher's tensors."""
         if isinstance(self.teacher, PartialRows):
             selected = self.teacher.classes(self.labels).of(student)
             return self.teacher.values(upcast(teacher.log_probs), selected, self.labels).to(self.dtype)
@@ -204,7 +205,9 @@ class HeadRows(TotalOperation):
 
 @remembered
 def may_overflow(kind: Divergence) -> bool:
-    """Return whether derivatives in the logits can greatly exceed the position's weight, as powers of p/q do."""
+    """Return whether powers of p/q may make derivatives with respect to the logits much larger than the position's
+    weight.
+    """
     return not isinstance(kind, BuiltIn) or (
         kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0
     )
@@ -215,9 +218,9 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
 
     If `has_second`, the student's entropies follow. Divergences and entropies are 0 at positions that do not count.
 
-    If the gradient of the logits overflows their dtype, its products with hidden states and weight become NaN. Such
-    positions are computed again in float64. `weights` are in the most accurate dtype of the device, or None if no
-    gradient is wanted.
+    If the gradient with respect to the logits overflows the logits' dtype, the products of this gradient with hidden
+    states and weight become NaN. Such positions are computed again in float64. `weights` are in the most accurate dtype
+    of the device, or None if no gradient is wanted.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
@@ -251,7 +254,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
 
 
 def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
-    """Return the results of `sweep` without its second computation in float64."""
+    """Return the results of `sweep` without the second computation in float64."""
     (student, teacher), (by_student, by_teacher) = sides_of(tensors), sides_of(wanted)
     dtype = accurate_dtype(student.hidden.device) if weights is None else weights.dtype
     values = student.hidden.new_zeros(student.hidden.shape[0], dtype=dtype)
@@ -294,7 +297,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
 
 
 class _Side:
-    """One head during the pass over the chunks: buffers for the logits, and the sums of the gradients."""
+    """The state of one head during the pass over the chunks: buffers for the logits, and the sums of the gradients."""
 
     def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head
@@ -325,7 +328,7 @@ class _Side:
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
-        """Write the logits of some positions to the buffer and return them; -inf for classes that this head lacks."""
+        """Write the logits of some positions to the buffer and return them. Classes that this head lacks get -inf."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
         self._write(hidden, logits[:, :own])
@@ -358,7 +361,7 @@ class _Side:
             out.div_(head.softcap).tanh_().mul_(head.softcap)
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Add the gradient of the logits of some positions to the sums; this overwrites `gradient`."""
+        """Add the gradient of the logits of some positions to the sums; the method overwrites `gradient`."""
         gradient = gradient[:, : self.weight.shape[0]]
         if self.head.softcap is not None and self.spare is not None:
             derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
@@ -423,8 +426,8 @@ class _Side:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the divergences of some positions from this head, the teacher's, and the gradients of both sides'
-        logits.
+        """Return the divergences of some positions, and the gradients with respect to both sides' logits. This side is
+        the teacher's.
 
         The gradients overwrite the logits.
         """
@@ -434,7 +437,7 @@ class _Side:
 
 
 class _StoredSide:
-    """A stored teacher during the pass: log-probabilities of some classes, and the gradient of these."""
+    """A stored teacher during the pass over the chunks: its log-probabilities of some classes, and their gradient."""
 
     class_bytes = 0
 
@@ -478,7 +481,7 @@ class _StoredSide:
             self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return a list of the teacher's only gradient, with respect to the log-probabilities."""
+        """Return a list with one entry, the gradient with respect to the teacher's log-probabilities."""
         return [self.by_log_probs]
 
 

@@ -42,7 +42,8 @@ CLASS_DIMS = HeadTensors(None, 0, 0)
 
 def _is_autocast_on(device: str) -> bool:
     """Return whether autocast chooses the dtype of matrix products."""
-    # torch 2.10 cannot compile `is_autocast_available`; all devices that it compiles for have autocast.
+    # torch 2.10 cannot compile `is_autocast_available`. While torch compiles, the call is skipped, because all devices
+    # for which torch compiles have autocast.
     is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
     return is_available and torch.is_autocast_enabled(device)
 

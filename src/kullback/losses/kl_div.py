@@ -46,39 +46,39 @@ def kl_div(
 
     .. math:: \mathrm{KL}(P \,\|\, Q) = \sum_i p_i \, (\log p_i - \log q_i).
 
-    Note the order: the arguments are (log Q, P), but the result is KL(P || Q). Only the sum over the classes is
-    a divergence. So ``"sum"`` gives the divergence of a single row, and ``"batchmean"`` the mean over the rows
-    of a matrix. The default ``"mean"`` gives neither: it also divides by the number of classes.
+    Note the order: the arguments are (log Q, P), but the result is KL(P || Q). Only the sum over the classes is a
+    divergence. So ``"sum"`` gives the divergence of a single row, and ``"batchmean"`` the mean over the rows of a
+    matrix. The default ``"mean"`` gives neither value, because it also divides by the number of classes.
 
-    Numbers, dtypes, shapes and warnings are the same as in torch, except where torch gives NaN for valid
-    arguments. A class without mass in P contributes 0, whatever Q is. A class with mass in P but none in Q
-    contributes +inf, even if that mass underflows. Half precision is computed in float32 and rounded once.
+    Numbers, dtypes, shapes and warnings are the same as in torch, except where torch gives NaN for valid arguments. A
+    class without mass in P contributes 0, whatever Q is. A class with mass in P but no mass in Q contributes +inf, even
+    if the mass in P underflows. Half precision is computed in float32 and rounded once.
 
     Arguments:
         input: Log-probabilities of Q in nats, floating point, of any shape; usually from `log_softmax`.
         target: Probabilities of P, or their logarithms with `log_target`; of a shape that broadcasts with
             `input`.
-        size_average: Deprecated, with a warning: False means ``"sum"``. Overrides `reduction`.
-        reduce: Deprecated, with a warning: False means ``"none"``. Overrides `reduction`.
+        size_average: Deprecated; raises a warning. False means ``"sum"``. This flag overrides `reduction`.
+        reduce: Deprecated; raises a warning. False means ``"none"``. This flag overrides `reduction`.
         reduction: ``"none"`` returns the terms, ``"sum"`` their sum, ``"batchmean"`` the sum divided by
             ``input.size(0)``, and ``"mean"`` the sum divided by the number of terms, with a warning.
         log_target: Whether `target` holds logarithms.
 
     Returns:
-        The terms, in the broadcast shape of `input` and `target`, or a scalar. The dtype is their promoted
-        dtype; under autocast, half precision becomes float32.
+        The terms, in the broadcast shape of `input` and `target`, or a scalar. The dtype is the promoted dtype of
+        `input` and `target`; under autocast, half precision becomes float32.
 
     Raises:
         ArgumentTypeError: `input` or `target` is not a tensor, or `log_target` is not a bool.
         ArgumentValueError: `reduction` is not one of the four words.
-        IncompatibleTensorError: A tensor is not real floating point or not dense, or the two do not
-            broadcast or live on different devices. The error is a RuntimeError too, as in torch.
+        IncompatibleTensorError: A tensor is not real floating point or not dense, the two tensors do not broadcast, or
+            they are on different devices. The error is a RuntimeError too, as in torch.
 
     Gradient:
         To `input`, :math:`-p`; to probabilities, :math:`\log p - \log q + 1`; to log-probabilities,
-        :math:`p (\log p - \log q + 1)`. All are 0 at a class without mass in P. Where a term is +inf, the
-        gradient to `input` is still :math:`-p`, and the gradient to the target, which is infinite in torch,
-        omits :math:`\log p - \log q`. So all gradients are finite.
+        :math:`p (\log p - \log q + 1)`. All these derivatives are 0 at a class without mass in P. Where a term is +inf,
+        the gradient to `input` is still :math:`-p`, and the gradient to the target, which is infinite in torch, omits
+        :math:`\log p - \log q`. So all gradients are finite.
 
     Example:
         >>> log_q = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]]).log()
@@ -122,7 +122,7 @@ def kl_div(
     summands = kl_div_terms.reference_terms(input.to(inner), target.to(inner), log_target)
     loss = reduce_terms(summands, meant, batch_size=batch_size)
     if reduction == "batchmean" and meant != reduction:
-        loss = loss / batch_size  # as torch does, although a deprecated flag overrides "batchmean"
+        loss = loss / batch_size  # like torch, although a deprecated flag overrides "batchmean"
     return loss.to(dtype)
 
 
@@ -175,7 +175,7 @@ def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
     """Return torch.result_type of two floating-point tensors, by operations that torch.compile can trace."""
     deciding = [x.dtype for x in (log_q, target) if x.dim()] or [log_q.dtype, target.dtype]
     dtype = torch.promote_types(deciding[0], deciding[-1])
-    # Under autocast, torch computes kl_div in float32.
+    # Under autocast, torch computes kl_div in float32, so the result here is float32 too.
     if torch.finfo(dtype).bits < 32 and torch.is_autocast_enabled(log_q.device.type):
         return torch.float32
     return dtype
@@ -201,7 +201,9 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
 
 
 def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as nested tensors of one structure, because torch's kl_div broadcasts dense with nested tensors."""
+    """Return both tensors as nested tensors of one structure, because torch's kl_div broadcasts a dense with a nested
+    tensor.
+    """
     jagged = log_q if log_q.is_nested else target
     try:
         first, second = (

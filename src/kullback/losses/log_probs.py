@@ -21,7 +21,7 @@ Value = Literal["k1", "k3"]
 Importance = Literal["action", "prefix", "sequence"]
 Direction = Literal["forward", "reverse"]
 
-# e^d - 1 - d as a power series, from d^2 upwards.
+# These are the coefficients of the power series of e^d - 1 - d, from d^2 upwards.
 _SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 _DIRECTION = OneOf(
@@ -54,13 +54,13 @@ def kl_from_log_probs(
 ) -> Tensor:
     r"""Estimate KL(P || Q), or KL(Q || P), from sampled actions and their log-probabilities under both.
 
-    For ``direction="forward"``, which is KL(P || Q) with actions sampled from P,
+    For ``direction="forward"``, which is KL(P || Q) with actions sampled from P, the estimators are
 
     .. math:: k_1 = -\log r, \quad k_2 = \tfrac12 (\log r)^2, \quad k_3 = r - 1 - \log r, \qquad
         r = \frac{q(a)}{p(a)},\; a \sim P
 
-    and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning name the direction by the policy.
-    With P the policy and Q the reference:
+    ``direction="reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning name the direction from the
+    side of the policy. With P the policy and Q the reference, the names are:
 
     | papers | divergence | actions sampled from | argument |
     |---|---|---|---|
@@ -70,10 +70,12 @@ def kl_from_log_probs(
     As values, to report or to subtract from a reward, the estimators differ:
 
     * ``"k1"`` is unbiased, but negative wherever q > p. The mean of k1 over a few samples can also be negative.
-    * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at 1.23.
-    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. The variance of k3 is lower than for k1 if
-      P and Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, its
-      variance is much higher (standard deviation 6.9 against 1.42 at 1.23) and may be infinite, because r is unbounded.
+    * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at a divergence
+      of 1.23.
+    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has mass. If P and Q are close, k3 has a lower
+      variance than k1 (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, k3 has
+      a much higher variance than k1 (standard deviation 6.9 against 1.42 at a divergence of 1.23). The variance of k3
+      may be infinite, because r is unbounded.
 
     These numbers are exact expectations for one pair of distributions with 2000 classes at each divergence. If you have
     the logits of all classes, ``divergence(Logits(...), Logits(...), KL())`` at the sampled positions is better than
@@ -88,15 +90,15 @@ def kl_from_log_probs(
         direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
             sampled from Q.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
-        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
-            that is False everywhere raises a warning, on the CPU only.
+        mask: a boolean tensor of the same shape, True for actions that count. Other actions may have any values,
+            including NaN. A mask that is False everywhere raises a warning, on the CPU only.
         reduction: ``"none"`` returns one value for each action, 0 for an action that does not count. ``"sum"`` returns
             the sum, ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
 
     Returns:
         the estimates in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action with
-        q = 0 < p gives +inf. An action with p = 0 < q, which P never samples, gives -inf for k1 and +inf for the
-        others; for ``"reverse"``, with p and q exchanged. Equal log-probabilities give 0, even if both are infinite.
+        q = 0 < p gives +inf. An action with p = 0 < q, which P never samples, gives -inf for k1 and +inf for k2 and k3.
+        For ``"reverse"``, exchange p and q in these rules. Equal log-probabilities give 0, even if both are infinite.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
@@ -104,9 +106,10 @@ def kl_from_log_probs(
 
     Gradient:
         for ``"forward"``, the derivative of the value with respect to log p is 1 for k1, log p - log q for k2, and 1 -
-        q/p for k3. The derivative with respect to log q is its negative. Averaged over actions sampled from P, the
-        gradient with respect to the parameters of P is 0 for k1, the gradient of KL(P || Q) for k2, and the gradient of
-        KL(Q || P) for k3. ``"reverse"`` exchanges P and Q. An infinite estimate has gradient 0.
+        q/p for k3. The derivative with respect to log q is the negative of the derivative with respect to log p.
+        Consider the average over actions sampled from P of the gradient with respect to the parameters of P. The
+        average is 0 for k1, the gradient of KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. ``"reverse"``
+        exchanges P and Q. An infinite estimate has gradient 0.
 
     Example:
         >>> import torch
@@ -138,7 +141,7 @@ def estimates(
     mask: Tensor | None,
     direction: Direction = "forward",
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the estimates of each estimator, and the actions' weights, 1 or 0; None if all actions count."""
+    """Return a list of each estimator's values, and the actions' weights (1 or 0; None if all actions count)."""
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
@@ -161,41 +164,44 @@ def kl_surrogate(
 ) -> Tensor:
     r"""Estimate KL from sampled actions by an expression whose expected gradient is the gradient of KL.
 
-    For ``direction="forward"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a),
+    For ``direction="forward"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a), value
+    and gradient are
 
     .. math:: \text{value } w\, k_1 \text{ or } w\, k_3, \quad k_1 = \log\frac{p(a)}{q(a)},\;
         k_3 = \frac{q(a)}{p(a)} - 1 + k_1, \qquad
-        \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr),
+        \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr)
 
-    and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning call KL(policy || reference) the
-    reverse KL. With P the policy, it is ``"forward"``; `kl_from_log_probs` has a table. For ``"forward"``, value and
-    gradient are unbiased if B has mass wherever P has mass. For k3, B must also have mass wherever Q has mass. The
-    gradient is the gradient of KL for either `value`. Differentiating k1 or k3 themselves gives other gradients, listed
-    at `kl_from_log_probs`.
+    ``direction="reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning call KL(policy || reference)
+    the reverse KL. With P the policy, the reverse KL is ``"forward"``; `kl_from_log_probs` has a table. For
+    ``"forward"``, value and gradient are unbiased if B has mass wherever P has mass. For k3, B must also have mass
+    wherever Q has mass. The gradient is the gradient of KL for either `value`. The derivatives of k1 and k3 themselves
+    are other gradients, which `kl_from_log_probs` lists.
 
-    P, Q and B are the distributions of a single entry of the tensors. With one action for each token of a sequence, the
-    sum over tokens gives the gradient of the divergences at the visited prefixes. This gradient ignores that the policy
-    also decides which prefixes are visited. For the divergence of sequences, first sum the log-probabilities of each
-    sequence. B decides which prefixes are visited, unless `importance` reweights them.
+    P, Q and B are the distributions of a single action, which is one entry of the tensors. With one action for each
+    token of a sequence, the sum over tokens gives the gradient of the divergences at the visited prefixes. This
+    gradient ignores that the policy also decides which prefixes are visited. For the divergence of sequences, first sum
+    the log-probabilities of each sequence. B decides which prefixes are visited, unless `importance` reweights the
+    prefixes.
 
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.
         log_q: log-probabilities of the same actions under Q, the same shape.
         direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
             sampled from Q.
-        value: ``"k1"``, or ``"k3"``, which is never negative and varies less if P and Q are close.
-        log_ratio: log w, if the actions were sampled from another distribution B: log p - log b for
-            ``"forward"``, log q - log b for ``"reverse"``, where b is the probability under B. `log_ratio` is treated
-            as a constant.
+        value: ``"k1"``, or ``"k3"``, which is never negative and varies less than k1 if P and Q are close.
+        log_ratio: log w, if the actions were sampled from another distribution B. With b the probability under B, log w
+            is log p - log b for ``"forward"``, and log q - log b for ``"reverse"``. `log_ratio` is treated as a
+            constant.
         importance: how to compute the weight of an action, with the tokens of a sequence along the last dimension.
-            ``"action"`` uses the action's own ratio. ``"prefix"`` uses the product of the ratios up to the action: it
-            also reweights the prefixes as if P had visited them. ``"sequence"`` uses the product of all ratios of the
-            sequence, with the same expectation and a larger variance. With ``"prefix"`` or ``"sequence"``, the sum over
-            tokens estimates the divergence of sequences. Tokens that `mask` excludes have no ratio.
+            ``"action"`` uses the action's own ratio. ``"prefix"`` uses the product of the ratios up to the action: this
+            product also reweights the prefixes as if P had visited them. ``"sequence"`` uses the product of all ratios
+            of the sequence, with the same expectation and a larger variance than ``"prefix"``. With ``"prefix"`` or
+            ``"sequence"``, the sum over tokens estimates the divergence of sequences. Tokens that `mask` excludes have
+            no ratio.
         clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest). An action that P never takes keeps
             weight 0. Clipping reduces the variance of the weight and biases the value and the gradient.
-        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
-            that is False everywhere raises a warning, on the CPU only.
+        mask: a boolean tensor of the same shape, True for actions that count. Other actions may have any values,
+            including NaN. A mask that is False everywhere raises a warning, on the CPU only.
         reduction: as in `kl_from_log_probs`.
 
     Returns:
@@ -208,8 +214,8 @@ def kl_surrogate(
             `importance` or `clip_log_ratio` is given without `log_ratio`.
 
     Gradient:
-        as above, to each of `log_p` and `log_q` that requires one. Second derivatives are meaningless. The gradient is
-        0 for an action if w or w k1 is infinite.
+        the gradient stated above, to each of `log_p` and `log_q` that requires a gradient. Second derivatives are
+        meaningless. The gradient is 0 for an action if w or w k1 is infinite.
 
     Example:
         >>> import torch
@@ -245,7 +251,7 @@ def _log_weight(
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:
         logs = logs if mask is None else torch.where(mask, logs, 0)
-        # A product that includes an action with p = 0 is 0, even if b = 0 for another of its actions.
+        # A product of ratios is 0 if one of its actions has p = 0, even if another of its actions has b = 0.
         never = logs == -torch.inf
         total = torch.where(never, 0, logs).cumsum(-1)
         never = never.cumsum(-1) > 0
@@ -274,7 +280,7 @@ def _surrogate(
 
 
 def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
-    """Evaluate the estimator at log q - log p."""
+    """Return the values of the estimator at `log_ratio`, which is log q - log p."""
     bounded = log_ratio.isfinite() | log_ratio.isnan()
     d = torch.where(bounded, log_ratio, 0)
     if estimator == "k1":
@@ -312,7 +318,7 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both log-probabilities, first for the distribution that the actions are sampled from."""
+    """Return both log-probabilities, first under the distribution that the actions were sampled from."""
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 
 

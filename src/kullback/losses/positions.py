@@ -27,7 +27,7 @@ from kullback.losses.settings import LossSettings
 
 
 class Positions(NamedTuple):
-    """The checked arguments about the positions of a loss, and the reduction of the values of the positions."""
+    """The checked arguments that describe the positions of a loss. The methods reduce the values of the positions."""
 
     call: str  # the function that the user called, for messages
     settings: LossSettings
@@ -35,7 +35,7 @@ class Positions(NamedTuple):
     device: torch.device  # the device of the logits
     dtype: torch.dtype  # the dtype of the loss
     weights: Tensor | None  # 0 where a position does not count; None if all are 1
-    labels: HardLabels | None  # the labels, if cross-entropies are mixed in, with the factors of both parts
+    labels: HardLabels | None  # labels, and factors of divergence and cross-entropy; None without them
     scale: float  # the factor of the values of all positions
     normalizer: Tensor | float | None  # the divisor of the sum; None to use the divisor of the reduction
 
@@ -55,7 +55,9 @@ class Positions(NamedTuple):
             )
 
     def shares(self) -> tuple[Tensor | None, float]:
-        """Return the positions' weights in the reduced loss, None if all are 1, and a factor of all weights."""
+        """Return the weight of each position in the reduced loss (None if all are 1), and a common factor of all
+        weights.
+        """
         weights, normalizer, scale = self.weights, self.normalizer, self.scale
         if isinstance(normalizer, Tensor):
             if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
@@ -68,7 +70,7 @@ class Positions(NamedTuple):
         if normalizer is not None:
             return weights, scale / float(normalizer)
         if self.settings.reduction == "mean" and weights is not None:
-            if weights.numel():  # large weights must not overflow in the sum, nor small weights lose digits
+            if weights.numel():  # so that large weights do not overflow and small weights keep their digits
                 peak = weights.detach().amax()
                 weights = weights / torch.where(peak == 0, 1, peak)
             total = weights.sum()
@@ -122,7 +124,7 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
     if isinstance(normalizer, Tensor):
         check_dense(call, "normalizer", normalizer)
         is_scalar = normalizer.numel() == 1 and not normalizer.is_complex()
-        # Reading a value on an accelerator would synchronize.
+        # Reading a value on an accelerator would synchronize, so only values on the CPU are checked.
         is_readable = is_scalar and can_inspect(normalizer) and normalizer.is_cpu
         is_valid = is_scalar and (not is_readable or 0 < normalizer.item() < math.inf)
         described = f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
@@ -136,11 +138,11 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
 
 
 def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
-    """Warn if a mask excludes all rows, because the result is then 0 or NaN for any rows."""
+    """Warn if a mask excludes all rows, because the result is then 0 or NaN whatever the rows contain."""
     warn_if_nothing_counts(call, {"mask": mask}, mask, stacklevel=stacklevel + 1)
 
 
-# For each argument that may exclude every position: the reason in a warning, and the remedy.
+# For each argument that may exclude every position, this dict has the reason and the remedy that the warning names.
 _EXCLUSIONS = {
     "mask": (
         "the mask is False everywhere",
@@ -161,7 +163,7 @@ def warn_if_nothing_counts(
     ignore_index: int = -100,
     stacklevel: int = 4,
 ) -> None:
-    """Warn if no position counts, and name the argument that excludes them.
+    """Warn if no position counts, and name the argument that excludes all positions.
 
     The check is made only on the CPU, because reading values on an accelerator would synchronize. There is no check
     while torch compiles.
@@ -169,7 +171,7 @@ def warn_if_nothing_counts(
     Arguments:
         call: the function that the user called.
         arguments: mask, weight and labels by name; None for an argument that was not given.
-        counted: for each position, whether it counts, or its weight.
+        counted: for each position, whether the position counts, or the weight of the position.
         ignore_index: the label of positions that do not count.
         stacklevel: the `stacklevel` of `warnings.warn`.
     """
@@ -201,8 +203,8 @@ def position_weights(
 ) -> Tensor | None:
     """Return the weight of each position, 0 for a position that does not count; None if all weights are 1.
 
-    The dtype is `dtype`, or the dtype of `weight` if it is more precise. `takes_labels` says whether the user's call
-    has arguments `labels` and `weight`, for the remedy of a mask that is not boolean.
+    The dtype is `dtype` or the dtype of `weight`, whichever is more precise. `takes_labels` says whether the user's
+    call has the arguments `labels` and `weight`, which an error about the mask may name.
     """
     if mask is weight is labels is None:
         return None
@@ -310,7 +312,7 @@ def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
         return f"{name}={name}.expand({tuple(positions)})"
     if tensor.ndim == 2 and tensor.shape == positions[::-1]:
         return f"{name}={name}.T"
-    # For other shapes with as many entries, reshape would assign values to wrong positions.
+    # For other shapes with the same number of entries, reshape would assign values to wrong positions.
     if tensor.numel() == positions.numel() and (tensor.ndim == 1 or _long(tensor.shape) == _long(positions)):
         return f"{name}={name}.reshape({tuple(positions)})"
     return f"{name} of shape {tuple(positions)}"

@@ -31,7 +31,7 @@ def check_reduction(call: str, reduction: object) -> Reduction:
 
 
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:
-    """Return the one reduction that the three reduction arguments of `torch.nn.functional.kl_div` amount to.
+    """Return the reduction that `reduction` and the deprecated flags of `torch.nn.functional.kl_div` mean together.
 
     If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise `size_average`
     chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name ``"elementwise_mean"``
@@ -63,7 +63,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)  # the levels: _warn, torch_reduction, kl_div, the caller of kl_div
 
 
-# torch.compile cannot trace a warning. With this mark, torch.compile runs the function once, while it traces.
+# torch.compile cannot trace a warning. With this mark, torch.compile runs the function once, during tracing.
 # torch.compiler.assume_constant_result sets the same mark, but imports the whole compiler.
 _warn._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 

@@ -55,28 +55,28 @@ def kl_per_dimension(
     .. math:: \mathrm{KL}_j = \frac{\sum_n w_n \, \mathrm{KL}\big(Q_{nj} \,\|\, P_j\big)}{\sum_n w_n},
         \quad Q \text{ the posterior},\; P \text{ the prior}
 
-    A dimension with a KL near 0 has collapsed to the prior: it carries no information about the example.
+    A dimension with a KL near 0 has collapsed to the prior: the dimension carries no information about the example.
 
     Arguments:
         posterior: a distribution for each example and latent dimension, of batch shape (examples, ...). An
             `Independent` distribution is replaced by its base distribution.
-        prior: the prior; batch shapes broadcast. None is the standard normal distribution, for a posterior that is a
-            Normal, a MultivariateNormal or a LowRankMultivariateNormal.
-        mask: which examples count, boolean, of the shape of the examples. A mask that is False everywhere raises a
-            warning, on the CPU only.
+        prior: the prior; batch shapes broadcast. None means the standard normal distribution, and needs a posterior
+            that is a Normal, a MultivariateNormal or a LowRankMultivariateNormal.
+        mask: a boolean tensor of the shape of the examples, True for examples that count. A mask that is False
+            everywhere raises a warning, on the CPU only.
         weight: the weight of each example, 0 or more, of the shape of the examples.
-        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time). Pass 0 for a
-            distribution without batch shape, such as ``Independent(d, 2)``, which has no examples.
+        batch_dims: the number of leading batch dimensions that index examples: 1, or 2 for (sequence, time). Pass 0 for
+            a distribution without batch shape, such as ``Independent(d, 2)``, which has no examples.
         method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
             as a prior that is a mixture.
         draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
-        generator: the random generator of these draws; by default, torch's global one.
+        generator: the random generator of these draws; by default, torch's global generator.
 
     Returns:
-        the divergences in nats, of the shape of the latent dimensions. Their sum is the total KL.
+        the divergences in nats, of the shape of the latent dimensions. The sum of the divergences is the total KL.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: an argument does not fit.
+        ArgumentTypeError, ArgumentValueError: an argument is invalid.
         NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
@@ -115,7 +115,7 @@ def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -
         threshold: the variance above which a dimension is active.
 
     Returns:
-        booleans, of the shape of the latent dimensions; ``.sum()`` counts the active ones.
+        booleans, of the shape of the latent dimensions; ``.sum()`` counts the active dimensions.
 
     Raises:
         ArgumentTypeError: `posterior` is neither a distribution nor a tensor.
@@ -158,55 +158,57 @@ class KLRegularizer(torch.nn.Module):
         \beta \, \Big|\sum_g \mathrm{KL}_g - C\Big|, \qquad
         \mathrm{KL}_g = \frac{1}{N} \sum_n \sum_{j \in g} \mathrm{KL}\big(Q_{nj} \,\|\, P_j\big)
 
-    with :math:`Q` the posterior, :math:`P` the prior and :math:`g` the groups of latent dimensions. Call `step` after
-    each step of the optimizer. Only `step` advances schedules and the adaptive coefficient, so you can accumulate
-    gradients over several calls.
+    :math:`Q` is the posterior, :math:`P` the prior, and :math:`g` a group of latent dimensions. Call `step` after each
+    step of the optimizer. Only `step` advances schedules and the adaptive coefficient, so you can accumulate gradients
+    over several calls.
 
     Arguments:
-        coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
-            any function from the number of steps to a number; or an `AdaptiveKLController`, whose `horizon` counts
-            calls of `step`. The controller's target is for the KL summed over the latent dimensions and averaged over
-            the examples. The current value is the attribute `coefficient` of the regularizer; the controller itself
-            does not change. For another controller, pass ``lambda step: controller.coefficient`` and update it with the
-            attribute `kl`.
-        free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most this has no gradient.
+        coefficient: :math:`\beta`: a number of 0 or more, a schedule or an `AdaptiveKLController`. A schedule is a
+            `LinearSchedule`, a `CyclicalSchedule` or any function from the number of steps to a number. The `horizon`
+            of the controller counts calls of `step`. The controller's target is for the KL summed over the latent
+            dimensions and averaged over the examples. The regularizer's attribute `coefficient` has the current value;
+            the controller itself does not change. For another controller, pass ``lambda step: controller.coefficient``,
+            and update the controller with the regularizer's attribute `kl`.
+        free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most :math:`\lambda` has no
+            gradient.
         group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
             is summed over the other latent dimensions. None makes each latent dimension a group. 0 makes each channel a
-            group, for posteriors of shape (batch, channels, height, width). () puts everything in one group.
-        per_example: compare the KL of each example with `free_nats`, instead of the mean over the batch.
-        capacity: :math:`C`, in nats: a number or a schedule. Not together with `free_nats`.
+            group, for posteriors of shape (batch, channels, height, width). () puts all latent dimensions in one group.
+        per_example: whether to compare the KL of each example with `free_nats`, instead of the mean KL of the batch.
+        capacity: :math:`C`, in nats: a number or a schedule. `capacity` and `free_nats` exclude each other.
         balance: two weights :math:`(a, b)`. The loss is then :math:`a` times the term with a constant posterior, which
             trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports
             `balance` from torch 2.12 on.
-        batch_dims: the number of leading dimensions of examples in the posterior: 0 for the weights of a Bayesian
-            layer, which are one example, so that the KL is summed over all of them. `batch_dims` is also 0 for a
+        batch_dims: the number of the posterior's leading batch dimensions that index examples. Pass 0 for the weights
+            of a Bayesian layer: they are one example, and the KL is summed over all weights. Pass 0 also for a
             posterior without batch shape, such as ``Independent(d, 2)``.
         method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
             as a prior that is a mixture.
         draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
-        generator: the random generator of these draws; by default, torch's global one.
-        sync: in a `torch.distributed` run, use the mean over all processes to decide which groups are free, on which
-            side of the capacity the KL is, and how the coefficient changes. The gradients averaged by
-            `DistributedDataParallel` then equal the gradients of one process with the whole batch. Every process of
-            the default group must make the same calls. In evaluation mode, calls do not communicate.
+        generator: the random generator of these draws; by default, torch's global generator.
+        sync: whether a `torch.distributed` run uses the mean KL over all processes for its decisions. These are which
+            groups are below `free_nats`, on which side of the capacity the KL is, and how the coefficient changes. The
+            gradients averaged by `DistributedDataParallel` then equal the gradients of one process with the whole
+            batch. Every process of the default group must make the same calls. In evaluation mode, calls do not
+            communicate.
 
     Attributes:
         coefficient: the current coefficient, a buffer.
-        kl: the unregularized KL of the calls between the last two steps, averaged over their examples, a buffer; NaN
-            before the first step.
+        kl: the unregularized KL of the calls between the last two steps, averaged over the examples of these calls, a
+            buffer; NaN before the first step.
         steps_taken: the number of calls of `step`, a buffer.
 
     Returns:
-        When called with ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`,
-        a scalar in nats, in float32 or better, also under autocast. The value is 0 if no example counts.
+        a scalar in nats, in float32 or better, also under autocast; 0 if no example counts. The arguments of a call are
+        ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: an argument does not fit.
+        ArgumentTypeError, ArgumentValueError: an argument is invalid.
         NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
         the gradient of `kullback.kl_divergence`, times the coefficient. The gradient is 0 in a group whose KL is at
-        most `free_nats`, and if the KL equals the capacity.
+        most `free_nats`. If the KL equals the capacity, the whole gradient is 0.
 
     Example:
         >>> from torch.distributions import Normal
@@ -278,7 +280,7 @@ class KLRegularizer(torch.nn.Module):
         self.sync = sync
         self._coefficient = coefficient
         self._capacity_schedule = capacity
-        # A copy of steps_taken, because reading that buffer from an accelerator would synchronize.
+        # `_steps` is a copy of `steps_taken`, because reading that buffer from an accelerator would synchronize.
         self._steps = 0
         is_adaptive = isinstance(coefficient, AdaptiveKLController)
         self.register_buffer("steps_taken", torch.tensor(0))
@@ -287,9 +289,9 @@ class KLRegularizer(torch.nn.Module):
         )
         self.register_buffer("kl", torch.tensor(math.nan, dtype=torch.float32))
         self.register_buffer("_capacity", torch.tensor(0.0, dtype=torch.float32), persistent=False)
-        # The weighted sum of the KL since the last step, and the sum of the examples' weights. This is not a buffer,
-        # because DistributedDataParallel would overwrite the buffer of every process with the buffer of the first
-        # process.
+        # `_sums` contains the weighted sum of the KL since the last step, and the sum of the examples' weights. The
+        # tensor is not a buffer, because DistributedDataParallel would overwrite every process's buffer with the first
+        # process's buffer.
         self._sums = torch.zeros(2)
         self._follow_schedules()
 
@@ -318,7 +320,7 @@ class KLRegularizer(torch.nn.Module):
 
             sides = ((self.balance[0], detached(p), q), (self.balance[1], p, detached(q)))
         terms: list[Tensor] = []
-        # The mean KL of each group over all processes, which is equal for both terms of `balance`.
+        # `everywhere` is the mean KL of each group over all processes. The mean is equal for both terms of `balance`.
         everywhere: Tensor | None = None
         for share, one, other in sides:
             kl, weights = _of_examples(call, one, other, mask, weight, batch_dims, rule)
@@ -329,7 +331,7 @@ class KLRegularizer(torch.nn.Module):
             if self.free_nats > 0 and self.per_example:
                 total, _ = _total(torch.where(kl <= self.free_nats, self.free_nats, kl), weights)
             terms.append(share * self._term(total / torch.where(count == 0, 1, count), everywhere, count))
-        # With a coefficient of 0, an infinite KL gives 0 instead of NaN.
+        # If the coefficient is 0, the term is 0 even for an infinite KL, where the product would be NaN.
         return torch.where(self.coefficient == 0, 0.0, self.coefficient * sum(terms[1:], terms[0]))
 
     @torch.no_grad()
@@ -347,7 +349,9 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
-        """Return the regularized sum of the groups' mean KL; `everywhere` contains their mean KL over all processes."""
+        """Return the regularized sum of `mean`, the mean KL of each group; `everywhere` has the groups' means over all
+        processes.
+        """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
             return torch.where(count == 0, 0.0, side * (mean.sum() - self._capacity))
@@ -356,7 +360,7 @@ class KLRegularizer(torch.nn.Module):
         return mean.sum()
 
     def _in_groups(self, call: str, kl: Tensor) -> Tensor:
-        """Return the sums of the KL, shape (examples, ...), over each group's dimensions: shape (examples, groups)."""
+        """Return the KL of each group, shape (examples, groups), from the KL of shape (examples, ...)."""
         latent = kl.ndim - 1
         kept = range(latent) if self.group_dims is None else self.group_dims
         if any(not 0 <= dim < latent for dim in kept):
@@ -406,7 +410,9 @@ class KLRegularizer(torch.nn.Module):
 
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
-    """Return posterior and prior in float32 or better, without `Independent`: each latent dimension has a KL."""
+    """Return posterior and prior in float32 or better. Base distributions replace `Independent` distributions, so that
+    each latent dimension has a KL.
+    """
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)
     if prior is not None and not isinstance(prior, Distribution):
@@ -451,7 +457,7 @@ def _without_half(d: Distribution) -> Distribution:
 
 
 def _dims_of_examples(posterior: Distribution, batch_dims: int) -> int:
-    """Return the number of leading dimensions of examples: 0 if the posterior is a single event without batch shape."""
+    """Return the number of leading batch dimensions that index examples: 0 if the posterior has no batch shape."""
     return batch_dims if posterior.batch_shape or not posterior.event_shape else 0
 
 

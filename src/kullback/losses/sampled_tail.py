@@ -1,4 +1,4 @@
-"""Divergences from a teacher with its top classes, the mass of the other classes, and a few draws from the others."""
+"""Divergences from a teacher's top classes, the mass of the other classes, and a few draws from the other classes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from kullback.partial_rows import ReferenceBlock, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"
-# From this squared relative distance on, a student counts as far from the teacher: ratios q/p of about 1/2 or 3/2.
+# A student counts as far from the teacher if their squared relative distance is at least this number. At this distance,
+# the ratios q/p are about 1/2 or 3/2.
 _FAR = 0.25
-# In the distance, q/p - 1 of a draw is clipped to this value, which is far above sqrt(_FAR). The estimate is unbiased
-# for any values of both constants. `tests/losses/test_sampled_tail.py` bounds its spread for these values.
+# The squared distance uses q/p - 1 of each draw, clipped to this value, which is far above sqrt(_FAR). The estimate is
+# unbiased for any values of both constants. `tests/losses/test_sampled_tail.py` bounds the error of the estimate for
+# these values.
 _LARGEST_CHANGE = 3.0
 _LEAST = torch.finfo(torch.float32).tiny
 _LEAST_LOG = torch.finfo(torch.float32).min
@@ -39,17 +41,18 @@ _LEAST_LOG = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledTail(PartialTeacher):
-    r"""A teacher's most probable classes at each position, the mass of all others, and draws from the others.
+    r"""A teacher's most probable classes at each position, the mass of all other classes, and draws from the other
+    classes.
 
-    A reference file (`kullback.io.Reference`) stores these tensors in less than a kilobyte a position. Unlike with a
-    `TopK`, the mean loss over the draws equals the loss with the whole teacher.
+    A reference file (`kullback.io.Reference`) stores these tensors in less than a kilobyte a position. The mean of the
+    loss over the random draws equals the loss with the full teacher. For a `TopK`, the two losses differ.
 
     Arguments:
         top: the most probable classes and their log-probabilities, shape (..., k).
-        tail_indices: classes drawn from the others, independently and with replacement, class i with probability
-            :math:`p_i / M`, integer, shape (..., m).
-        tail_log_probs: their natural log-probabilities among all classes, shape (..., m). -inf is padding, only at
-            positions where the other classes have no mass.
+        tail_indices: classes drawn from the other classes, integer, shape (..., m). The draws are independent and with
+            replacement, and class i has probability :math:`p_i / M`.
+        tail_log_probs: the natural log-probabilities of the drawn classes among all classes, shape (..., m). -inf means
+            padding, and is allowed only at positions where the other classes have no mass.
         tail_log_mass: :math:`\log M`, the log of the mass of all classes that are not in `top`, shape (...).
         validate: whether to check the values.
 
@@ -90,7 +93,7 @@ class SampledTail(PartialTeacher):
         Arguments:
             logits: a teacher's logits, shape (..., classes).
             k: the number of most probable classes to keep.
-            draws: the number of classes to draw from the others.
+            draws: the number of draws from the other classes.
             generator: the random generator of the draws, on the CPU.
 
         Returns:
@@ -114,14 +117,15 @@ class SampledTail(PartialTeacher):
 
     @classmethod
     def from_reference(cls, block: ReferenceBlock, *, device: torch.device | str | None = None) -> Self:
-        """Make a teacher from rows of a reference file. Reading has already checked the rows.
+        """Make a teacher from rows of a reference file. The rows are not checked again, because `read` has checked
+        them.
 
         Arguments:
             block: the rows, from `kullback.io.Reference.read`.
             device: the device of the student; the CPU by default.
 
         Returns:
-            a `SampledTail` of shape (rows, k) and (rows, m).
+            a `SampledTail` with top classes of shape (rows, k) and draws of shape (rows, m).
         """
         top = TopK(block.top_indices.long().to(device), block.top_log_probs.to(device), validate=False)
         tail = block.tail_indices.long(), block.tail_log_probs, block.tail_log_mass
@@ -189,28 +193,29 @@ def sampled_tail_divergence(
 ) -> Tensor:
     r"""Estimate the divergence of a student from a teacher without bias, from the teacher's top classes and draws.
 
-    With K the top classes, M the teacher's mass outside K, :math:`j_1, \dots, j_m` the drawn classes, and
-    :math:`t(p, q)` the non-negative terms :math:`q f(p/q)` of `kullback.generators`, which for KL are
-    :math:`p \log(p/q) - p + q`:
+    Let K be the top classes, M the teacher's mass outside K, and :math:`j_1, \dots, j_m` the drawn classes. Let
+    :math:`t(p, q) = q f(p/q)` be the non-negative terms of `kullback.generators`, which for KL are
+    :math:`p \log(p/q) - p + q`. The estimate is
 
     .. math:: \hat D = \sum_{i \in K} t(p_i, q_i) + \frac{M}{m} \sum_{l=1}^m \left(\frac{t(p_{j_l}, q_{j_l})}{p_{j_l}}
         - s_l \Bigl(\frac{q_{j_l}}{p_{j_l}} - 1\Bigr)\right) + \Bigl(1 - \sum_{i \in K} q_i - M\Bigr)
         \frac1m \sum_{l=1}^m s_l
 
-    q is normalized over all classes. The expectation over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and
-    the expectation of the gradient is the gradient of the divergence. :math:`s_l` depends only on the other draws, K, M
-    and q, so it is independent of :math:`j_l`. :math:`s_l` is 0 if teacher and student agree on the top classes, the
-    tail's mass and the other draws. The more they differ, the closer is :math:`s_l` to its maximum, the limit of t(p,
-    q)/q at p = 0 (1 for KL). Derivatives treat :math:`s_l` as a constant, and stay unbiased.
+    The student's probabilities q are normalized over all classes. The expectation over the draws is the divergence
+    :math:`\sum_i t(p_i, q_i)`, and the expectation of the gradient is the gradient of the divergence. :math:`s_l`
+    depends only on the other draws, K, M and q, so it is independent of :math:`j_l`. :math:`s_l` is 0 if teacher and
+    student agree on the top classes, the tail's mass and the other draws. The more teacher and student differ, the
+    closer is :math:`s_l` to its maximum, the limit of t(p, q)/q at p = 0 (1 for KL). Derivatives treat :math:`s_l` as a
+    constant, and stay unbiased.
 
-    If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer they are, the less
-    the estimate varies. If they differ greatly, a rarely drawn class that the student prefers causes no spike of size
-    q/p, but the estimate may be negative by chance. For kinds whose terms grow faster than q, such as `ReverseKL` and
-    `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
+    If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer student and
+    teacher are, the less the estimate varies. If student and teacher differ greatly, a rarely drawn class that the
+    student prefers causes no spike of size q/p. However, the estimate may then be negative by chance. For kinds whose
+    terms grow faster than q, such as `ReverseKL` and `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
 
-    Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes their terms, q for
-    KL and q/2 for TV, in proportion to :math:`s_l`: in full if :math:`s_l` is at its maximum or M = 0. Without any
-    draws (m = 0), a tail with mass contributes 0.
+    Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes the terms of these
+    classes, q for KL and q/2 for TV, in proportion to :math:`s_l`. The terms count fully if :math:`s_l` is at its
+    maximum or M = 0. Without any draws (m = 0), a tail with mass contributes 0.
 
     Arguments:
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
@@ -230,7 +235,8 @@ def sampled_tail_divergence(
             not 1, or `kind` is not a sum over classes.
 
     Gradient:
-        to the student, of any order, as stated by `kind`. The first derivative needs no extra memory.
+        to the student. Derivatives of any order exist, and the docstring of the kind's class states the first
+        derivatives. The first derivative needs no extra memory.
 
     Example:
         >>> import torch
@@ -269,17 +275,18 @@ class SampledRows(PartialRows):
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
         """Return the mean over the draws of share * (excess - M (q/p - 1)), shape (rows,).
 
-        `excess` is the tail's mass under Q minus M, its mass under the teacher. Each difference is 0 on average.
+        M is the tail's mass under the teacher, and `excess` is the tail's mass under Q minus M. The expectation of each
+        difference excess - M (q/p - 1) is 0.
         """
         mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
-        # Where log q is NaN, the terms are NaN already.
+        # Where log q is NaN, the other part of the divergence is NaN already, so 0 is a valid replacement here.
         log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
         (top_q, drawn_q), (top_p, drawn_p) = log_q.split(parts, -1), log_probs.split(parts, -1)
         excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
         if not self.draws:
             return torch.where(mass == 0, excess, 0).squeeze(-1)
-        # Padded draws have log-probability -inf in P and Q. Padded draws occur only in rows without a tail, whose mass
-        # of 0 removes them.
+        # Padded draws have log-probability -inf in P and Q. Padded draws occur only in rows whose tail has mass 0, and
+        # the factor `mass` removes these draws.
         change = torch.expm1(drawn_q - drawn_p.clamp(min=_LEAST_LOG))
         with torch.no_grad():
             apart = (top_q / 2).exp() - (top_p / 2).exp()
@@ -287,10 +294,12 @@ class SampledRows(PartialRows):
         return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return the share of each draw, s_l divided by its maximum: from 0 if Q is near the teacher to 1 if Q is far.
+        """Return s_l of each draw divided by the maximum of s_l: 0 if Q equals the teacher, up to 1 if Q is far from
+        the teacher.
 
-        The share of a draw is computed without this draw: from the top classes, the tail's mass, the variation of q/p
-        over the other draws, and the part of the tail's mass under Q that the other draws miss.
+        The result for a draw does not depend on this draw. The result depends on the top classes, the tail's mass, and
+        the variation of q/p over the other draws. The result also depends on the part of the tail's mass under Q that
+        the other draws miss.
 
         Arguments:
             top: the squared distance over the top classes.
@@ -312,9 +321,9 @@ def _sum_of_others(x: Tensor) -> Tensor:
 
 
 def _slope_without_p(kind: Divergence) -> Tensor | float:
-    """Return the limit of t(p, q) / q at p = 0; 0 if it is infinite or approached too slowly.
+    """Return the limit of t(p, q) / q at p = 0, or 0 if the limit is infinite or the convergence is too slow.
 
-    The approach is too slow if t(p, q) / q is below half of the limit at q / p = 10,000.
+    The convergence is too slow if t(p, q) / q at q / p = 10,000 is below half of the limit.
     """
     if type(kind) is KL:
         return 1.0

@@ -16,7 +16,8 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
 from kullback.losses.reduction import REDUCTION, Reduction
 
-# Logits divided by a smaller temperature, and the square of a larger one, overflow float32.
+# The temperature must be from this number to its reciprocal. With a smaller temperature, the divided logits may
+# overflow float32. With a larger temperature, the squared temperature may overflow.
 _MIN_TEMPERATURE = 1e-16
 
 _RESULT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -32,7 +33,8 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
 
     def checked(*arguments: Any) -> T:
         if not torch.compiler.is_compiling():
-            # A setting may have no hash. A TypeError of the check itself is raised again by the second call.
+            # A setting without a hash raises a TypeError, and the check then runs without the cache. If the check
+            # itself raises the TypeError, the call without the cache raises it again.
             with suppress(TypeError):
                 return cached(*arguments)
         return check(*arguments)
@@ -70,7 +72,7 @@ ARGUMENTS = Arguments(
     ),
     ignore_index=Whole(least=-(2**63), wanted="an integer of 64 bits", example=-100, strict=True),
 )
-# The constraints of functions that take only some of these arguments.
+# These are the constraints of functions that take only some of these arguments.
 _TEMPERATURE = Arguments("top_k_divergence", temperature=ARGUMENTS.constraints["temperature"])
 _CLASSES = Arguments("top_k_divergence_bounds", classes=ARGUMENTS.constraints["classes"])
 HEAD_ARGUMENTS = Arguments(
@@ -91,7 +93,7 @@ HEAD_ARGUMENTS = Arguments(
 class LossSettings(NamedTuple):
     """The settings of both distillation losses, which are equal on all ranks of a group."""
 
-    kind: Any  # a Divergence once it is checked
+    kind: Any  # a Divergence after the check
     temperature: float
     reduction: Reduction
     temperature_squared: bool
@@ -101,7 +103,9 @@ class LossSettings(NamedTuple):
     classes: int | None
 
     def checked(self, call: str) -> LossSettings:
-        """Return the settings with the kind as a divergence; raise an error that names `call` if one is invalid."""
+        """Return the settings with the kind as a divergence; raise an error that names `call` if a setting is
+        invalid.
+        """
         settings = _checked_settings(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
             return settings
@@ -121,14 +125,16 @@ def _checked_settings(call: str, *fields: Any) -> LossSettings:
 class HeadSettings(NamedTuple):
     """The settings of `linear_distillation_loss` that `distillation_loss` does not have."""
 
-    softcap: Any  # once checked, a pair for student and teacher of a number or None
+    softcap: Any  # after the check, the pair (student's, teacher's); an entry may be None
     logit_scale: Any
     chunk_bytes: int | None
     float32_logits: bool
     return_entropy: bool
 
     def checked(self, call: str) -> HeadSettings:
-        """Return the settings with a pair for each side; raise an error that names `call` if one is invalid."""
+        """Return the settings with pairs (student's, teacher's); raise an error that names `call` if a setting is
+        invalid.
+        """
         return _checked_heads(call, *self)
 
 
@@ -142,7 +148,7 @@ def _checked_heads(call: str, *fields: Any) -> HeadSettings:
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:
-    """Return a pair: a number or None for the student, and a number or None for the teacher."""
+    """Return the student's and the teacher's value of a setting. A value is a number or None."""
     pair: Any = value if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or not all(x is None or 0 < number_from(x) < math.inf for x in pair):
         wanted = "a positive number or None, or a pair of these for student and teacher"

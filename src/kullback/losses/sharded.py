@@ -23,8 +23,8 @@ def local_tensors(
 ) -> tuple[list[Any], Ranks]:
     """Return this rank's part of each tensor, and the group, which is taken from the DTensors if there are any.
 
-    `dims` are the dimensions that contain the classes, None for a tensor that every rank has in full. Objects other
-    than tensors are returned unchanged.
+    `dims` has the dimension of each tensor that contains the classes, None for a tensor that every rank has in full.
+    Objects other than tensors are returned unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}
@@ -50,7 +50,9 @@ def local_tensors(
 
 
 def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterable[object]) -> _T:
-    """Return the result of a check of this rank's arguments. If it raises, the other ranks raise too."""
+    """Return the result of a check of this rank's arguments. If the check raises an error, the other ranks raise it
+    too.
+    """
     try:
         return check()
     except KullbackError as error:
@@ -75,7 +77,7 @@ def agreed_sides(
     same: Mapping[str, object],
     own: Mapping[str, int],
 ) -> tuple[Sides, dict[str, list[int]]]:
-    """Return the shards of student and teacher, and the numbers `own` of every rank.
+    """Return the shards of student and teacher, and a dict of the numbers in `sizes` and `own` of every rank.
 
     Raises an error on every rank if values that must agree differ.
 
@@ -83,8 +85,8 @@ def agreed_sides(
         positions: the checked positions and settings.
         ranks: the group.
         tensors: the tensors by the names of their arguments.
-        sizes: the number of this rank's classes, by the name of the argument that contains the classes: first for the
-            student, then for the teacher unless every rank has the full teacher.
+        sizes: the number of this rank's classes, by the name of the argument that contains the classes. The student's
+            entry is first. The teacher's entry follows, unless every rank has the full teacher.
         same: other values that must agree, by the name of the argument.
         own: numbers that may differ between the ranks.
     """

@@ -1,4 +1,4 @@
-"""Teachers, which give logits of all classes or probabilities of some, and the interface that the losses use."""
+"""Teachers, which give logits of all classes or probabilities of some classes, and their interface for the losses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LogitTeacher(NamedTuple):
     logits: Tensor
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
-        """Return the dtype of the loss; raise unless the logits have the same positions and are on one device."""
+        """Return the dtype of the loss; raise unless the logits of both sides have the same positions and device."""
         teacher = self.logits
         if not are_logits(student, teacher):
             check_logits(call, "student", student, other=teacher)
@@ -112,7 +112,7 @@ class PartialRows(ABC):
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs")
     """The names of the attributes with one row for each position."""
     leaves_out: ClassVar[bool] = True
-    """Whether the student's logsumexp covers only the other classes."""
+    """Whether the student's logsumexp in `divergence` covers only the classes that are not in `indices`."""
 
     @abstractmethod
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class PartialRows(ABC):
             log_probs: the attribute `log_probs` in float64.
             logits: float64, shape (rows, k + 1). The first k columns are the student's logits of the classes in
                 `indices`, divided by the temperature, -inf for padding. The last column is the logsumexp of the other
-                classes, or of all classes unless `leaves_out`.
+                classes if `leaves_out`, else of all classes.
         """
 
     def of_rows(self, rows: slice | Tensor) -> Self:
@@ -140,7 +140,9 @@ class PartialRows(ABC):
         return read if shard is None else ShardedClasses(shard, read)
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return each row's divergence, mixed with its cross-entropy if there are labels, from columns of `classes`."""
+        """Return each row's divergence, mixed with its cross-entropy if there are labels, from the columns that
+        `classes` reads.
+        """
         log_probs = log_probs.to(columns.dtype)
         if labels is None:
             return self.divergence(log_probs, columns)
@@ -171,7 +173,8 @@ class PartialRows(ABC):
 class PartialTeacher(ShortRepr, ABC):
     """A teacher that gives the probabilities of some classes of each position, instead of logits.
 
-    A subclass defines `kept_indices`, `kept_log_probs` and `rows`. The losses then accept its instances as `teacher`.
+    A subclass defines `kept_indices`, `kept_log_probs` and `rows`. The losses accept instances of the subclass as
+    `teacher`.
 
     Example:
         >>> from kullback.functional import PartialTeacher, TopK
@@ -190,7 +193,9 @@ class PartialTeacher(ShortRepr, ABC):
     @property
     @abstractmethod
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of `kept_indices`, or numbers that determine them. Only they can have a gradient."""
+        """The log-probabilities of `kept_indices`, or numbers that determine them. Only these numbers can have a
+        gradient.
+        """
 
     @abstractmethod
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> PartialRows:
@@ -275,7 +280,8 @@ class PartialTeacher(ShortRepr, ABC):
 
 @dataclass(slots=True, eq=False)
 class WeightedTerms(RowOperation):
-    """The row operation that sums weighted terms of a divergence over some classes. Its masses are not normalized.
+    """The row operation that sums weighted terms of a divergence over some classes. The operation does not normalize
+    the masses.
 
     The gradients with respect to log p and log q come from the kind's derivatives. Terms of weight 0 have no effect,
     even if they are NaN.
@@ -366,7 +372,8 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 def compared_classes(
     call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
 ) -> tuple[int, int]:
-    """Return how many classes of student and teacher are compared; raise if the numbers `sizes` do not fit.
+    """Return how many classes of student and teacher are compared; raise if the numbers `sizes` contradict the
+    settings.
 
     `names` are the names of the arguments that contain the classes, for messages.
     """

@@ -38,25 +38,26 @@ _CALL = "top_k_divergence"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TopK(PartialTeacher):
-    r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
+    r"""A teacher's most probable classes at each position, with their log-probabilities among all classes.
 
     An entry with log-probability -inf is padding, for positions that keep fewer than k classes. The class of a padding
-    entry counts as not kept. The entry's index may be any valid class index, even a repeated one.
+    entry counts as not kept. The index of a padding entry may be any valid class index, even a repeated index.
 
     Arguments:
         indices: the kept classes, integer, shape (..., k), in any order.
-        log_probs: their natural log-probabilities, shape (..., k).
-        tail: how to treat the other classes, whose probabilities are unknown. ``"bucket"`` merges them into one class
-            with the remaining mass. ``"renormalize"`` gives them no mass and scales the kept probabilities to sum to
-            one. ``"zero"`` leaves them out. `top_k_divergence` gives the formulas.
+        log_probs: the natural log-probabilities of the kept classes, shape (..., k).
+        tail: how to treat the other classes, whose probabilities are unknown. ``"bucket"`` merges the other classes
+            into one class with the remaining mass. ``"renormalize"`` gives the other classes no mass and scales the
+            kept probabilities to sum to one. ``"zero"`` leaves the other classes out. `top_k_divergence` gives the
+            formulas.
         validate: whether to check the values.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, an index is negative or repeated in its row, a log-probability is
-            positive, a row's probabilities sum to more than one, a row has no mass with ``"renormalize"``, `tail` is
-            unknown, or every row contains NaN. If only some rows contain NaN, the losses raise this error unless
-            `mask`, `weight` or `labels` exclude these positions.
+        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error if
+            an index is negative or repeated, a log-probability is positive, the probabilities sum to more than one, or
+            the row has no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
+            unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:
         >>> import torch
@@ -161,8 +162,8 @@ def top_k_divergence(
     r"""Compute the divergence of a student from a teacher that is known only at its top classes.
 
     Let K be the kept classes, p the teacher's probabilities as given, q the student's probabilities among all classes,
-    and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. With f the
-    generator of D, the value depends on the tail:
+    and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. Let f be the generator of D. The value
+    depends on the tail:
 
     .. math::
         \begin{array}{ll}
@@ -177,21 +178,22 @@ def top_k_divergence(
     p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
 
     ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
-    :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and 0 exactly if student and
-    teacher agree on K. However, ``"zero"`` ignores classes outside K and is not a divergence between distributions.
-    Some libraries use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be
-    negative, and its minimum is at the renormalized probabilities instead of the teacher's.
+    :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and is 0 if and only if
+    student and teacher agree on K. However, ``"zero"`` ignores classes outside K and is not a divergence between
+    distributions. Some libraries use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`.
+    That sum can be negative, and has its minimum at the renormalized probabilities instead of the teacher's
+    probabilities.
 
-    The teacher's remaining mass may be only a rounding error. Such a remainder counts as 0 where the student has no
-    mass outside K, for example if K is all classes, and does not cause +inf.
+    The teacher's remaining mass may be only a rounding error. If the student has no mass outside K, for example because
+    K is all classes, such a remainder counts as 0 and does not cause +inf.
 
     Arguments:
         kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
         teacher: P, shape (..., k).
         student: logits of Q, shape (..., classes).
-        temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. It
-            must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another temperature is
-            unknown.
+        temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. The
+            temperature must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another
+            temperature is unknown.
         dtype: the dtype of the result. By default float64 if the student or the teacher is float64, else float32.
 
     Returns:
@@ -204,9 +206,11 @@ def top_k_divergence(
             not support `temperature` or `kind`.
 
     Gradient:
-        to the student, and to the teacher's log-probabilities if they require one, of any order; as stated by `kind`
-        for the classes above. The first derivative needs no extra memory. A padding entry gets 0. If no mass is left,
-        ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this scaling.
+        to the student, and to the teacher's log-probabilities if they require a gradient. Derivatives of any order
+        exist. The docstring of the kind's class states the first derivatives, with respect to the probabilities in the
+        formulas above. The first derivative needs no extra memory. A padding entry gets 0. If the teacher has no mass
+        outside K, ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this
+        scaling.
 
     Example:
         >>> import torch
@@ -245,8 +249,8 @@ class TopKRows(PartialRows):
         else:
             # If all classes are kept, any remaining mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            # The teacher's mass outside the kept classes is 0 if it is at most the rounding error and the student has
-            # no mass there.
+            # The teacher's mass outside the kept classes counts as 0 if this mass is at most the rounding error and the
+            # student has no mass there.
             kept = log_probs.exp().sum(-1, keepdim=True)
             is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
             some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
@@ -300,7 +304,7 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
     kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    # Each padding entry gets a different negative number, which is not a class.
+    # Each padding entry gets a different negative number, which is not a class, so padding never repeats a class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     ordered = torch.where(is_padding, -places, indices).sort(-1).values
     is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")

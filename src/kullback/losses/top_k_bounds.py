@@ -18,8 +18,8 @@ from kullback.partial_rows import TopKBlock, log_tail_mass
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "top_k_divergence_bounds"
-Range = tuple[Tensor, Tensor]  # lower and upper limits of numbers that have rounding errors
-_PADDING_P, _PADDING_Q = -1, 1 << 62  # no class has these indices, and the two differ
+Range = tuple[Tensor, Tensor]  # the lower and the upper limits of numbers that have rounding errors
+_PADDING_P, _PADDING_Q = -1, 1 << 62  # no class has these indices, and P's and Q's differ
 
 
 class DivergenceBounds(NamedTuple):
@@ -48,8 +48,8 @@ def top_k_divergence_bounds(
 ) -> DivergenceBounds:
     r"""Bound the divergence between two distributions from their lists of known classes.
 
-    Let C be the classes in both lists, A the classes only in P's list, with mass :math:`p_A`, B the classes only in Q's
-    list, with mass :math:`q_B`, and :math:`p_0, q_0` the masses outside each list. With
+    Let C be the classes in both lists. Let A be the classes only in P's list, with mass :math:`p_A`, and B the classes
+    only in Q's list, with mass :math:`q_B`. Let :math:`p_0, q_0` be the masses outside each list. With
     :math:`\varphi(p, q) = q f(p/q)`:
 
     .. math::
@@ -57,31 +57,32 @@ def top_k_divergence_bounds(
         \;\le\; D_f(P \| Q) \;\le\;
         \sum_C \varphi(p_i, q_i) + \varphi(p_A + p_0,\; 0) + \varphi(0,\; q_B + q_0)
 
-    The lower bound merges all classes outside C into one class. Its last term becomes
-    :math:`\varphi(p_A, q_0) + \varphi(p_0, q_B)` if :math:`p_A q_B > p_0 q_0`, that is, if Q's mass outside its list is
-    too small for its part on A's classes. The upper bound puts P's and Q's mass outside C on separate classes. Bounded
-    divergences such as JS then have a finite upper bound, and total variation is known up to the remaining masses. KL
-    has no upper bound if Q may give probability 0 to a class of P. Each bound is attained by some P and Q if at least
-    two classes are in neither list, or if the two lists together contain all `classes`. If each list contains all
-    `classes`, the bounds are equal.
+    The lower bound merges all classes outside C into one class. The term of the merged class becomes
+    :math:`\varphi(p_A, q_0) + \varphi(p_0, q_B)` if :math:`p_A q_B > p_0 q_0`. The mass :math:`q_0` is then too small
+    to give A's classes the ratio p/q of the merged class. The upper bound puts P's and Q's mass outside C on separate
+    classes. Bounded divergences such as JS therefore have a finite upper bound. The bounds of total variation differ by
+    at most :math:`p_0 + q_0`. KL has no upper bound if Q may give probability 0 to a class of P. Each bound is attained
+    by some P and Q if at least two classes are in neither list, or if the two lists together contain all `classes`. If
+    each list contains all `classes`, the bounds are equal.
 
-    Rounding only widens the bounds. A listed log-probability x has the error :math:`\varepsilon(1 + |x|)`, with the
-    epsilon of its dtype, and the mass outside the list the error :math:`(k + 1)\, \varepsilon`.
+    Rounding only widens the bounds. With :math:`\varepsilon` the epsilon of the dtype, a listed log-probability x has
+    the error :math:`\varepsilon(1 + |x|)`, and the mass outside the list has the error :math:`(k + 1)\, \varepsilon`.
 
     Arguments:
         p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
         q: Q, for the same positions; k may differ.
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
-        classes: the number of all classes. By default, the number that the blocks store, if they store it.
+        classes: the number of all classes. By default, the number that the blocks store, or None if they store no
+            number.
 
     Returns:
         `DivergenceBounds` in float64, one value for each position, without a gradient.
 
     Raises:
         ArgumentTypeError: `p` or `q` is neither a `TopK` nor a `TopKBlock`, or `kind` is not a divergence.
-        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is
-            unknown; an index is not below `classes`; a list contains all `classes`, but the remaining mass is more than
-            a rounding error; or `kind` is not a sum over classes.
+        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is unknown;
+            or an index is not below `classes`. The error is raised also if a list contains all `classes` but the
+            remaining mass is more than a rounding error, or if `kind` is not a sum over classes.
 
     Example:
         >>> import torch
@@ -125,7 +126,9 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """A distribution's listed classes (padded), and the ranges of their log-probabilities and of the mass outside."""
+    """A distribution's listed classes, padded. `low` and `high` are the limits of the classes' log-probabilities,
+    `least` and `most` the limits of the mass outside the list.
+    """
 
     indices: Tensor
     low: Tensor
@@ -189,7 +192,8 @@ def _bounds(
         same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
     )
     if classes is not None:
-        # No class is unlisted, so the mass outside P's list is on classes of B, and the mass outside Q's on A.
+        # No class is unlisted, so the mass outside P's list is on classes of B, and the mass outside Q's list on
+        # classes of A.
         exact = (
             same + _largest_split(kind, only_q, p, swap=False) + _largest_split(kind, only_p, q, swap=True)
         )
@@ -207,14 +211,14 @@ def _range_sum(a: Range, b: Range) -> Range:
 
 
 def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return the terms of a divergence from log-masses, which need not sum to one."""
+    """Return the terms of a divergence from the logarithms of masses. The masses need not sum to one."""
     return kind.terms(pair_of_logs(log_p, log_q))
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
     """Return the smallest terms for log p and log q in these ranges: 0 if the ranges overlap, else at the nearest ends.
 
-    For a fixed q, the term decreases as p approaches q. For a fixed p, it decreases as q approaches p.
+    For a fixed q, the term decreases as p approaches q. For a fixed p, the term decreases as q approaches p.
     """
     above, below = p[0] > q[1], p[1] < q[0]
     nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))

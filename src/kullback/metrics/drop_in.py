@@ -49,18 +49,19 @@ def kl_divergence(
     .. math:: KL(P \| Q) = \sum_i p_i (\log p_i - \log q_i)
 
     Numbers and dtypes equal torchmetrics' up to rounding, except where torchmetrics is wrong. Log-probabilities of
-    ``-inf`` contribute 0 instead of NaN, in value and gradient. Close distributions keep their precision, and results
-    are never negative. Values that are not a distribution (negative, NaN, a row of zeros, log-probabilities that do not
-    sum to one) raise an error instead of giving a number.
+    ``-inf`` contribute 0 instead of NaN, in value and gradient. Divergences of close distributions keep their
+    precision, and results are never negative. Values that are not a distribution (negative, NaN, a row of zeros,
+    log-probabilities that do not sum to one) raise an error instead of giving a number.
 
     Arguments:
-        p: P, the data, shape (..., classes), with any number of leading dimensions; torchmetrics requires one.
+        p: P, the data, shape (..., classes), with any number of leading dimensions; torchmetrics requires exactly one
+            leading dimension.
         q: Q, the model or prior, of the same shape.
-        log_prob: whether `p` and `q` are log-probabilities. Otherwise they are weights, which are normalized.
+        log_prob: whether `p` and `q` are log-probabilities. Otherwise `p` and `q` are weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
         representation: the exact type of `p` and `q`: ``"logits"``, ``"log-probs"`` (the same as ``log_prob=True``),
             ``"counts"`` (weights, which are normalized; the default) or ``"probs"`` (which must sum to one).
-        mask: True for the rows that count, a bool tensor of shape (...). The other rows may have any values, including
+        mask: a bool tensor of shape (...), True for the rows that count. The other rows may have any values, including
             NaN. A mask that is False everywhere raises a warning, on the CPU only.
 
     Returns:
@@ -70,13 +71,14 @@ def kl_divergence(
 
     Raises:
         ArgumentTypeError: `p` or `q` is not a tensor or `log_prob` is not a bool.
-        ArgumentValueError: the values are not distributions, or `reduction`, `representation` or `mask` does not fit.
-        IncompatibleTensorError: `p` and `q` differ in shape or device. It is a RuntimeError too, as in torchmetrics.
+        ArgumentValueError: the values are not distributions, or `reduction`, `representation` or `mask` is invalid.
+        IncompatibleTensorError: `p` and `q` differ in shape or device. The error is a RuntimeError too, as in
+            torchmetrics.
 
     Gradient:
-        to both, through the normalization. The gradient is 0 for P = Q, at masked rows, at classes that are ``-inf`` in
-        both, and at a weight of exactly 0. If the value is +inf, the classes that make it infinite add 0 to the
-        gradient of P.
+        to `p` and `q`, through the normalization. The gradient is 0 for P = Q, at masked rows, at classes that are
+        ``-inf`` in both, and at a weight of exactly 0. If the value is +inf, the classes that make the value infinite
+        add 0 to the gradient with respect to P.
 
     Example:
         >>> import torch

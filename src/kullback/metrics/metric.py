@@ -52,7 +52,7 @@ class KLDivergence(ExactMetric):
     synchronizes like all states. With ``reduction="none"`` the metric keeps the values of all rows instead.
 
     Arguments:
-        log_prob: whether p and q are log-probabilities. Otherwise they are weights, which are normalized.
+        log_prob: whether p and q are log-probabilities. Otherwise p and q are weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row, flattened.
         representation: the exact type of p and q: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as in
             `kullback.metrics.kl_divergence`.
@@ -166,7 +166,8 @@ class KLDivergence(ExactMetric):
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Return quantiles of the divergence over all rows so far, over all processes.
 
-        For divergences from 1e-15 to 1e39, they are within 0.5% of the exact quantiles. Minimum and maximum are exact.
+        For divergences from 1e-15 to 1e39, the results are within 0.5% of the exact quantiles. Minimum and maximum are
+        exact.
 
         Arguments:
             probabilities: numbers from 0 to 1, in any shape.

@@ -1,6 +1,6 @@
 """The metric `PolicyKL`. Importing this module imports torchmetrics."""
 
-# As kullback.metrics.metric, this module has no postponed annotations.
+# Like kullback.metrics.metric, this module has no postponed annotations, because TorchScript reads the annotations.
 
 import warnings
 from typing import Any
@@ -15,12 +15,13 @@ from kullback.estimators import EstimateWarning
 from kullback.losses.log_probs import estimates
 from kullback.metrics.metric import ExactMetric
 
-# The columns of a sequence's sums. Over tokens with mass under P and Q: k1, k3 and the number of tokens. Over all
-# tokens: q/p - 1 and the number of tokens.
+# These are the columns of a sequence's sums. The first three columns are sums over tokens with mass under both P and Q:
+# k1, k3 and the number of tokens. The last two columns are sums over all tokens: q/p - 1 and the number of tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
 _COLUMNS = 5
-# A mean of q/p differs significantly from 1 if there are at least `_FEWEST_SEQUENCES` sequences and the distance from 1
-# is more than `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`. Rounding errors are below `_ROUNDED`.
+# A mean of q/p over at least `_FEWEST_SEQUENCES` sequences may differ significantly from 1. The difference is
+# significant if it is more than `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`. Rounding errors are
+# below `_ROUNDED`.
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 
@@ -31,32 +32,33 @@ class PolicyKL(ExactMetric):
     r"""KL(P || Q) of two policies, from the log-probabilities of tokens that were sampled from P.
 
     For the mismatch between inference engine and trainer, P is the engine, which sampled the tokens, and Q the trainer.
-    For the divergence from a reference, P is the policy and Q the reference. A token has
-    :math:`k_1 = \log p - \log q` and :math:`k_3 = q/p - 1 + k_1`. Let :math:`S_i` be the sum of one of them over the
-    :math:`n_i` tokens of sequence i, and N the number of sequences:
+    For the divergence from a reference, P is the policy and Q the reference. A token has :math:`k_1 = \log p - \log q`
+    and :math:`k_3 = q/p - 1 + k_1`. Let :math:`S_i` be the sum of k1, or of k3, over the :math:`n_i` tokens of sequence
+    i, and N the number of sequences:
 
     .. math::
         \text{token mean } m = \frac{\sum_i S_i}{\sum_i n_i}, \quad
         \mathrm{se} = \frac{1}{\sum_i n_i} \sqrt{\frac{N}{N - 1} \sum_i (S_i - m\, n_i)^2}, \qquad
         \text{sequence mean } \frac1N \sum_i S_i
 
-    The token mean estimates KL(P || Q) per token, and the sequence mean estimates it per sequence, both in nats. k1 and
-    k3 are unbiased. k1 may be negative; k3 varies less if P and Q are close. Tokens of a sequence are dependent. The
-    standard errors therefore assume only that the sequences are independent.
+    The token mean estimates KL(P || Q) per token, and the sequence mean estimates KL(P || Q) per sequence, both in
+    nats. Both :math:`k_1` and :math:`k_3` are unbiased. While :math:`k_1` may be negative, :math:`k_3` varies less than
+    :math:`k_1` if P and Q are close. Tokens of a sequence are dependent. The standard errors therefore assume only that
+    the sequences are independent.
 
     The mean of q/p has expectation 1 if P has mass wherever Q has, and if the tokens were sampled with the
-    probabilities p. Log-probabilities after top-p, top-k or min-p violate this: k3 then omits the mass of Q where P
-    has probability 0. `compute` warns if the mean is more than 6 standard errors from 1.
+    probabilities p. Log-probabilities after top-p, top-k or min-p violate these conditions: k3 then omits the mass of Q
+    where P has probability 0. `compute` warns if the mean is more than 6 standard errors from 1.
 
     Arguments:
-        threshold: a token is beyond the threshold if :math:`|\log p - \log q|` is larger.
+        threshold: a token is beyond the threshold if :math:`|\log p - \log q|` is larger than `threshold`.
         kwargs: arguments of `torchmetrics.Metric`.
 
     Returns:
-        `compute` returns a dict of scalars to log, in float64 if the device has it. A mean over no tokens is NaN, and
-        so is a standard error from fewer than two sequences.
+        `compute` returns a dict of scalars to log, in float64 if the device supports it. A mean over no tokens is NaN,
+        and so is a standard error from fewer than two sequences.
 
-        * ``"k1"`` and ``"k3"``: the means over tokens; a token with q = 0 < p makes them +inf;
+        * ``"k1"`` and ``"k3"``: the means over tokens; a token with q = 0 < p makes both means +inf;
         * ``"sequence_k1"`` and ``"sequence_k3"``: the means over sequences;
         * ``"inside_k1"`` and ``"inside_k3"``: the means over the tokens with mass under both P and Q;
         * ``"ratio"``: the mean of q/p over tokens;
@@ -102,11 +104,12 @@ class PolicyKL(ExactMetric):
         empty = torch.zeros(1 + _COLUMNS + _COLUMNS**2, dtype=dtype, device=self.device)
         self.add_state("state", empty, dist_reduce_fx=_merge)
         self.add_state("beyond", torch.zeros((), dtype=dtype, device=self.device), dist_reduce_fx="sum")
-        # The numbers of tokens with q = 0 < p, and with p = 0 < q.
+        # `outside` contains the number of tokens with q = 0 < p and the number of tokens with p = 0 < q.
         self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
 
     def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
-        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the tokens that count, the same shape.
+        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the same shape, True for tokens that
+        count.
 
         The tokens were sampled from P. Each sequence must be complete. Tokens that `mask` excludes may have any values.
         A mask that is False everywhere raises a warning, on the CPU only.
@@ -150,7 +153,9 @@ class PolicyKL(ExactMetric):
         return results | {"beyond": self.beyond / tokens, "outside": outside / tokens}
 
     def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
-        """Return a dict of the mean plus `infinite`, by `name`, and its standard error."""
+        """Return a dict with the mean plus `infinite`, named `name`, and the standard error, named `name` +
+        "_error".
+        """
         mean = mean + infinite
         error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))
         return {name: mean, f"{name}_error": error}
@@ -185,14 +190,15 @@ def _warn_ratio(results: dict[str, Tensor], tokens: Tensor) -> None:
 
 
 # Each sequence has one sum for each column. A state has the number of sequences, the totals of the columns, and the
-# products of the deviations from their means, which can be merged without cancellation.
+# products of the sums' deviations from their means. Such products can be merged without cancellation.
 
 
 def _ratio(state: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
     """Return the ratio of two columns' totals and its standard error."""
     count, sums, products = _parts(state)
     mean = sums[above] / sums[below]
-    # The sum of squares of S - m n. The mean of S - m n is 0, so the deviations of S and n from their means suffice.
+    # Let S and n be the sums of one sequence in the columns `above` and `below`. The mean of S - mean * n over
+    # sequences is 0, so `square`, the sum of its squares, follows from the deviations of S and n from their means.
     square = products[above, above] - 2 * mean * products[above, below] + mean**2 * products[below, below]
     return mean, (count / (count - 1) * square.clamp(min=0)).sqrt() / sums[below]
 
@@ -213,7 +219,8 @@ def _merge(states: Tensor) -> Tensor:
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)
-    # A state without sequences has no mean. Its deviation must be 0 even if the other means are infinite.
+    # A state without sequences has no mean. The deviation of such a state must be 0 even if the means of other states
+    # are infinite.
     deviations = torch.where(counts[:, None] > 0, deviations, 0)
     between = torch.einsum("k,ki,kj->ij", counts, deviations, deviations)
     return torch.cat([counts.sum()[None], total, (products.sum(0) + between).flatten()])

@@ -23,9 +23,11 @@ from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable
 
-# The number of steps of the optimization of the upper bound. The bound is valid after each step, and each lowers it.
+# The optimization of the upper bound has _ITERATIONS steps. The bound is valid after each step, and each step lowers
+# the bound.
 _ITERATIONS = 100
-# The powers t of the integrals of f^t g. Each power gives a valid bound, and `kl_bounds` uses the best.
+# _POWERS are the powers t of the integrals of f^t g. Each power gives a valid bound, and `kl_bounds` uses the best
+# bound.
 _POWERS = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 2.0)
 
 
@@ -54,10 +56,10 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
     .. math:: KL(P \| Q) \le \sum_{ab} \phi_{ab} \left(\log \frac{\phi_{ab}}{\psi_{ab}} + KL(f_a \| g_b)\right)
 
-    for all :math:`\phi, \psi \ge 0` where :math:`\sum_b \phi_{ab}` are the weights of P, and
-    :math:`\sum_a \psi_{ab}` the weights of Q. The variational upper bound is the minimum over :math:`\phi` and
-    :math:`\psi`. For normal components there are also a lower bound, from Jensen's inequality and integrals of
-    :math:`f_a^t g_b`, and a second upper bound. For other components `lower` is 0.
+    for all :math:`\phi, \psi \ge 0` where :math:`\sum_b \phi_{ab}` are the weights of P, and :math:`\sum_a \psi_{ab}`
+    the weights of Q. The variational upper bound is the minimum over :math:`\phi` and :math:`\psi`. For normal
+    components, Jensen's inequality and integrals of :math:`f_a^t g_b` also give a lower bound and a second upper bound.
+    For other components `lower` is 0.
 
     Arguments:
         p: P, a `MixtureSameFamily` whose components have a known divergence. A distribution that is not a mixture
@@ -171,7 +173,7 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
     first, second = moments(f), moments(g)
     if first is None or second is None:
         return None
-    # A covariance that all components share has no dimension of components.
+    # A covariance that all components share has no dimension of components, so this dimension is added.
     roots = [x[1].root.expand(*d.batch_shape, *x[1].root.shape[-2:]) for x, d in ((first, f), (second, g))]
     root = of_root(roots[0].unsqueeze(-3))
     z = whitened((first[0].unsqueeze(-2) - second[0].unsqueeze(-3)).unsqueeze(-1), root)
@@ -188,5 +190,5 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
 
 
 def _least(log_weights: Tensor, products: Tensor) -> Tensor:
-    """Return the minimum of log sum_b w_b e^x_ab over the powers, including the power 0, where it is 0."""
+    """Return the minimum of log sum_b w_b e^x_ab over the powers and the power 0, at which the logarithm is 0."""
     return _log_sums(log_weights, products).amin(0).clamp(max=0)

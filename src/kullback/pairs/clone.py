@@ -17,7 +17,8 @@ from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
 from kullback.pairs.density_overrides import overrides_density
 
-# A function of three arguments: a distribution or transform, the name of one of its attributes, and the tensor there.
+# `Change` is a function that returns a new tensor from a distribution or transform, the name of an attribute, and the
+# tensor in this attribute.
 Change = Callable[[Any, str, Tensor], Tensor]
 
 
@@ -44,7 +45,8 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
                 copies[id(value)] = change(thing, name, value)
             new.__dict__[name] = copies[id(value)]
         elif isinstance(value, weakref.ref):
-            # A weak reference in a transform is to the inverse of the original. Torch makes a new inverse on demand.
+            # A weak reference in a transform refers to the inverse of the original. Torch makes a new inverse on
+            # demand.
             new.__dict__[name] = None
         elif isinstance(value, _CONTAINERS) and type(value) is not torch.Size:
             new.__dict__[name] = _copied(value, change, copies)
@@ -52,9 +54,10 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
 
 
 def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribution:
-    """Return `d`, or a copy with parameters that autograd can save; raise if one is not dense, real and with values.
+    """Return `d`, or a copy with parameters that autograd can save; raise for other tensors.
 
-    In the copy, shapes that were tuples or lists are of type `torch.Size`.
+    A parameter must be dense and real, and must have values. In the copy, shapes that were tuples or lists are of type
+    `torch.Size`.
     """
     if have_ordinary_tensors(d):
         return d
@@ -148,7 +151,10 @@ def are_valid(d: Distribution) -> bool:
 
 
 def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
-    """Return a mask of the numbers in x that satisfy a constraint; for constraints of events, it broadcasts to x."""
+    """Return a mask of the numbers in x that satisfy a constraint.
+
+    For a constraint of events, the mask has size 1 along the dimensions of the event.
+    """
     inside = constraint.check(x)
     return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside
 
@@ -193,7 +199,7 @@ def upcast_copy(d: Distribution) -> Any:
 
 
 def unvalidated(d: Distribution) -> Any:
-    """Return a copy of a distribution that does not validate values, nor do the distributions inside it."""
+    """Return a copy of a distribution; neither the copy nor the distributions inside the copy validate values."""
     new = with_tensors(d, lambda _owner, _name, x: x)
     for part in parts_of(new):
         part._validate_args = False  # noqa: SLF001

@@ -41,7 +41,7 @@ MEANING = {
 
 _CLASSES = 3
 _FLOAT64: Any = {"dtype": torch.float64, "device": "cpu"}
-# Typical parameters by their names in torch's constructors.
+# _TYPICAL maps the name of a parameter in torch's constructors to a typical value.
 _TYPICAL: dict[str, object] = {
     "alpha": 2.5,
     "base_distribution": Normal(torch.zeros(_CLASSES, **_FLOAT64), 1.0),
@@ -68,7 +68,7 @@ _TYPICAL: dict[str, object] = {
     "total_count": 2,
     "transforms": [AffineTransform(0.5, 2.0)],
 }
-# Typical parameters of classes that give a name of `_TYPICAL` another meaning.
+# _TYPICAL_OF has the values for classes that give a name of `_TYPICAL` another meaning.
 _TYPICAL_OF: dict[str, dict[str, object]] = {
     "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
     "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], **_FLOAT64)},
@@ -88,7 +88,7 @@ _TYPICAL_OF: dict[str, dict[str, object]] = {
 
 
 class Entry(NamedTuple):
-    """The names of an ordered pair of torch's classes, and its rule, a key of `MEANING`."""
+    """The names of an ordered pair of torch's classes, and the rule for the pair, a key of `MEANING`."""
 
     p: str
     q: str

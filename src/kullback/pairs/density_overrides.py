@@ -1,6 +1,7 @@
 """Tests for a distribution whose class or instance overrides `log_prob`, or another method, of its family.
 
-The formulas of the family do not apply to such a distribution. Its `log_prob` is integrated or summed instead.
+The formulas of the family do not apply to such a distribution. The `log_prob` of such a distribution is integrated or
+summed instead.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from torch.distributions import Distribution, ExponentialFamily
 from kullback.pairs.family import FAMILIES
 from kullback.pairs.torch_registry import TORCH, is_of_torch
 
-# Classes of other libraries that override `log_prob` but keep the density of their family: Pyro's classes accept more
-# shapes, and GPyTorch's classes are faster. If the attribute that the value names is set, the density is different.
+# _SAME_DENSITY has the classes of other libraries that override `log_prob` but keep the density of their family. Pyro's
+# classes accept more shapes than torch's, and GPyTorch's classes are faster. The value is "" or the name of an
+# attribute. If this attribute is set, the density differs.
 _SAME_DENSITY = {
     "pyro.distributions.torch.Binomial": "approx_log_prob_tol",
     "pyro.distributions.torch.Categorical": "",
@@ -22,7 +24,8 @@ _SAME_DENSITY = {
     "gpytorch.priors.prior.Prior": "_transform",
 }
 _BASES = (Distribution, ExponentialFamily)
-# For a class and the name of a method: the class that overrides this method of the family; None if none does.
+# _OVERRIDING maps a class and the name of a method to the class that overrides this method of the family, or to None if
+# no class does.
 _OVERRIDING: dict[tuple[type, str], type | None] = {}
 
 

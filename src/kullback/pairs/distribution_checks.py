@@ -25,17 +25,17 @@ from kullback.pairs.family import FAMILIES, support_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-# The accepted distance of an end of a support from the domain of a transform, relative to the end of the domain. The
-# limit is a few times the rounding of float32, because users compute ends in float32.
+# An end of a support may be outside of the domain of a transform by _ROUNDING times 1 + |end of the domain|. The limit
+# is a few times the rounding error of float32, because users compute ends in float32.
 _ROUNDING = 1e-6
-# Parameters that have to be finite and, except for the location, positive.
+# _NUMBERS are the names of parameters that have to be finite and, except for `loc`, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
 _OF_TRIALS = ("total_count", "probs")
-_LARGEST_PROBABILITY = 1 + 1e-6  # above 1 by rounding
+_LARGEST_PROBABILITY = 1 + 1e-6  # rounding may bring a probability above 1
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise if a transform is not one-to-one, or if its input has mass outside of its domain, like log of a Normal."""
+    """Raise if a transform is not one-to-one, or gets mass outside of its domain, like the logarithm of a Normal."""
     for argument, d in (("p", p), ("q", q)):
         if type(d) in FAMILIES and not isinstance(d, TransformedDistribution):
             continue  # a family without maps

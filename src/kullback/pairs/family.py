@@ -1,7 +1,7 @@
 """`Family`, the record of the facts about a family of distributions, and the table of all records.
 
-These parts read the records: closed forms from moments, the test for an infinite divergence, the conversion from SciPy,
-the change of units, the compiled kernels and `fit`. So none of them needs a separate table of types.
+These parts of the library read the records: closed forms from moments, the test for an infinite divergence, the
+conversion from SciPy, the change of units, the compiled kernels and `fit`. So no part needs a separate table of types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributions import Distribution, Transform, constraints
 
 from kullback.common.dtypes import upcast
 
-# An end of a support: a number, the name of a parameter, or None for an end that is neither.
+# `End` is an end of a support: a number, the name of a parameter, or None for any other end.
 End = float | str | None
 REAL: tuple[End, End] = (-inf, inf)
 POSITIVE: tuple[End, End] = (0.0, inf)
@@ -87,7 +87,7 @@ Units = Mapping[str, int]
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A family of distributions. Only the type is required; without the other facts, generic rules compute KL.
+    """A family of distributions. Only the type is required. Where other fields are missing, generic rules compute KL.
 
     A subclass that overrides `log_prob` does not belong to the family.
 
@@ -99,8 +99,8 @@ class Family:
             distribution. The support and the tails of the density decide where a divergence is +inf.
         support: the ends of the support: numbers, names of parameters, or None for another end. The support is needed
             here only if `density` is a function; a class `density` has the same attribute.
-        is_full: whether P has mass in its whole support for all parameters. A name is the name of a parameter that may
-            be 0: then all mass of P is at the point 0.
+        is_full: whether P has mass in its whole support for all parameters. A string is the name of a parameter that
+            may be 0; where this parameter is 0, all mass of P is at the point 0.
         tensors: the names of attributes that have the same numbers as `parameters` and are faster to read. For
             `CHOICE`, they contain the logits or probs that the user passed.
         units: a map from each parameter of the constructor to its power of the unit of x, or a function that returns
@@ -170,7 +170,7 @@ def match_of_mean(name: str, of_mean: Callable[[Tensor, Parameters], Tensor]) ->
 
 
 def family_of(kind: type) -> Family | None:
-    """Return the record of a class, or of its nearest base class that has a record; None without one."""
+    """Return the record of a class, or of its nearest base class that has a record; None if there is no record."""
     return next((FAMILIES[each] for each in kind.__mro__ if each in FAMILIES), None)
 
 

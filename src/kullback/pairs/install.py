@@ -1,4 +1,4 @@
-"""`install` and `uninstall`: make `torch.distributions.kl_divergence` use kullback's rules, or stop it."""
+"""`install` and `uninstall`: make `torch.distributions.kl_divergence` use kullback's rules, or restore torch's."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ OURS.add(_serve)
 
 
 class Installation:
-    """The result of `install`. As a context manager, it restores torch's previous rules at the end of the block."""
+    """The result of `install`.
+
+    Used as a context manager, this object restores torch's previous rules at the end of the block.
+    """
 
     def __init__(self, *, was_installed: bool) -> None:
         self._was_installed = was_installed
@@ -87,10 +90,10 @@ def install() -> Installation:
     .. math:: \text{torch.distributions.kl\_divergence}(p, q) = \text{kullback.kl\_divergence}(p, q)
 
     Kullback then computes KL for every pair of torch's classes and their subclasses, also for pairs without a rule in
-    torch. The same is true of the pairs of `register_kl`, registered before or after the call. Rules of other packages,
-    such as Pyro or GPyTorch, stay in force: the most specific rule for two types is used, whoever registered it. Random
-    draws are never used. If no deterministic rule reaches its tolerance, the error is a NotImplementedError, like
-    torch's error for an unknown pair. A second call of `install` has no effect.
+    torch. Kullback also computes KL for the pairs of `register_kl`, registered before or after the call of `install`.
+    Rules of other packages, such as Pyro or GPyTorch, stay in force: the most specific rule for two types is used,
+    whoever registered it. Random draws are never used. If no deterministic rule reaches its tolerance, the error is a
+    NotImplementedError, like torch's error for an unknown pair. A second call of `install` has no effect.
 
     Returns:
         a context manager that restores torch's previous rules at the end of the block.
@@ -115,8 +118,8 @@ def install() -> Installation:
     with _lock:
         was_installed = bool(REPLACED)
         if not was_installed:
-            # The entry for the least specific pair serves all pairs without a rule in torch, and never precedes a rule
-            # of a third party.
+            # The entry for the least specific pair is used for all pairs without a rule in torch. This entry never
+            # precedes a rule of a third party.
             of_torch = [pair for pair, rule in registry().items() if is_of_torch(rule)]
             anything = [_ANYTHING] if _ANYTHING not in registry() else []
             _enter(dict.fromkeys([*of_torch, *anything, *user_pairs()]))
@@ -185,6 +188,6 @@ def _has_rule(types: TypePair) -> bool:
     if None in kinds:
         return False
     p, q = (families()[kind] for kind in kinds if kind is not None)
-    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # it depends on the wrapped distributions
+    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # the rule depends on the wrapped distributions
         return True
     return rule_of(p, q) not in ("monte_carlo", "not_comparable")

@@ -1,7 +1,7 @@
 """The closed forms that C++ kernels compute from the parameters of P and Q, without copies of the parameters.
 
-Functions in plain torch compute all other cases: other devices, tensors of torch.func and second derivatives. They
-also compute KL for parameters so extreme that the arithmetic of the kernels would overflow or underflow.
+Functions in plain torch compute all other cases: other devices, tensors of torch.func and second derivatives. These
+functions also compute KL for parameters so extreme that the arithmetic of the kernels would overflow or underflow.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from kullback.kernels.native.native_closed_forms import Form, Parameters, diverg
 from kullback.pairs.family import CHOICE, FAMILIES
 from kullback.pairs.numerics.parameters import given_logits
 
-# A function that returns the divergence of P and Q, or None if another rule has to compute it.
+# `Shortcut` is a function that returns the divergence of P and Q, or None if another rule has to compute the
+# divergence.
 Shortcut = Callable[[Any, Any], Tensor | None]
 Reader = Callable[[Any], Parameters]
-# A closed form in plain torch: a function that returns KL(P || Q), or None if it does not apply to the parameters.
+# `FormFunction` is a closed form in plain torch: a function that returns KL(P || Q), or None if the formula does not
+# apply to the parameters.
 FormFunction = Callable[..., Tensor | None]
 Code = ElementForm | RowForm
 
@@ -37,7 +39,7 @@ _is_available = cache(library.is_available)
 
 
 class _Variant(NamedTuple):
-    """A kernel, and the functions that read its parameters from P and from Q."""
+    """A kernel, and the functions that read the kernel's parameters from P and from Q."""
 
     read_p: Reader
     read_q: Reader
@@ -50,9 +52,9 @@ class NativeForm:
     Arguments:
         function: the closed form in plain torch, which computes second derivatives.
         code: the kernel, or the kernel for logits if `CHOICE` is among the parameters.
-        type_p: the family of P, whose record has the names of the parameters. The record may be registered after the
+        type_p: the family of P, whose record has the names of P's parameters. The record may be registered after the
             closed form.
-        type_q: the family of Q, likewise.
+        type_q: the family of Q, whose record has the names of Q's parameters.
     """
 
     def __init__(self, function: FormFunction, code: Code, type_p: type, type_q: type) -> None:
@@ -132,7 +134,7 @@ def reader_of(name: str, *others: str) -> Reader:
 
 
 def divergence_of(form: Form, parameters: Parameters) -> Tensor | None:
-    """Return the divergence by a kernel, in the dtype of the parameters; None if the kernel does not support them."""
+    """Return the divergence by a kernel, in the dtype of the parameters; None if the kernel cannot be used."""
     required = required_gradients(parameters)
     if required is None and any(isinstance(x, Tensor) and x.is_inference() for x in parameters):
         parameters = tuple(map(recordable, parameters))  # autograd cannot save a tensor of inference mode

@@ -64,7 +64,7 @@ def _of_kernel_density(x: Any, name: str) -> str:
 
 
 def _vectors(draws: str, weights: str, parts: str, name: str) -> str:
-    """Return the line for a mixture of vectors: its draws if it is P, and its density if it is Q."""
+    """Return the line for a mixture of vectors: draws if the mixture is P, and a density if the mixture is Q."""
     return draws if name == "p" else _MIXTURE.format(weights=weights, parts=parts)
 
 

@@ -53,7 +53,7 @@ def plain_form(d: Distribution) -> Distribution:
 
 
 def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution] | None:
-    """Return P and Q after undoing the last transform of P, or of Q, that maps the line onto a part; None without one.
+    """Return P and Q after undoing the last transform of P, or of Q, that maps the line onto a part of it; else None.
 
     A transform such as exp brings an infinite end close to 0, where float64 cannot resolve the mass of a slowly falling
     tail. Undoing the transform does not change the divergence, and float64 resolves this mass on the whole line.

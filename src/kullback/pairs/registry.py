@@ -1,4 +1,4 @@
-"""The table of the rules for pairs of types: closed forms, reductions and users' rules. `plan_for` returns a pair's."""
+"""The table of the rules for pairs of types (closed forms, reductions and users' rules), and the plan of each pair."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FormT = TypeVar("FormT", bound=FormFunction)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    `error` is a function of P, Q and the value; None means the common bound, `kullback.pairs.rounding`. `native`
+    `error` is a function of P, Q and the value; None means the common bound in `kullback.pairs.rounding`. `native`
     computes the same value in C++. If `yields` is true, another closed form for the same types replaces this form.
     """
 
@@ -60,17 +60,18 @@ class ClosedForm(NamedTuple):
 
 
 class UserRule(NamedTuple):
-    """A rule of `register_kl`, and the types of its registration."""
+    """A function that `register_kl` registered as a rule, and the pair of types of this rule."""
 
     function: RuleFunction
     pair: TypePair
 
 
-# A function of P, Q and kl that computes a divergence from other pairs; kl(p, q) returns the estimate of a pair.
+# `Reduction` is a function of P, Q and kl that computes a divergence from other pairs, where kl(p, q) returns the
+# estimate of a pair.
 Reduction = Callable[..., Estimate | None]
 ReductionT = TypeVar("ReductionT", bound=Reduction)
 
-# All registered rules, by role and by pair of types.
+# _RULES has all registered rules, by role and by pair of types.
 _RULES: dict[str, dict[TypePair, Any]] = {"user": {}, "closed_form": {}, "shortcut": {}, "reduction": {}}
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
@@ -92,8 +93,9 @@ def closed_form(
     """Register a closed form for a pair of types, and for their subclasses that have no closed form themselves.
 
     The function takes the two distributions, reads their parameters through `upcast`, and returns a float64 tensor that
-    broadcasts to the batch shape, or None if the form does not apply to the parameters. The caller checks supports,
-    event shapes and dtypes. `native` is a C++ kernel of the closed form, or a function that calls such a kernel.
+    broadcasts to the batch shape. The function returns None if the form does not apply to the parameters. The caller
+    checks supports, event shapes and dtypes. `native` is a C++ kernel of the closed form, or a function that calls such
+    a kernel.
     """
 
     def enter(function: FormT) -> FormT:
@@ -101,7 +103,7 @@ def closed_form(
         if other is not None and yields:
             return function
         if other is not None and not other.yields:
-            raise RegistrationError(f"two closed forms for {names_of(type_p, type_q)}")
+            raise RegistrationError(f"there are two closed forms for {names_of(type_p, type_q)}")
         kernel = native
         if isinstance(kernel, ElementForm | RowForm):
             kernel = NativeForm(function, kernel, type_p, type_q)
@@ -153,7 +155,7 @@ class Step(NamedTuple):
         rule: a function of the pair, the kind of divergence and the options, which returns None for other pairs.
         kinds: whether the rule applies to KL, and whether it applies to other divergences.
         methods: the values of the option `method` that allow the rule.
-        of_family: whether the rule uses the formulas of a family, so that it is not used if `log_prob` is overridden.
+        of_family: whether the rule uses the formulas of a family; such a rule is skipped if `log_prob` is overridden.
         serves: a function that returns whether the rule may apply to the types of a plan.
     """
 
@@ -183,8 +185,8 @@ class Plan(NamedTuple):
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
         closed_form: the closed form; None without one, or if a class overrides the `log_prob` of its family.
         reduction: the reduction; None without one.
-        shortcut: a function that computes KL without checks, such as a C++ kernel. It is None if a subclass changes
-            the support, or if a user, or another package for a subclass, has registered a rule.
+        shortcut: a function that computes KL without checks, such as a C++ kernel. The shortcut is None if a subclass
+            changes the support, or if a user, or another package for a subclass, has registered a rule.
         is_plain: whether both types are classes of torch that wrap no other distribution.
         is_comparable: whether the types alone show that P and Q have densities over the same space.
         kl: the rules for KL after `shortcut`, in their order.
@@ -256,7 +258,7 @@ def _made_plan(types: TypePair) -> Plan:
 
 def _space(kind: type) -> tuple[bool | None, str | None]:
     """Return whether events of a class of torch are discrete, and the name of their space if it is in `SURFACES`."""
-    support = getattr(kind, "support", None)  # the attribute of the class, for any parameters
+    support = getattr(kind, "support", None)  # the class attribute is the same for all parameters
     return getattr(support, "is_discrete", None), SURFACES.get(type(support))
 
 
@@ -272,7 +274,7 @@ def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
-    """Return a list of the most specific matching pair; all matching pairs if none is more specific than all others."""
+    """Return a list with the most specific matching pair, or all matching pairs if no pair is the most specific."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
     best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
     return best or matches

@@ -2,8 +2,8 @@
 
 If the density of R is proportional to p^a q^(1 - a), the divergence is KL(R || Q) + a / (1 - a) KL(R || P), at every
 order a except 0 and 1. This formula does not subtract log-normalizers, so no digits are lost if P and Q are nearly
-equal. With natural parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these are not valid,
-the integral of p^a q^(1 - a) is infinite.
+equal. With natural parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these parameters are
+not valid, the integral of p^a q^(1 - a) is infinite.
 
 Each formula takes the order `alpha` and `rest` = 1 - alpha, which has full precision if alpha is near 1.
 
@@ -22,10 +22,10 @@ from torch.distributions import Distribution
 from kullback.pairs.density_overrides import overrides_density
 
 RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
-# For each formula: the families of P and Q, the formula, and the bound on its rounding error.
+# An entry of _RULES has the families of P and Q, the formula, and the bound on the formula's rounding error.
 _RULES: list[tuple[tuple[type, ...], RenyiRule, Callable[..., Tensor] | None]] = []
-# The rounding error of a formula with a few dozen operations, relative to 1 + the value;
-# tests/pairs/closed_forms/test_renyi.py checks it.
+# _ROUNDING is the rounding error of a formula with a few dozen operations, relative to 1 + the value;
+# tests/pairs/closed_forms/test_renyi.py checks this bound.
 _ROUNDING = 1e-13
 WIDE_RATIO = 1e150
 """The largest ratio of scales in the formulas: the square of a larger ratio may overflow."""

@@ -16,21 +16,22 @@ from kullback.pairs.clone import with_tensors
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.registry import ClosedForm
 
-# The relative and absolute rounding error of a closed form; tests/pairs/test_audit.py finds no larger one.
+# _ROUNDING and _TINY are the relative and the absolute rounding error of a closed form; tests/pairs/test_audit.py finds
+# no larger error.
 _ROUNDING, _TINY = 1e-12, 1e-15
-# The number of perturbed evaluations of a closed form between two families, and the safety factor for their spread.
-# tests/pairs/closed_forms/test_rounding_bounds.py checks the resulting bounds.
+# _TRIALS is the number of perturbed evaluations of a closed form between two families, and _SAFETY is the safety factor
+# for the spread of the values. tests/pairs/closed_forms/test_rounding_bounds.py checks the resulting bounds.
 _TRIALS, _SAFETY = 8, 32.0
-# The largest |log x| of a positive float x, because the smallest is e^-745.
+# _FARTHEST_LOG is the largest |log x| of a positive float x, because the smallest positive float is e^-745.
 _FARTHEST_LOG = 745.0
 
 
 def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     """Return an estimate of the rounding error of the value of a closed form.
 
-    If P and Q are of one family, no term of the formula is negative. If they are of two families, large terms may
-    cancel. Then the error is estimated from the values at parameters that are perturbed by the rounding errors of their
-    logarithms (stochastic arithmetic).
+    If P and Q are of one family, no term of the formula is negative. If P and Q are of different families, large terms
+    may cancel. In this case, the error is estimated from the values at parameters that are perturbed by the rounding
+    errors of their logarithms (stochastic arithmetic).
 
     A stochastic arithmetic for reliable scientific computation (Vignes, 1993)
     """
@@ -43,11 +44,13 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
         if not x.is_floating_point():
             return x
         x = upcast(x.detach())
-        # A pseudorandom number -1, 0 or 1 for each element. Not random draws, which `torch.vmap` refuses.
+        # `signs` has a pseudorandom number -1, 0 or 1 for each element. Random draws are not used, because `torch.vmap`
+        # refuses them.
         places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
         mixed = (places + 40_503 * (next(patterns) + 1)) * 2_654_435_761 % (1 << 32)
         signs = ((mixed >> 15) % 3 - 1).to(x.dtype)
-        if isinstance(owner, Uniform) and name in ("low", "high"):  # P's support stays inside Q's
+        # These signs keep P's support inside Q's support.
+        if isinstance(owner, Uniform) and name in ("low", "high"):
             signs = (high if name == "high" else -high) * signs.abs() * x.sign()
         distance = safe_log(x.abs()).clamp(min=-_FARTHEST_LOG).abs()
         return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + distance))

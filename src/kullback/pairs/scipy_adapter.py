@@ -1,7 +1,7 @@
 """The conversion of SciPy's distributions to torch: frozen distributions, and objects of SciPy's new interface.
 
-The result is a distribution of torch if torch has the family. Otherwise it is a `Distribution` that calls SciPy for the
-density. This module does not import SciPy, because a caller who passes SciPy's objects has imported it.
+The result is a distribution of torch if torch has the family. Otherwise the result is a `Distribution` that calls SciPy
+for the density. This module does not import SciPy, because a caller who passes SciPy's objects has imported it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.family import FAMILIES, ScipyForm
 from kullback.pairs.numerics.parameters import given_logits
 
-# The largest number of outcomes in a list of probabilities, which then takes 8 MB.
+# A list of probabilities has at most _MOST_OUTCOMES outcomes and takes at most 8 MB.
 _MOST_OUTCOMES = 1_000_000
-# The largest |sum - 1| of these probabilities that counts as rounding of SciPy's formulas.
+# If |sum - 1| of these probabilities is at most _MASS, the difference counts as rounding of SciPy's formulas.
 _MASS = 1e-6
 
 _ONE = torch.Size()
@@ -50,7 +50,7 @@ def is_frozen(thing: object) -> bool:
 
 
 _NEW_INTERFACE = "_ProbabilityDistribution"
-# The classes of `rv_discrete(values=...)` and of histograms, which can be used without freezing parameters.
+# _TABLES are the classes of `rv_discrete(values=...)` and of histograms, which can be used without freezing parameters.
 _TABLES = ("rv_sample", "rv_histogram")
 _FROZEN = ("_frozen", *_TABLES, _NEW_INTERFACE)
 
@@ -91,8 +91,8 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 def with_equal_outcomes(p: Any, q: Any) -> tuple[Any, Any]:
     """Return two Categoricals over 0, 1, ... with the same number of classes; added classes have probability 0.
 
-    Other pairs are returned unchanged. The outcomes of SciPy's distributions are integers, not classes, so 0 to 9 and
-    0 to 19 are comparable.
+    Other pairs are returned unchanged. The outcomes of SciPy's distributions are integers, not classes, so the outcomes
+    0 to 9 and 0 to 19 are comparable.
     """
     bases: list[Any] = [d.base_dist if isinstance(d, ShiftedCounts) else d for d in (p, q)]
     if not all(isinstance(base, families.Categorical) for base in bases):

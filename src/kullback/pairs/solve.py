@@ -1,4 +1,4 @@
-"""The divergence of two distributions: `estimate` tries the rules in a fixed order, and checks and rounds a result."""
+"""The divergence of two distributions: `estimate` tries rules in a fixed order, and checks and rounds the result."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.pairs.unsolved import not_converged, unserved
 from kullback.results.estimate import Estimate
 
-# A value above this counts as an overflow: formulas limit exponents to `LARGEST_EXPONENT`, and e^709 is 8.2e307.
+# A value above _OVERFLOW counts as an overflow, because formulas limit exponents to `LARGEST_EXPONENT`, which is 709,
+# and e^709 is 8.2e307.
 _OVERFLOW = 8e307
 _KL = KL()
 
@@ -143,14 +144,14 @@ def estimate_exchanged(call: str, p: Distribution, q: Distribution, options: Sol
 
 
 def _by_checks(pair: Pair, kind: Divergence, options: SolveOptions) -> None:
-    """Raise if no divergence of P and Q is defined."""
+    """Raise if the divergence of P and Q is not defined."""
     check_comparable(pair.call, pair.p, pair.q, pair.plan)
     if not pair.plan.is_plain:
         check_domains(pair.call, pair.p, pair.q)
 
 
 def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence of Pyro's masked distributions, which is 0 where P or Q is masked, like their log_prob."""
+    """Return the divergence of Pyro's masked distributions, which is 0 where P or Q is masked, like log_prob."""
     p, q = pair.p, pair.q
     if not (_is_masked(p) or _is_masked(q)):
         return None
@@ -201,7 +202,7 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
 
 
 def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return NaN without a gradient for the batch elements with a NaN parameter, and other rules' values elsewhere."""
+    """Return NaN without a gradient for batch elements with a NaN parameter, and another rule's values elsewhere."""
     sums = map(torch.sum, map(torch.detach, pair.parameters))  # a sum is NaN if one of its terms is
     if not can_inspect_all(pair.parameters) or not any(map(math.isnan, sums)):
         return None
@@ -252,7 +253,7 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
     if value is None:
         return None
     value = _at_least_zero(value)
-    if not is_always_finite(type(p), type(q)):  # then supports or tails may make it infinite
+    if not is_always_finite(type(p), type(q)):  # supports or tails may make KL infinite
         densities = densities_of(p, q)
         infinite = None if densities is None else is_infinite(*densities)
         value = value if infinite is None else torch.where(infinite, torch.inf, value)
@@ -329,7 +330,7 @@ def _by_rule_of_torch(pair: Pair, kind: Divergence, options: SolveOptions) -> Es
 def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
     try:
         return Estimate(rule.function(p, q), None, "closed_form")
-    except NotImplementedError:  # a rule of torch raises this if it does not apply
+    except NotImplementedError:  # a rule registered with torch raises this error if the rule does not apply
         return None
 
 
@@ -405,7 +406,7 @@ def _renyi(
     if summand is None:
         try:
             summand = estimate(call, *bases, options, Renyi(alpha).simplest())
-        except NoRuleError:  # its message names an order and a pair that the user did not pass
+        except NoRuleError:  # the message would name an order and a pair that the user did not pass
             return None
         except ConvergenceError as error:  # `estimate` checks the sum, and names the user's kind and pair
             summand = error.estimate
@@ -445,7 +446,7 @@ def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
         _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
         return outside_of_graphs(_by_densities)(pair, kind, options)
     from kullback.pairs.integration.mass import check_masses
-    from kullback.pairs.univariate import divergence_of_densities, method_for  # not for closed forms
+    from kullback.pairs.univariate import divergence_of_densities, method_for  # closed forms do not need it
 
     if not pair.p.event_shape:
         check_integrable(pair.call, pair.p, pair.q)
@@ -467,7 +468,7 @@ def _leave_graph(pair: Pair, description: str) -> None:
     """Break the graph of torch.compile. Torch shows the message if the graph must not break."""
     torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
         msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
-        "without fullgraph=True, or call it outside"
+        "without fullgraph=True, or make the call outside of the graph"
     )
 
 
@@ -480,13 +481,14 @@ def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     return from_draws.estimate(pair.call, pair.p, pair.q, options, kind)
 
 
-# Values of `Step.kinds`, whether a rule applies to KL and to other divergences, and of `Step.methods`.
+# The first three constants are values of `Step.kinds`: whether a rule applies to KL, and whether it applies to other
+# divergences. The other constants are values of `Step.methods`.
 _KL_ALONE, _OTHERS, _ALL = (True, False), (False, True), (True, True)
 _ANY = frozenset(METHODS)
 _DRAWS = frozenset({"monte_carlo"})
 _EXACT = _ANY - _DRAWS
 _FORMULA, _SUM, _AUTO = (frozenset({"auto", *names}) for names in (["closed_form"], ["summation"], []))
-# The reductions that are valid for every divergence.
+# _OF_ALL_KINDS are the reductions that are valid for every divergence.
 _OF_ALL_KINDS = (kl_transformed_transformed, kl_of_dimensions)
 set_order(
     (
@@ -526,7 +528,7 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
     if torch.is_grad_enabled() and not value.requires_grad:
         parameters = pair.parameters or parameters_of(p, q)
         for x in parameters:
-            if x.requires_grad:  # an infinite value has a gradient of 0
+            if x.requires_grad:  # an infinite value gets a gradient of 0
                 value = value + zero_of(parameters).to(dtype)
                 break
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
@@ -535,12 +537,15 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
     """Return a sum or an integral if its error is small enough, otherwise the result of another computation.
 
-    This result is 0 if P = Q, or the divergence after undoing the last transforms of P and Q. Raise without one.
+    The other computation returns 0 if P = Q, or the divergence after undoing the last transforms of P and Q. If neither
+    applies, an error is raised.
     """
     error = cast("Tensor", result.error)
-    is_nan = result.value.isnan() & error.isnan()  # because a parameter is NaN
+    # A NaN parameter makes both the value and the error NaN.
+    is_nan = result.value.isnan() & error.isnan()
     short = ~(options.is_accepted(result.value, error) | is_nan)
-    # If the values cannot be read, the result is a sum over classes, which is exact; integrals and series have raised.
+    # If the values cannot be read, the result is a sum over classes, which is exact, because integrals and series have
+    # raised an error before.
     if not can_inspect_all((short,)) or not bool(short.any()):
         return result
     same = _by_identity(pair, kind, options) if options.method == "auto" else None

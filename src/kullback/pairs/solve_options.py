@@ -15,9 +15,9 @@ FEWEST_DRAWS = 4
 MASS_ERROR = 1e-10
 """The largest accepted error of a density's integral: nodes that miss mass may also miss terms of a divergence."""
 
-# Relative and absolute errors of sums and integrals. `_AIM` is the target of the computation, which the docstring of
-# `kl_divergence` states. `_REQUIRED` is the largest error of a result that is returned by default;
-# tests/pairs/test_sweep.py checks this limit.
+# `_AIM` and `_REQUIRED` are pairs of a relative and an absolute error of sums and integrals. `_AIM` is the target of
+# the computation, which the docstring of `kl_divergence` states. `_REQUIRED` is the largest error of a result that is
+# returned by default; tests/pairs/test_sweep.py checks this limit.
 _AIM = (1e-10, 1e-15)
 _REQUIRED = (1e-6, 1e-9)
 

@@ -21,10 +21,10 @@ from kullback.pairs.torch_registry import PLANS
 _Pair = tuple[Tensor | None, Tensor | None]
 _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 
-# If the terms of a divergence grow at least as log(p / q) to this power, it counts as infinite wherever KL is infinite.
-# Powers are rounded to tenths, so 0.95 separates the power 1, which KL has, from 0.9.
+# If the terms of a divergence grow at least as log(p / q) to the power _NO_LESS_THAN_KL, the divergence counts as
+# infinite wherever KL is infinite. Powers are rounded to tenths, so 0.95 separates the power 1, which KL has, from 0.9.
 _NO_LESS_THAN_KL = 0.95
-# Two tail coefficients count as equal up to this relative difference, because they are rounded products.
+# Two tail coefficients count as equal up to the relative difference _ROUNDING, because they are rounded products.
 _ROUNDING = 1e-12
 _NUMBERS = "arrays of numbers"  # the name of a space that is no surface
 
@@ -108,7 +108,7 @@ def is_always_infinite(p: Family, q: Family) -> bool:
 
 
 def is_always_finite(p: type, q: type) -> bool:
-    """Return whether KL is finite for all parameters of two families: no test of `is_infinite` applies to them."""
+    """Return whether KL is finite for all parameters of two families, because no test of `is_infinite` applies."""
     key = ("finite", p, q)
     if key not in PLANS and not torch.compiler.is_compiling():
         densities = [_unknown_density(FAMILIES[kind]) if kind in FAMILIES else None for kind in (p, q)]
@@ -117,7 +117,7 @@ def is_always_finite(p: type, q: type) -> bool:
 
 
 def _unknown_density(family: Family) -> Density | None:
-    """Return the density of a member with NaN, for unknown, as every parameter; None if the record has no class."""
+    """Return the density of a family with NaN in place of every parameter; None if `family.density` is no class."""
     if not isinstance(family.density, type):
         return None
     unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")
@@ -135,7 +135,7 @@ def _constant_tails(family: Family) -> tuple[Tail, Tail]:
 def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
     """Return whether P's support extends beyond an end of Q's support, for all parameters.
 
-    An end that is the name of a parameter is finite.
+    An end that is given as the name of a parameter counts as finite.
     """
     if not isinstance(end_p, float) or end_q is None:
         return False
@@ -230,7 +230,7 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
 
 
 def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges there."""
+    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges at it."""
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     if end_p is end_q is None:
@@ -240,7 +240,7 @@ def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: 
 
 
 def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
-    """Return a mask of the elements where two ends are equal; an end None is infinite. None if they are never equal."""
+    """Return a mask of the elements where two ends are equal, or None for no elements; an end None is infinite."""
     if end_p is None and end_q is None:
         return torch.ones((), dtype=torch.bool, device="cpu")
     if end_p is None or end_q is None:
@@ -252,7 +252,7 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 def _diverges(tail: Tail, other: Tail) -> Tensor:
     """Return a mask of the elements where the mean of -log q over P's tail is infinite.
 
-    That is the case if -log q grows at least as fast as 1 / (P's mass beyond x).
+    The mean is infinite if -log q grows at least as fast as 1 / (P's mass beyond x).
     """
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
@@ -312,8 +312,8 @@ def _power_diverges_at(
 def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> Tensor:
     """Return a mask of the elements where Q(x)^(1 - alpha) grows faster than P(x)^-alpha, for the tail masses P and Q.
 
-    If they grow alike in tails of level 0, the integrand is u^factor. At higher levels it is constant. At lower levels
-    the result is unknown, and false.
+    If both functions grow alike in tails of level 0, the integrand is about u^factor. At higher levels, the integrand
+    is about constant. At lower levels, the comparison is unknown, and the result is false.
     """
     level, power = (tensor_of(x, torch.float64) for x in tail[:2])
     diverges = tensor_of(factor, torch.float64) >= -1

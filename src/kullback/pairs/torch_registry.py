@@ -13,13 +13,14 @@ TORCH = "torch.distributions."
 TorchRule = Callable[[Any, Any], Tensor]
 TypePair = tuple[type, type]
 
-# Torch's cache of the rules for pairs of types, which torch clears when a rule is registered. Kullback also caches its
-# plans there, under different keys.
+# PLANS is torch's cache of the rules for pairs of types. Torch clears this cache when a rule is registered. Kullback
+# also stores its plans in the cache, under different keys.
 PLANS: dict[Any, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
 
-# The rules in torch's table that kullback has replaced; None for pairs that had no rule.
+# REPLACED maps a pair of types to the rule in torch's table that kullback has replaced, or to None if there was no
+# rule.
 REPLACED: dict[TypePair, TorchRule | None] = {}
-# The functions of kullback in torch's table; they never count as rules of a third party.
+# OURS are the functions of kullback in torch's table, which never count as rules of a third party.
 OURS: set[TorchRule] = set()
 
 
@@ -56,7 +57,7 @@ def forget_plans() -> None:
 
 
 def is_ours(rule: object) -> bool:
-    """Return whether a rule in torch's table is kullback's function."""
+    """Return whether a rule in torch's table is a function of kullback."""
     return rule in OURS
 
 
@@ -92,7 +93,7 @@ def rule_without_kullback(type_p: type, type_q: type) -> ThirdPartyRule | None:
         return None
     # Torch's order: the closest type of P decides first, then the closest type of Q.
     pair = matches[0]
-    for match in matches[1:]:  # not `min` with a key, which torch 2.10 cannot compile
+    for match in matches[1:]:  # torch 2.10 cannot compile `min` with a key
         if _distances(type_p, type_q, match) < _distances(type_p, type_q, pair):
             pair = match
     rule = rules[pair]

@@ -33,24 +33,26 @@ from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, SolveOptions, Tolerance
 from kullback.pairs.support import is_divergence_infinite
 
-# The number of nodes in the first round; a batch element that needs more gets the maximum in the second round.
-# benchmarks/panel_constants.py: with 600 nodes the computation takes 50 % more points in total. 2,400 nodes save 4 %,
-# but a single hard element makes its whole batch use that many.
+# _FIRST_EVALUATIONS limits the nodes of a batch element in the first round. An element that needs more nodes gets the
+# maximum in the second round. In benchmarks/panel_constants.py, a limit of 600 nodes needs 50 % more evaluation points
+# in total than a limit of 1,200, and a limit of 2,400 needs 4 % fewer. But with a limit of 2,400, a single hard element
+# makes its whole batch use that many nodes.
 _FIRST_EVALUATIONS = 1200
-# The largest number of batch elements that are each computed again alone because they missed their tolerance. Each
-# takes as long as a separate call, so the limit bounds the time of a batch that cannot reach its tolerance.
+# At most _ALONE batch elements that missed their tolerance are computed again, each of them alone. Each element takes
+# as long as a separate call, so the limit bounds the time of a batch that cannot reach its tolerance.
 _ALONE = 16
-# The number of batch elements that are summed or integrated together. Each has hundreds of nodes, and large temporary
-# tensors are slow. benchmarks/panel_constants.py: 2,048 pairs take 1.3 s in blocks of 64, 1.5 s in blocks of 512, and
-# 2.2 s in a single block.
+# _BLOCK is the number of batch elements that are summed or integrated together. Each element has hundreds of nodes, and
+# large temporary tensors are slow. In benchmarks/panel_constants.py, 2,048 pairs take 1.3 s in blocks of 64, 1.5 s in
+# blocks of 512, and 2.2 s in a single block.
 _BLOCK = 512
-# Three limits for |log S|, with the sum S of the terms of Renyi's divergence. Beyond the first limit, a result that is
-# not exact enough is computed again from the logarithms of the terms. Beyond the second limit, this is done for every
-# sum over integers, because large logarithms have large rounding errors. Beyond the third limit, this is done for every
-# integral, because the terms overflow.
-# tests/pairs/integration/test_renyi_far_apart.py covers sums and integrals of such pairs.
+# These are three limits for |log S|, where S is the sum of the terms of Renyi's divergence. Beyond the first limit, a
+# result that is not exact enough is computed again from the logarithms of the terms. Beyond the second limit, every sum
+# over integers is computed again, because large logarithms have large rounding errors. Beyond the third limit, every
+# integral is computed again, because the terms overflow. tests/pairs/integration/test_renyi_far_apart.py covers sums
+# and integrals of such pairs.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
-# If the nodes missed the peak, the scale of the sum was wrong. It is then estimated again, at most this many times.
+# If the nodes missed the peak, the scale of the sum was wrong. The scale is then estimated again, at most _SCALINGS
+# times.
 _SCALINGS = 3
 
 
@@ -93,7 +95,8 @@ def divergence_of_densities(
     """
     splits = p.is_splittable() and q.is_splittable()
     tensors = [*p.tensors(), *q.tensors()]
-    # The parameters of a distribution with only a log_prob are not in `tensors`.
+    # The parameters of a distribution with only a log_prob are not in `tensors`, so they always count as
+    # differentiable.
     has_derivatives = (
         not splits
         or any(map(attrgetter("requires_grad"), tensors))
@@ -102,7 +105,7 @@ def divergence_of_densities(
     pair = _Pair(p, q, shape, kind, options, splits, has_derivatives)
     infinite = is_divergence_infinite(p, q, growth_of(kind))
     value, error, unintegrated = _chosen(infinite, pair, _endless, _finite)
-    # Where the nodes missed mass, the terms of this mass may be as large as the others.
+    # Where the nodes missed mass, the terms of this mass may be as large as the other terms, so the error is increased.
     is_incomplete = (unintegrated > 10 * MASS_ERROR) & value.isfinite()
     error = error + torch.where(is_incomplete, unintegrated * (1 + value.detach().abs()), 0)
     return value, torch.where(error.isnan(), torch.inf, error)
@@ -222,7 +225,7 @@ def _in_rounds(pair: _Pair) -> Integral:
     short = (~enough).nonzero().squeeze(-1)
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
         result = replaced(short)
-        if size > 1:  # an element does not fail because others of its batch need panels
+        if size > 1:  # an element must not fail because other elements need panels
             value = result.value.detach()
             refused = ~options.is_accepted(value, result.error) & value.isfinite()
             for index in refused.nonzero().flatten()[:_ALONE].tolist():
@@ -234,7 +237,7 @@ def _in_rounds(pair: _Pair) -> Integral:
     if len(rounds) == 1 and not bool(is_infinite.any()):
         return result
     # For the derivatives, each round is repeated with only the finite elements that no later round replaced. The
-    # derivatives of the others may be NaN, which a factor of 0 does not remove.
+    # derivatives of the other elements may be NaN, which a factor of 0 does not remove.
     for number, (elements, limits, values) in enumerate(rounds):
         own = elements[(last_round[elements] == number) & ~is_infinite[elements]]
         if own.numel():
@@ -283,7 +286,7 @@ def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
     with torch.set_grad_enabled(torch.is_grad_enabled() and pair.has_derivatives):
         if not p.integer:
             result = _on_line(pair, p, q, terms, target)
-        elif isinstance(kind, KL):  # small sums of few terms are as exact as large ones
+        elif isinstance(kind, KL):  # a small sum of few terms is exact
             return sum_terms(p, q, shape, target._replace(atol=options.atol))
         else:
             return sum_divergence(p, q, terms, shape, target)
@@ -305,7 +308,7 @@ def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target
         return integrate_kl(
             p, q, pair.shape, target, q_reaches_out=reaches_out, has_derivatives=pair.has_derivatives
         )
-    # No shares are used if the terms have a corner, as in total variation. The derivative with respect to the position
-    # of a corner is not exact in a share.
+    # No shares (see densities/own_scale.py) are used if the terms have a corner, as in total variation. The derivative
+    # with respect to the position of a corner is not exact in a share.
     is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(pair.kind).corners
     return integrate_divergence(p, q, terms, pair.shape, target, None if is_whole else shares_in_own_scale)

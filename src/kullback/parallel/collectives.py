@@ -14,8 +14,8 @@ from kullback.common.dtypes import accurate_dtype
 from kullback.common.inputs import can_inspect
 from kullback.errors import KullbackError, invalid_type, invalid_value
 
-# The number of integers that `agree` sends. It is the same in all calls, because gloo aborts on messages of unexpected
-# length.
+# `agree` sends this number of integers. The number is the same in all calls, because gloo aborts on messages of
+# unexpected length.
 _HEADER = 32
 
 
@@ -63,7 +63,9 @@ class Ranks:
         return x
 
     def exchange(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Send one flat piece to each rank. Return the pieces from all ranks, in rank order, with lengths `sizes`."""
+        """Send one one-dimensional piece to each rank. Return the pieces of all ranks, joined in rank order, with
+        lengths `sizes`.
+        """
         sent = torch.cat(list(pieces))
         received = sent.new_empty(sum(sizes))
         dist.all_to_all_single(
@@ -80,7 +82,7 @@ def agree(
     own: Mapping[str, int],
     problem: KullbackError | None,
 ) -> dict[str, list[int]]:
-    """Return the values of each integer in `own` on all ranks; raise on every rank if their calls differ.
+    """Return the values of each integer in `own` on all ranks; raise on every rank if the ranks' calls differ.
 
     The function makes one all-gather of a few integers. Reading the integers synchronizes with an accelerator.
 
@@ -90,7 +92,8 @@ def agree(
         same: values that must be equal on all ranks: integers, tensors of one integer, or objects that are compared
             by their repr. A key is the argument and a description, such as "student number of positions".
         own: integers that may differ between ranks.
-        problem: the error in this rank's arguments, or None. All ranks raise, so that no rank waits for this one.
+        problem: the error in this rank's arguments, or None. With an error, all ranks raise, so that no rank waits for
+            this rank.
     """
     same = {"group call": ranks.call, **same}
     stand_ins = [0 if problem else _number(x) for x in same.values()]

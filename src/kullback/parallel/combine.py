@@ -1,11 +1,12 @@
 """For each kind of divergence, combine numbers from the classes of every rank into values and gradients of the rows.
 
 A rank has the masses p and q of its classes, normalized over the classes of all ranks. `local` computes a few numbers
-per row from them. The ranks sum or gather these numbers, and `merge` computes the value and the sums for the gradient.
+per row from these masses. The ranks sum or gather these numbers, and `merge` computes the value and the sums for the
+gradient.
 
-Let b be the derivatives with respect to the log-masses of P (or Q), m its masses, and S the sum of b over the row. The
-gradient with respect to a logit is b - m S. At the class with the most mass, this difference would cancel. The gradient
-there is computed as -(O - M S), where O and M are the sums of b and m over the other classes.
+Let m be the masses of P (or Q), b the derivatives with respect to log m, and S the sum of b over the row. The gradient
+with respect to a logit is b - m S. At the class with the most mass, this difference would cancel. The gradient there is
+computed as -(O - M S), where O and M are the sums of b and m over the other classes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class DerivativeSums(NamedTuple):
     """Sums of the derivatives and masses of P or of Q over the classes of a row; each tensor has shape (rows,)."""
 
     others: Tensor  # the sum of the derivatives of all classes except the class with the most mass
-    top: Tensor  # the derivative at that class
-    mass: Tensor  # the mass of all other classes
+    top: Tensor  # the derivative at the class with the most mass
+    mass: Tensor  # the mass of all classes except the class with the most mass
 
 
 class Merged(NamedTuple):
@@ -80,10 +81,10 @@ class CombineRule:
 
 
 class _RenyiRule(CombineRule):
-    """Renyi's divergence of order alpha other than 0, 1 and infinity.
+    """The rule for Renyi's divergence of an order alpha that is not 0, 1 or infinity.
 
     Where the sum of p^alpha q^(1 - alpha) is near 1, the value is computed from the power divergence, which keeps more
-    digits. Elsewhere the value is computed from logarithms, which neither overflow nor underflow.
+    digits than logarithms. Elsewhere the value is computed from logarithms, which neither overflow nor underflow.
     """
 
     gathers = True
@@ -103,7 +104,7 @@ class _RenyiRule(CombineRule):
                 if top is not None:
                     numbers += [
                         torch.where(mask, -torch.inf, logs).logsumexp(-1) for mask in (top, ~top)
-                    ]  # over the other classes, at the class with the most mass
+                    ]  # the sum over the other classes, and the value at the class with the most mass
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
@@ -142,7 +143,9 @@ class _RenyiRule(CombineRule):
 
 
 class _LargestRatioRule(CombineRule):
-    """Renyi's divergence of infinite order: the largest log-ratio. The first class with it has the gradient."""
+    """The rule for Renyi's divergence of infinite order, the largest log-ratio. Only the first class that attains it
+    has a gradient.
+    """
 
     gathers = True
 
@@ -182,7 +185,7 @@ class _LargestRatioRule(CombineRule):
 
 
 class _SupportRule(CombineRule):
-    """Renyi's divergence of order 0, from the mass of Q outside the support of P."""
+    """The rule for Renyi's divergence of order 0, from the mass of Q outside the support of P."""
 
     gathers = True
 

@@ -1,8 +1,8 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
-Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The arithmetic is in
-float64 (float32 on devices without float64), by the native kernels if they support the rows, else in torch over blocks
-of rows.
+Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The native kernels
+compute the rows that they support, and torch operations compute other rows block by block. The arithmetic is in float64
+(float32 on devices without float64).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Normalizer(NamedTuple):
 
 
 class SweepResults(NamedTuple):
-    """Results of the forward sweep. The values and sums are the same on all ranks."""
+    """The results of the forward sweep. The values and sums are the same on all ranks."""
 
     p: Normalizer
     q: Normalizer
@@ -74,8 +74,9 @@ class ShardedRows(RowOperation):
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients with respect to this rank's logits, without a collective.
 
-        The sums come from `compute`. All ranks have the same values, and the same gradient of the loss by these values.
-        The result is this rank's part of the gradient of one common loss. Losses are not summed over the ranks.
+        The sums come from `compute`. All ranks have the same values, and the same gradient of the loss with respect to
+        these values. The result is this rank's part of the gradient of one common loss. Losses are not summed over the
+        ranks.
         """
         check_first_derivative(self.ranks, grad)
         p, q = tensors
@@ -202,7 +203,9 @@ class ShardedRows(RowOperation):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return the pair of this rank's classes, and for each requested side a mask of the largest class."""
+        """Return the pair of this rank's classes, and for each requested side a mask of the class with the most
+        mass.
+        """
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
         tops = [
@@ -214,11 +217,12 @@ class ShardedRows(RowOperation):
 
 
 def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """Return the largest of this rank's logits in each row, and the sum of their exponentials relative to it.
+    """Return the largest of this rank's logits in each row, and the sum of exponentials of the logits minus the largest
+    logit.
 
-    The result has shape (rows, 2). The temperature divides the differences from the largest logit, which have more
-    digits than the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index past the
-    end excludes no class. If this rank has no classes, the largest logit is -inf.
+    The result has shape (rows, 2). The temperature divides the differences from the largest logit, because these have
+    more digits than the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index
+    past the end excludes no class. If this rank has no classes, the largest logit is -inf.
     """
     rows, classes = logits.shape
     results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
@@ -229,7 +233,7 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
     for block in row_blocks(logits):
         part = logits[block]
         if buffer is None:
-            # The last column receives the indices past the end.
+            # The extra last column receives the indices past the end.
             buffer = results.new_empty(part.shape[0], classes + 1)
         x = buffer[: part.shape[0]]
         x[:, :-1].copy_(part)
@@ -303,7 +307,8 @@ def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
 def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normalized:
     """Return the normalized P or Q of this rank's classes."""
     peak, total = norm.peak.unsqueeze(-1), norm.total.unsqueeze(-1)
-    # Differences between logits near the dtype's largest number might overflow.
+    # Differences between logits near the dtype's largest number might overflow, so the peak is subtracted from such
+    # logits.
     shift = torch.where(peak.abs() > torch.finfo(logits.dtype).max * 1e-8, peak, 0)
     x, peak = logits - shift, peak - shift
     mass, empty = torch.exp((x - peak) / temperature) / total, x == -torch.inf

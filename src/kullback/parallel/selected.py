@@ -30,8 +30,8 @@ class Shard(NamedTuple):
 class ShardedClasses(RowOperation):
     """`SelectedClasses` for rows whose classes are sharded; the columns are the same on every rank.
 
-    For k selected classes, the forward pass makes an all-reduce of k numbers per row (k + 1 with labels), and an
-    all-gather of two numbers per row (four with labels). The backward pass makes no collective.
+    For k selected classes, the forward pass makes an all-reduce of k numbers per row (k + 1 with labels). The forward
+    pass also makes an all-gather of two numbers per row (four with labels). The backward pass makes no collective.
     """
 
     shard: Shard
@@ -92,7 +92,8 @@ class ShardedClasses(RowOperation):
         for block in row_blocks(logits):
             rows, places, by = logits[block], all_places[block], grad[block]
             log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
-            # An excluded logit may exceed the logsumexp of the other classes; no other logit can.
+            # An excluded logit may exceed the logsumexp of the other classes, so the difference is clamped below. No
+            # other logit exceeds the logsumexp.
             shifted = (upcast(rows) - sums[block, :1]) / selected.temperature
             shifted = shifted - torch.where(log_rest == -torch.inf, 0, log_rest)
             whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))

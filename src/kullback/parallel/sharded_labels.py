@@ -12,7 +12,9 @@ from kullback.kernels.label_terms import HardLabels
 
 
 def places_of(classes: Tensor, start: int, own: int) -> Tensor:
-    """Return `classes` - `start`, indices into this rank's `own` classes; `own` for a class of another rank."""
+    """Return `classes` - `start`, the indices into the `own` classes of this rank; the index `own` for a class of
+    another rank.
+    """
     places = classes - start
     return torch.where((places >= 0) & (places < own), places, own)
 

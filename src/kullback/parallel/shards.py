@@ -145,7 +145,7 @@ class Sides(NamedTuple):
         x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
         last = self.teacher[-1][1]
         wanted = _clipped(self.meeting, last)
-        # Empty ranges are equal.
+        # Two empty ranges count as equal, because neither needs an exchange.
         if all(
             have == want or (have[0] == have[1] and want[0] == want[1])
             for have, want in zip(self.teacher, wanted, strict=True)

@@ -1,4 +1,6 @@
-"""Processes that divide the rows of a task: every process gets all results. If a process fails, all raise its error."""
+"""Processes that divide the rows of a task: every process gets all results. If a process fails, all processes raise its
+error.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kullback.errors import (
 )
 from kullback.parallel.collectives import Ranks
 
-# The timeout for a worker that neither answers nor exits. No timeout is needed for a worker that exits.
+# This is the timeout in seconds for a worker that neither answers nor exits. A worker that exits needs no timeout.
 _SECONDS = 300
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SAME_CLASS = {

@@ -1,1 +1,1 @@
-"""The parts that results share: an estimate, a value with its error, and a gate's verdict."""
+"""Dataclasses for results: an estimate, a value with its standard error, a test, a finding, and a gate's verdict."""

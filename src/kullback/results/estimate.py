@@ -1,4 +1,4 @@
-"""An estimate: a value with its method and its error."""
+"""The class `Estimate`: a divergence with its method and its error."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from kullback.errors import invalid_type
 
 @dataclass(frozen=True, repr=False)
 class Estimate(ShortRepr, Shown):
-    """A divergence, its method, and an error bound or standard error.
+    """A divergence, the method that computed it, and an error bound or a standard error.
 
     Arguments:
-        value: the divergence, one for each element of the batch, in nats unless you pass a base.
-        error: a bound on the numerical error of `value`, in the same shape and unit. It is None for estimates from
-            draws, and for rules without a bound, such as third-party rules.
+        value: the divergence of each element of the batch, in nats unless you pass a base.
+        error: a bound on the numerical error of `value`, in the same shape and unit as `value`. The bound is None for
+            estimates from draws, and for rules without a bound, such as third-party rules.
         method: the name of the method, as in the ``method=`` of the call: ``"closed_form"``, ``"quadrature"`` ...
         interval: for an estimate from draws, the lower and upper limits of its confidence interval. A one-sided
-            interval has an infinite limit. It is None for exact methods, and if no valid interval exists. `notes` then
-            explain the reason.
-        n: for an estimate from draws, the numbers of draws of P and of Q. A number is 0 for a known distribution, and a
-            tensor if the rows of a batch differ.
-        notes: sentences about the value's validity, to read together with the value.
-        standard_error: for an estimate from draws, the standard error of `value`. It is None for exact methods, and if
-            it is not available.
+            interval has an infinite limit. `interval` is None for exact methods. `interval` is also None if the draws
+            give no valid interval, and `notes` then explain the reason.
+        n: for an estimate from draws, the numbers of draws of P and of Q. The number for a known distribution is 0. A
+            number is a tensor if the rows of a batch have different numbers of draws.
+        notes: sentences that say how far `value` can be trusted, such as warnings about the draws.
+        standard_error: for an estimate from draws, the standard error of `value`. The standard error is None for exact
+            methods, and for methods that compute none.
         kind: the name of the divergence, such as ``"kl"``.
         base: the base of the logarithm in `value`; None for nats.
         confidence: the coverage probability of the interval; None if unknown.
 
-    `print` writes one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value. Like other results,
-    an estimate has the methods `to_html`, `to_json`, `to_dict` and `to_pandas`.
+    `print` writes the estimate in one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value.
+    Like other results, an estimate has the methods `to_html`, `to_json`, `to_dict` and `to_pandas`.
 
     Example:
         >>> import torch
@@ -74,24 +74,24 @@ class Estimate(ShortRepr, Shown):
         return format(float(self), spec) if spec else str(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for copies and other processes, without the autograd graph."""
+        """Return the fields for a copy or a pickle, with tensors detached, because autograd graphs cannot be copied."""
         return {
             name: value.detach() if isinstance(value, Tensor) and not value.is_leaf else value
             for name, value in self.__dict__.items()
         }
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks, with one row per element of the batch and at most 20 rows."""
+        """Return an HTML table for notebooks, with one row per element of the batch and at most 20 rows."""
         return self._report("estimates").to_notebook(self)
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot the value of each element of the batch, with its interval, standard error or bound.
+        """Plot the value of each element of the batch, with its interval, standard error or error bound.
 
-        An interval without an upper limit is drawn with an arrow. An infinite value is written as text at the upper
-        edge.
+        An arrow marks an interval without an upper limit. An infinite value is written as text at the upper edge of the
+        plot.
 
         Arguments:
-            ax: a matplotlib axis to draw on; by default a new one.
+            ax: a matplotlib axis to draw on; by default a new axis.
 
         Returns:
             the figure and the axis.

@@ -1,4 +1,4 @@
-"""A finding: a message about a call or about data, with a stable code for scripts."""
+"""The class `Finding`: a message about a call or about data, with a stable code for scripts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Finding:
     Attributes:
         code: a stable name for this type of finding, such as ``"input-is-logits"``.
         message: one sentence that describes the finding, with numbers and the first affected position.
-        level: ``"error"``: the result is meaningless; ``"warning"``: the result is misleading; ``"note"``: no problem.
-        advice: an action for the user; empty if none is necessary.
+        level: ``"error"`` if the result is meaningless, ``"warning"`` if the result is misleading, and ``"note"`` if
+            there is no problem.
+        advice: an action for the user; empty if no action is necessary.
         column: the affected column of a table; None for other findings.
 
     Example:

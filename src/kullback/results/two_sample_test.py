@@ -15,15 +15,17 @@ class TwoSampleTest(ShortRepr, Shown):
     """The result of `two_sample_test`.
 
     Attributes:
-        p_value: the p-value: the fraction of permutations whose difference is at least the observed difference. It is
-            NaN if draws are so dependent that fewer than 10 independent blocks exist; `notes` then say so.
-        statistic: the value of the statistic in `method`.
-        effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. It is None if there is
-            no estimator for these draws; `notes` then give the reason.
+        p_value: the p-value: the fraction of permutations whose statistic is at least the observed statistic.
+            `p_value` is NaN if draws are so dependent that there are fewer than 10 independent blocks; `notes` then
+            report the blocks.
+        statistic: the value of the statistic that `method` names.
+        effect: the size of the difference: an estimate of KL(P || Q). `effect` is None if no estimator is available for
+            these draws; `notes` then give the reason.
         permutations: the number of random permutations.
-        method: the statistic with the clearest difference. For categories ``"likelihood_ratio"``; for numbers
-            ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; for vectors ``"energy"``,
-            ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
+        method: the name of the statistic that differs most from its values under permutation. For categories, the name
+            is ``"likelihood_ratio"``. For numbers, the name is ``"energy"``, ``"energy_of_ranks"``,
+            ``"spread_of_ranks"`` or ``"chi_squared"``. For vectors, the name is ``"energy"``, ``"kernel"``,
+            ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
         notes: sentences about the draws and the effect.
 
     Example:
@@ -41,7 +43,7 @@ class TwoSampleTest(ShortRepr, Shown):
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the p-value, the deciding statistic and the effect, in one line."""
+        """Return the p-value, the statistic that `method` names, and the effect, in one line."""
         statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g} (statistic)"
         effect = "" if self.effect is None else f"; {self.effect}"
         return f"p = {self.p_value:.3g}, {statistic}, {self.permutations} permutations{effect}"
@@ -55,7 +57,7 @@ class TwoSampleTest(ShortRepr, Shown):
         return format(float(self), spec) if spec else str(self)
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks, followed by the table of the effect."""
+        """Return an HTML table of the test for notebooks, followed by the notes and the table of the effect."""
         header = ["p-value", "statistic", "value", "permutations"]
         row = [
             f"{self.p_value:.3g}",

@@ -1,4 +1,4 @@
-"""A value with its error."""
+"""The class `Value`: a number with its standard error and confidence interval."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ class Value(Generic[Number]):
     """A mean, proportion or divergence with its standard error and confidence interval.
 
     Attributes:
-        value: the value; a mean is +inf if a row is infinite. `value` is None if the data do not determine it.
-        standard_error: the standard error of `value`. It treats clusters as independent. Without cluster ids, it treats
-            blocks of rows as independent if neighboring rows are dependent, else single rows. It is +inf if a row is
-            infinite, and NaN (None for tables) if there are too few rows.
-        interval: the confidence interval. If the data do not determine an end, this end is the bound of the quantity,
-            such as +inf for KL and cross-entropy. The interval is None if neither end is determined, or no interval was
-            requested.
-        reason: why an end is not determined, else None. A unit is a cluster, block or row. ``"few units"``: there are
-            fewer than 10 units. ``"few nonzero units"``: too few units are not 0. ``"heavy tail"``: the largest units
-            contribute too much of the mean. ``"not bounded"``: the known part of a model's predictions does not bound
-            the mean of a difference.
+        value: the number; a mean is +inf if the value of a row is infinite. `value` is None if the data do not
+            determine it.
+        standard_error: the standard error of `value` under the assumption that units are independent. A unit is a
+            cluster. Without cluster ids, a unit is a block of rows if neighboring rows are dependent, and otherwise a
+            single row. The standard error is +inf if the value of a row is infinite. The standard error is NaN (None
+            for tables) if there are too few rows.
+        interval: the confidence interval. If the data do not determine a limit of the interval, this limit is the bound
+            of the quantity, such as +inf for KL and cross-entropy. The interval is None if the data determine neither
+            limit, or if no interval was requested.
+        reason: the reason why a limit is not determined; None if both are determined. ``"few units"``: there are fewer
+            than 10 units. ``"few nonzero units"``: too few units have a value other than 0. ``"heavy tail"``: the
+            largest units contribute too large a part of the mean. ``"not bounded"``: the known part of a model's
+            predictions does not bound the mean of a difference.
 
     Example:
         >>> Value(0.1, 0.02, (0.07, 0.15)).interval
@@ -39,5 +41,5 @@ class Value(Generic[Number]):
 
     @property
     def mean(self) -> Number:
-        """The same as `value`, for a value that is a mean."""
+        """Another name of `value`, for a value that is a mean."""
         return self.value

@@ -1,4 +1,4 @@
-"""The verdict of a gate: a limit that you asked for, and how a result breaks it."""
+"""The class `Verdict`, which says whether a result keeps a limit that you asked for, and the headline of a report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """A limit that you asked for, and how the result breaks it.
+    """A limit that you asked for, and the columns or candidates of the result that break the limit.
 
     Attributes:
         limit: the limit in words, such as "psi at most 0.2".
-        failures: a sentence for each column or candidate that breaks the limit; empty if the result keeps the limit.
+        failures: one sentence for each column or candidate that breaks the limit; empty if none breaks it.
         broken_by: the columns, groups of columns, or candidates that break the limit.
     """
 
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdict of all gates, the beginning of every report; empty without gates.
+    """Return the first line of a report, which counts the limits and the broken limits; empty without limits.
 
     Example:
         >>> headline([Verdict("mean at most 1"), Verdict("top1 at least 0.9", ("top1 is 0.8",))])

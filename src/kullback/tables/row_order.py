@@ -19,6 +19,7 @@ from kullback.common.serial_dependence import (
     repeated_rows,
     serial_dependence,
 )
+from kullback.common.turn_spectrum import spectral_turns
 from kullback.errors import LONGEST_NAME, printable, safe_repr
 from kullback.tables.engines.arrow import numbers_of, strings_of
 
@@ -95,15 +96,18 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     unknown: list[str] = []
     numbers: list[Floats] = []
     names: list[str] = []
-    free: list[Floats] = []  # the ranks in columns without dependence
+    free: list[Floats] = []  # the ranks of numbers in columns without dependence
+    examined: dict[str, Floats] = {}  # the scores in these columns
     for each in fields:
         numeric = each.column_type in ("numeric", "datetime")
         values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
         numbers.append(without_rounding_errors(values))
         scores = number_scores(values[:, None]) if numeric else category_scores(values.astype(np.int64))
         found = serial_dependence(scores)
+        if found is None:
+            examined[each.name] = scores
         if found is None and numeric:
-            ranks = scores[:, : scores.shape[1] // 2]
+            ranks = examined[each.name] = scores[:, : scores.shape[1] // 2]
             free.append(ranks)
             names += [each.name] * ranks.shape[1]
         if found is None or found.kind == "pattern":
@@ -112,8 +116,9 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
         if found.is_open:
             times[each.name] = max(found.time, rows / FEWEST_BLOCKS)
             unknown.append(each.name)
-    missed = missed_turns(np.concatenate(free, 1)) if names else {}
-    for name in {names[column] for column in missed}:
+    missed = {names[column] for column in missed_turns(np.concatenate(free, 1))} if names else set[str]()
+    missed |= {name for name, scores in examined.items() if spectral_turns(scores, searches=len(examined))}
+    for name in missed:
         times[name] = rows / FEWEST_BLOCKS
         unknown.append(name)
     repeats = repeated_rows(np.stack(numbers, 1)) if numbers else None

@@ -1,9 +1,9 @@
-r"""KL from a classifier that distinguishes draws of P from draws of Q: its log-odds estimate log(p / q).
+r"""KL from a classifier that distinguishes draws of P from draws of Q: the log-odds give an estimate of log(p / q).
 
-A classifier estimates the probability :math:`c(x)` that a pooled draw x is a draw of P. Then
-:math:`\log\frac{p(x)}{q(x)} = \log\frac{c(x)}{1 - c(x)} + \log\frac mn`, and the mean of this log-ratio over P is KL.
-Each draw is evaluated by a classifier that was fitted without this draw. The log-odds are calibrated, so that over- and
-underfitting do not bias them.
+A classifier estimates the probability :math:`c(x)` that a draw x, from the pooled n draws of P and m draws of Q, is a
+draw of P. Then :math:`\log\frac{p(x)}{q(x)} = \log\frac{c(x)}{1 - c(x)} + \log\frac mn`, and the mean of this log-ratio
+over P is KL. Each draw is evaluated by a classifier that was fitted without this draw. The log-odds are calibrated, so
+that overfitting and underfitting do not bias them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kullback.common.progress import Update, progress_bar
 from kullback.errors import invalid_type, invalid_value
 from kullback.estimators.density_ratio.classifiers import (
     GAUSSIAN,
+    SPREADS,
     FitClassifier,
     NamedClassifier,
     candidates_for,
@@ -53,25 +54,27 @@ from kullback.estimators.unseen import unseen_in_scores, upper_end
 # `benchmarks/coverage.py` checks the constants of this file on vectors with clusters, and `benchmarks/bench_samples.py`
 # compares the errors with other estimators.
 
-# The largest number of draws of each side for the selection of candidates; more draws would not change a clear choice.
+# Candidates are selected on at most this number of draws of each side, because more draws would not change a clear
+# choice.
 _SELECTION_DRAWS = 10_000
 # A candidate is dropped if its loss on the first fold is more than this many standard errors above the smallest loss.
 _DROP_ABOVE = 3.0
-# A candidate is left out, to save time, if its weight divided by the largest weight is smaller.
+# To save time, a candidate is left out if its weight is at most this fraction of the largest weight.
 _LEAST_SHARE = 0.05
-# If the tail index of the log-ratios is larger, their variance under P is infinite, and their mean has no standard
-# error.
+# If the tail index of the log-ratios is at least this number, their variance under P is infinite, and their mean has no
+# standard error.
 _HEAVY = 0.5
-# If a larger proportion of P's draws has scores above all scores of Q's draws, the interval comes from the divergence
-# of the scores.
+# If more than this proportion of P's draws has scores above all scores of Q's draws, the interval comes from the
+# divergence of the scores.
 _MOST_BEYOND = 0.25
-# With at most this many draws of P and Q together, fits use one thread, which is up to fifty times as fast on a busy
-# machine.
+# If P and Q together have at most this number of draws, fits use one thread. On a busy machine, one thread is up to
+# fifty times as fast as several threads.
 _DRAWS_FOR_THREADS = 20_000
-# The smallest and the largest number of random splits into folds, and of those into halves for the extrapolation.
-# Regressions get as many splits as the budget allows: the draws times the squared number of features, in all splits.
-# The standard deviation of the value over seeds, as a proportion of the interval's width, was 3 to 8 % on four data
-# sets of 3 to 50 dimensions, and 19 % on one with heavy tails. With one split into folds it was 9 to 14 % on all five.
+# `_SPLITS` has the smallest and the largest number of random splits into folds. `_HALVINGS` has these numbers for the
+# random splits into halves, which the extrapolation uses. For regressions, `_BUDGET` limits the product of the number
+# of splits, the number of draws and the squared number of features. The ratio of the standard deviation of the value
+# over seeds to the width of the interval was measured. The ratio was 3 to 8 % on four data sets of 3 to 50 dimensions,
+# and 19 % on a data set with heavy tails. With one split into folds, the ratio was 9 to 14 % on all five data sets.
 _SPLITS = 1, 32
 _HALVINGS = 3, 96
 _BUDGET = 1e8
@@ -95,20 +98,24 @@ def density_ratio(
     folds: int = 5,
     classifier: object = None,
 ) -> Evidence:
-    r"""Estimate KL(P || Q) by classifiers of the draws, which suits more than ten dimensions and smooth densities.
+    r"""Estimate KL(P || Q) by classifiers of the draws; suitable for more than ten dimensions and smooth densities.
 
     .. math::
         \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
         \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
 
-    The candidates are linear and quadratic logistic regression, quadratic regression of asinh-scaled coordinates,
-    spline regression without and with products of coordinates, from 4 dimensions on quadratic regression of the
-    logarithms of squares, Gaussian densities and gradient-boosted trees. The value is a weighted mean over the best
-    ones in cross-validation. Weights fall exponentially with the loss, and a note names the candidates. :math:`\hat f`
-    is fitted without the fold of its draws and calibrated to the labels. The value is extrapolated to infinitely many
-    draws, from fits to half of the draws and to nearly all. It is a mean over random splits: up to 32 into folds and 96
-    into halves for regressions, fewer for many draws or features, 1 and 3 for others. Gaussian densities give the
-    unbiased estimate of KL between Gaussians.
+    The candidate classifiers are: linear and quadratic logistic regression; quadratic regression of asinh-scaled
+    coordinates; spline regression without and with products of coordinates; from 4 dimensions on, quadratic regression
+    of the logarithms of squares; gradient-boosted trees; and the ratio of fitted Gaussian densities. The value is a
+    weighted mean over the candidates with the smallest losses in cross-validation. The weights decrease exponentially
+    with the loss, and a note names the candidates and their weights.
+
+    Each draw is evaluated by an :math:`\hat f` that was fitted without the draw's fold and calibrated to the labels.
+    The value is extrapolated to infinitely many draws, from fits to half of the draws and fits to all folds but one.
+    The value is also a mean over random splits. For regressions, there are up to 32 splits into folds and up to 96 into
+    halves; the numbers decrease with the numbers of draws and features. For other candidates, there is 1 split into
+    folds, and there are 3 into halves. For Gaussian densities, the value needs no splits: it is the unbiased estimate
+    of KL between Gaussians.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -118,21 +125,22 @@ def density_ratio(
         q: draws of Q, shape (m, d).
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the seed of the splits and of the trees depends on the draws alone.
-        folds: the number of folds of cross-validation; clusters stay together.
-        classifier: a classifier with scikit-learn's methods, used in place of the candidates and cloned for each fit.
-            For weighted draws its ``fit`` must accept ``sample_weight``.
+        folds: the number of folds of cross-validation; all draws of a cluster are in one fold.
+        classifier: a classifier with scikit-learn's methods, which replaces the candidates and is cloned for each fit.
+            For weighted draws, its method ``fit`` must accept ``sample_weight``.
 
     Returns:
         the estimate in nats. The standard error combines the influence of each draw of both sides with the difference
         between fits to half of the draws and fits to nearly all draws.
 
     Raises:
-        ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, categories in
-            place of numbers, or sides of unequal dimension.
+        ArgumentTypeError: the draws are categories.
+        ArgumentValueError: a side has fewer than two draws (or clusters) for each fold, a draw is infinite, or `p` and
+            `q` have different numbers of components.
         OptionalDependencyError: scikit-learn or SciPy is not installed.
 
     Gradient:
-        none: the classifier is a constant.
+        none, because the classifier is a constant.
 
     Example:
         >>> import torch
@@ -180,23 +188,43 @@ def density_ratio(
 
 
 def _few_threads(number: int) -> AbstractContextManager[object]:
-    """Return a context that limits small data to one thread, because more threads would mostly wait for each other."""
+    """Return a context in which fits to few draws use one thread, because several threads would wait for each other.
+
+    `number` is the number of draws of P and Q together.
+    """
     few = number <= _DRAWS_FOR_THREADS
     return load("threadpoolctl", "density_ratio").threadpool_limits(1) if few else nullcontext()
 
 
 @dataclass(frozen=True)
 class _RatioValue:
-    """An estimate of KL, the influence of each draw on the estimate, and a further standard error."""
+    """An estimate of KL and its possible errors.
+
+    Attributes:
+        value: the estimate.
+        influence: the influence of each draw on the estimate.
+        beyond: a standard error in addition to the error from the influences.
+        bias_low: the largest possible bias upwards.
+    """
 
     value: float
     influence: Array
     beyond: float
+    bias_low: float = 0.0
 
 
 @dataclass
 class _Work:
-    """The pooled draws, their splits into folds and into halves, and the number of fits so far."""
+    """The pooled draws, their random splits, and the number of fits so far.
+
+    Attributes:
+        draws: the pooled draws.
+        deep: the splits into folds: for each split, the number of each draw's fold.
+        halves: the splits into halves, in the same form.
+        update: a callback for the progress.
+        fits: the number of fits so far.
+        features: the features of the draws, by the name of the candidate and the number of draws.
+    """
 
     draws: Labeled
     deep: list[Integers]
@@ -206,7 +234,7 @@ class _Work:
     features: dict[tuple[str, int], Array] = field(default_factory=dict)
 
     def applied(self, fit: FitClassifier, train: Labeled, test: Labeled) -> Array:
-        """Return the log-odds of the draws `test` by a fit to `train`, or NaN if `train` has too few draws."""
+        """Return the log-odds of the draws `test` by a fit to the draws `train`; NaN if `train` has too few draws."""
         try:
             return fit(train)(test.x)
         except np.linalg.LinAlgError:
@@ -217,7 +245,7 @@ class _Work:
                 self.update(self.fits, None)
 
     def without_fold(self, candidate: NamedClassifier, draws: Labeled, splits: list[Integers]) -> list[Array]:
-        """Return, for each split, the log-odds of each draw by a classifier that was fitted without its fold."""
+        """Return, for each split, the log-odds of each draw by a classifier that was fitted without the draw's fold."""
         draws = self.featured(candidate, draws)
         log_odds = [np.empty(len(draws.x)) for _ in splits]
         for folds, one in zip(splits, log_odds, strict=True):
@@ -227,13 +255,14 @@ class _Work:
         return log_odds
 
     def scores(self, one: _Selected) -> Array:
-        """Return the calibrated log-ratio of each draw by classifiers that were fitted without it."""
+        """Return the calibrated log-ratio of each draw by classifiers that were fitted without the draw."""
         raw = one.raw or self.without_fold(one.candidate, self.draws, self.deep[:1])
         return calibrated(np.mean(raw, axis=0), self.draws)[0] - self.draws.log_prior_odds
 
     def featured(self, candidate: NamedClassifier, draws: Labeled) -> Labeled:
         """Return the draws with the candidate's features in place of their coordinates."""
-        key = candidate.name, len(draws.x)  # the draws are all draws, or those of the selection
+        # `draws` is the set of all draws or the subset for the selection, so their number identifies the set.
+        key = candidate.name, len(draws.x)
         if key not in self.features:
             self.features[key] = candidate.features(draws.x)
         return replace(draws, x=self.features[key])
@@ -241,14 +270,20 @@ class _Work:
     def number_of_splits(
         self, limits: tuple[int, int], candidate: NamedClassifier, draws: Labeled, share: float = 1.0
     ) -> int:
-        """Return the number of random splits, within `limits`, that the time of a candidate with this weight allows."""
+        """Return the number of random splits, within `limits`, that the budget allows for a candidate.
+
+        `share` is the weight of the candidate.
+        """
         if not candidate.quick:
             return limits[0]
         return _number_of_splits(limits, len(draws.x), self.featured(candidate, draws).x.shape[1], share)
 
 
 def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, share: float = 1.0) -> int:
-    """Return the number of random splits, within `limits`, that the budget allows for draws with these features."""
+    """Return the number of random splits, within `limits`, that the budget allows.
+
+    `number` is the number of draws, `features` the number of features, and `share` the weight of the candidate.
+    """
     fewest, most = limits
     affordable = int(most / _SPLITS[1] * _BUDGET / (number * (10 + features) ** 2))
     return max(math.ceil(share * min(affordable, most)), fewest)
@@ -256,7 +291,13 @@ def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, s
 
 @dataclass(frozen=True)
 class _Selected:
-    """A candidate with its best penalty, its weight, and its cross-validated log-odds if these exist for all draws."""
+    """A selected candidate.
+
+    Attributes:
+        candidate: the candidate with its best penalty.
+        share: the weight of the candidate.
+        raw: the cross-validated log-odds of all draws, for some splits; None if only a subset of the draws has them.
+    """
 
     candidate: NamedClassifier
     share: float
@@ -266,12 +307,12 @@ class _Selected:
 def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Generator) -> list[_Selected]:
     """Return the candidates with the smallest losses in cross-validation, in order of decreasing weight.
 
-    The weights are proportional to exp(-total loss), the pseudo-BMA of Yao et al., Using Stacking to Average Bayesian
-    Predictive Distributions (2018).
+    The weights are proportional to exp(-total loss). These weights are called pseudo-BMA in Using Stacking to Average
+    Bayesian Predictive Distributions (Yao et al., 2018).
     """
     used = _subset(work.draws, rng)
     some, splits = work.draws.take(used), [folds[used] for folds in work.deep]
-    # The losses of a side with clusters are known as well as those of so many draws as it has clusters.
+    # For a side with clusters, the standard error of a mean loss uses the number of clusters, not of draws.
     sides = some.from_p, ~some.from_p
     independent = min(len(np.unique(some.units[side])) / int(side.sum()) for side in sides)
     trials = [
@@ -284,7 +325,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
         excess = losses - least
         if excess.mean() > _DROP_ABOVE * excess.std() / math.sqrt(len(excess) * independent):
             continue
-        # An eighth of the splits suffices for the selection.
+        # The selection uses an eighth of the splits, which is sufficient.
         some_splits = splits[: math.ceil(work.number_of_splits(_SPLITS, candidate, some) / 8)]
         folds = [split == fold for split in some_splits for fold in range(int(split.max()) + 1)]
         one = _with_best_penalty(candidate, work, some, folds)[0] if candidate.quick else best
@@ -295,7 +336,8 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
         if heaviness(np.mean(log_odds, axis=0)[some.from_p]) < _HEAVY:
             loss = float(np.mean([some.weights @ log_loss(of_split, some) for of_split in log_odds]))
             accepted.append((loss, one, raw))
-    if not accepted:  # the log-odds of trees, the last candidate, are bounded
+    # The last candidate, trees, is always valid, because the log-odds of trees are bounded.
+    if not accepted:
         trees = trials[-1][1]
         accepted = [(0.0, trees, work.without_fold(trees, some, splits[:1]))]
     best = min(loss for loss, _, _ in accepted)
@@ -312,7 +354,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
 def _with_best_penalty(
     candidate: NamedClassifier, work: _Work, draws: Labeled, folds: Sequence[Mask]
 ) -> tuple[NamedClassifier, Array]:
-    """Return the candidate with its best penalty, and its weighted losses on the draws of the folds."""
+    """Return the candidate with its best penalty only, and its weighted losses on the draws of the folds."""
     draws = work.featured(candidate, draws)
     parts = [(draws.take(~fold), draws.take(fold)) for fold in folds]
     best, least = 0, np.full(sum(len(test.x) for _, test in parts), np.inf)
@@ -321,13 +363,13 @@ def _with_best_penalty(
             [test.weights * log_loss(work.applied(fit, train, test), test) for train, test in parts]
         )
         if not losses.mean() < least.mean():
-            break  # a weaker penalty overfits more
+            break  # the next penalties are weaker and overfit more
         best, least = index, losses
     return candidate.only(best), least
 
 
 def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work) -> _RatioValue:
-    """Return the weighted mean of the candidates' values; the variance between the values enters the error."""
+    """Return the weighted mean of the values of the candidates; the variance between these values enters the error."""
     results = [
         _gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work) for one in selected
     ]
@@ -341,14 +383,16 @@ def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work
         share * (result.beyond**2 + (result.value - value) ** 2)
         for share, result in zip(shares, results, strict=True)
     )
-    return _RatioValue(value, influence, math.sqrt(spread))
+    bias_low = sum(share * result.bias_low for share, result in zip(shares, results, strict=True))
+    return _RatioValue(value, influence, math.sqrt(spread), bias_low)
 
 
 def _direct(one: _Selected, work: _Work) -> _RatioValue:
-    """Return the mean over P of the calibrated log-ratio, extrapolated to fits to infinitely many draws.
+    """Return the mean over P of the calibrated log-ratio of one candidate, extrapolated to infinitely many draws.
 
-    The bias is assumed to be proportional to 1 / n. So the difference between fits to all folds but one and fits to
-    half of the draws determines the bias. The bias is subtracted from the value, and also enters the error.
+    The bias is assumed to be inversely proportional to the number of draws in a fit. So the bias follows from the
+    difference between the values from fits to all folds but one and from fits to half of the draws. The bias is
+    subtracted from the value, and also enters the error.
     """
     candidate, draws = one.candidate, work.draws
     first = one.raw or []
@@ -362,7 +406,10 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
     value = float(np.mean(values))
     step = factor * (value - float(np.mean(coarse)))
     of_splits = math.hypot((1 + factor) * _error_of_mean(values), factor * _error_of_mean(coarse))
-    return _RatioValue(value + step, np.mean(influences, axis=0), math.hypot(step, of_splits))
+    # A quadratic function of the logarithms of squares is not the log-ratio of a mixture of scales. In 10 dimensions,
+    # its mean over P is above KL even without the extrapolation (benchmarks/coverage.py, "one scale").
+    bias_low = max(step, 0.0) if candidate.name == SPREADS else 0.0
+    return _RatioValue(value + step, np.mean(influences, axis=0), math.hypot(step, of_splits), bias_low)
 
 
 def _error_of_mean(values: Sequence[float]) -> float:
@@ -371,7 +418,10 @@ def _error_of_mean(values: Sequence[float]) -> float:
 
 
 def _gaussian(p: Draws, q: Draws) -> _RatioValue:
-    """Return the estimate of KL between Gaussians; its error includes the second-order variance, left at P = Q."""
+    """Return the estimate of KL between Gaussians; its error includes the second-order variance.
+
+    At P = Q, the first-order variance is 0, and only the second-order variance remains.
+    """
     n, m = (_independent(side) for side in (p, q))
     result = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
     d = p.x.shape[1]
@@ -381,17 +431,18 @@ def _gaussian(p: Draws, q: Draws) -> _RatioValue:
 
 
 def _independent(side: Draws) -> float:
-    """Return the effective sample size of a side for its means and covariances."""
+    """Return the effective sample size of a side for the sample means and covariances of its draws."""
     scores = (side.x - side.x.mean(0)) / np.maximum(side.x.std(0), np.finfo(np.float64).tiny)
     number = number_from_scores(np.concatenate([scores, scores**2], axis=1), side)
     return min(side.effective, max(number, side.x.shape[1] + 3.0))
 
 
 def _rate(side: Draws, scores: Array) -> float:
-    """Return the variance that a side adds to the estimate per nat of a small KL: 2 / n for n independent draws.
+    """Return the number r if the draws of a side add the variance r KL to the estimate of a small KL.
 
-    Near P = Q, log(p / q) has the variance 2 KL under P and under Q. For clusters, the effective sample size is the
-    smaller of two: for the means of the components and for the mean of the classifier's scores.
+    Near P = Q, log(p / q) has the variance 2 KL under P and under Q. So r is 2 / n for n independent draws. For
+    clusters, there are two effective sample sizes: for the means of the components, and for the mean of the
+    classifier's scores. The smaller of these is n.
     """
     scorings = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
     return 2 / min(number_from_scores(scoring, side) for scoring in scorings)
@@ -405,7 +456,7 @@ def _evidence(
     confidence: float,
     notes: Sequence[str],
 ) -> Evidence:
-    """Return the evidence of the estimate; the upper limit is infinite if P has scores where Q has none."""
+    """Return the evidence of the estimate; if many scores of P are above all scores of Q, it has no upper limit."""
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
     of_p, of_q = scores[: len(p)], scores[len(p) :]
@@ -416,6 +467,7 @@ def _evidence(
         notes=[*notes, f"The classifiers, with weights by their cross-validated loss: {shares}."],
         groups=min(p.groups, q.groups),
         rate=_rate(p, of_p) + _rate(q, of_q),
+        bias_low=result.bias_low,
     )
     if float(p.shares @ (of_p > of_q.max())) > _MOST_BEYOND or result.value > math.log(len(q)):
         return _from_scores(evidence, of_p, of_q, sides, confidence)
@@ -430,7 +482,11 @@ def _evidence(
 def _from_scores(
     evidence: Evidence, of_p: Array, of_q: Array, sides: tuple[Draws, Draws], confidence: float
 ) -> Evidence:
-    """Return the evidence with limits from the divergence of the classifier's scores, which is at most KL."""
+    """Return the evidence with a lower limit from the divergence of the classifier's scores.
+
+    The divergence of the scores is at most KL. The upper limit is infinite. If the value contradicts the divergence of
+    the scores, the value is replaced by this divergence.
+    """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)
     )
@@ -470,6 +526,7 @@ def _check_sides(call: str, p: Draws, q: Draws, folds: int) -> None:
 
 
 def _labeled(p: Draws, q: Draws) -> Labeled:
+    """Return the pooled draws of P and Q."""
     return Labeled(
         np.concatenate([p.x, q.x]),
         np.arange(len(p) + len(q)) < len(p),
@@ -479,7 +536,7 @@ def _labeled(p: Draws, q: Draws) -> Labeled:
 
 
 def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
-    """Return a random fold for each draw; all folds get about equal numbers of units of each side."""
+    """Return the number of a random fold for each draw; all folds get about equal numbers of units of each side."""
     fold = np.empty(int(draws.units.max()) + 1, dtype=np.int64)
     for side in (draws.from_p, ~draws.from_p):
         units = np.unique(draws.units[side])
@@ -488,7 +545,7 @@ def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
 
 
 def _subset(draws: Labeled, rng: np.random.Generator) -> Mask:
-    """Return a mask of the draws for the selection of candidates; the draws of a cluster stay together."""
+    """Return a mask of random draws for the selection of candidates; it contains all draws or no draw of a cluster."""
     chosen = np.zeros(len(draws.x), dtype=bool)
     for side in (draws.from_p, ~draws.from_p):
         units = np.unique(draws.units[side])

@@ -1,4 +1,4 @@
-"""The classifiers that `density_ratio` selects from: each is fitted to labeled draws and returns log-odds."""
+"""The candidate classifiers of `density_ratio`; each is fitted to labeled draws and returns log-odds."""
 
 from __future__ import annotations
 
@@ -19,36 +19,47 @@ from kullback.estimators.sample_checks import seeded
 LogOdds = Callable[[Array], Array]
 
 GAUSSIAN = "Gaussian densities"
+SPREADS = "quadratic logistic regression of spreads"
 
 # `benchmarks/bench_samples.py` measures the errors of the estimates with these constants.
 
-# The largest number of features of a regression, which also has fewer features than P or Q has draws.
+# A regression has fewer features than this number, and fewer features than P or Q has draws.
 _MOST_FEATURES = 1500
-# In more dimensions, the regression of asinh-scaled coordinates is left out: splines with products suit heavy tails as
-# well.
+# Above this number of dimensions, there is no regression of asinh-scaled coordinates, because splines with products are
+# also suitable for heavy tails.
 _MOST_ASINH = 10
-# In fewer dimensions, splines and trees show how the spreads of the components go together.
+# The regression of spreads, which are the logarithms of squared coordinates, shows whether large components occur
+# together. In fewer dimensions than this number, splines and trees show the same, so that the regression is left out.
 _FEWEST_FOR_SPREADS = 4
-# The knots of a spline in each coordinate.
+# A spline has this number of knots in each coordinate.
 _KNOTS = 7
-# The number of bins of a coordinate for trees, which fits into one byte, and the smallest number of draws in a leaf.
+# For trees, a coordinate is divided into `_BINS` bins, whose numbers fit into one byte. A leaf has at least `_LEAF`
+# draws.
 _BINS = 250
 _LEAF = 30
-# The penalties on the coefficients, from strong to weak; cross-validation selects one.
+# Cross-validation selects one of these penalties on the coefficients; they are ordered from strong to weak.
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 
 class FitClassifier(Protocol):
-    """A function that fits a classifier to draws and returns its log-odds; LinAlgError if there are too few draws."""
+    """A function that fits a classifier to draws and returns the function from points to log-odds.
+
+    The function raises LinAlgError if there are too few draws.
+    """
 
     def __call__(self, draws: Labeled, /) -> LogOdds: ...
 
 
 @dataclass(frozen=True)
 class NamedClassifier:
-    """A named classifier, with a fitting function for each penalty, from the strongest to the weakest.
+    """A classifier with a name.
 
-    `features` is applied once to all draws, because it ignores their sides. `quick` says that fits take milliseconds.
+    Attributes:
+        name: the name of the classifier in notes.
+        fits: one fitting function for each penalty, from the strongest to the weakest penalty.
+        features: a function from the coordinates of the draws to features. The function is called once for all draws,
+            because it does not use the sides of the draws.
+        quick: whether a fit takes only milliseconds.
     """
 
     name: str
@@ -57,17 +68,18 @@ class NamedClassifier:
     quick: bool = False
 
     def only(self, index: int) -> NamedClassifier:
-        """Return the classifier with the penalty number `index` only."""
+        """Return the classifier with only one of its penalties, the penalty with the index `index`."""
         return replace(self, fits=(self.fits[index],))
 
 
 def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
-    """Return the classifiers that the numbers of draws of P and of Q suffice for."""
+    """Return the candidate classifiers; a classifier is left out if P or Q has too few draws for its parameters."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
     most = min(_MOST_FEATURES, fewest)
     squares, splines = d * (d + 3) // 2 < most, d * (_KNOTS + 1)
-    asinh = "quadratic logistic regression of asinh-scaled coordinates"  # linear for Pareto tails
+    # For Pareto tails, the log-ratio is linear in asinh-scaled coordinates.
+    asinh = "quadratic logistic regression of asinh-scaled coordinates"
     regressions: list[tuple[bool, str, Callable[[], list[Any]]]] = [
         (squares, "quadratic logistic regression", lambda: [*_scaled(), _products(interaction_only=False)]),
         (squares and d <= _MOST_ASINH, asinh, lambda: [*_asinh_scaled(), _products(interaction_only=False)]),
@@ -82,7 +94,7 @@ def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
         ),
         (
             d >= _FEWEST_FOR_SPREADS and number_of_spreads(d) < most,
-            "quadratic logistic regression of spreads",
+            SPREADS,
             lambda: [*_asinh_scaled(), _sklearn("preprocessing").FunctionTransformer(spreads)],
         ),
     ]
@@ -113,7 +125,7 @@ def users_candidate(classifier: object, seed: int) -> NamedClassifier:
 
     def fit(draws: Labeled) -> LogOdds:
         model = _sklearn("base").clone(classifier)
-        with seeded(seed):  # a classifier without a random state uses the global states
+        with seeded(seed):  # a classifier without a random state uses the global generators
             return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return NamedClassifier(type(classifier).__name__, (fit,))
@@ -130,7 +142,8 @@ def _regressions(name: str, transformers: Callable[[], list[Any]]) -> NamedClass
         matrix = _sklearn("pipeline").make_pipeline(*transformers(), *_scaled()).fit_transform(x)
         if matrix.shape[1] <= len(matrix):
             return matrix
-        # Fewer coordinates, which span the draws, give the same log-odds.
+        # With more features than draws, the draws span a space of fewer dimensions. Coordinates in this space give the
+        # same log-odds.
         values, vectors = np.linalg.eigh(matrix @ matrix.T)
         large = values > 1e-10 * values[-1]
         return matrix @ (matrix.T @ (vectors[:, large] / np.sqrt(values[large])))
@@ -159,7 +172,7 @@ def _products(*, interaction_only: bool) -> Any:
 
 
 def _asinh_scaled() -> list[Any]:
-    """Return transformers to asinh of robustly scaled coordinates, where log(p / q) of Pareto tails is linear."""
+    """Return transformers to asinh of robustly scaled coordinates; for Pareto tails, log(p / q) is linear in these."""
     preprocessing = _sklearn("preprocessing")
     return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 
@@ -178,12 +191,13 @@ def _trees(seed: int) -> FitClassifier:
             min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            # Early stopping needs draws of both sides in a tenth of the draws. With fewer draws, each tree is a single
-            # leaf.
+            # Early stopping evaluates the fit on a random tenth of the draws, which must contain draws of both sides.
+            # With fewer than `_LEAF` draws of a side, there is no early stopping.
             early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )
-        # The draws are binned here, because scikit-learn needs a second for each column of weighted draws.
+        # The draws are binned before the fit, because scikit-learn would need a second for each column of weighted
+        # draws.
         edges = np.quantile(draws.x, np.linspace(0, 1, _BINS + 1)[1:-1], axis=0)
         model.fit(_binned(draws.x, edges), draws.from_p.astype(int), **_weights_of(draws))
         log_odds = _log_odds_of(model)
@@ -203,7 +217,7 @@ def _weights_of(draws: Labeled) -> dict[str, Array]:
 
 
 def _log_odds_of(model: Any) -> LogOdds:
-    """Return the function that computes a fitted classifier's log-odds, which are finite for probabilities 0 and 1."""
+    """Return the function from points to a fitted model's log-odds, which are finite for probabilities 0 and 1."""
 
     def log_odds(x: Array) -> Array:
         if hasattr(model, "decision_function"):

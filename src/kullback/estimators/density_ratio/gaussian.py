@@ -1,15 +1,15 @@
 r"""KL between two Gaussians from draws: an unbiased estimate, with the influence of each draw.
 
-With :math:`\delta` the difference of the sample means, :math:`S_p` and :math:`S_q` the sample covariances of n and m
-draws, and d components, the estimate is
+Let :math:`\delta` be the difference of the sample means, and :math:`S_p` and :math:`S_q` the sample covariances of n
+draws of P and m draws of Q with d components. The estimate is
 
 .. math::
     \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d
     + \log|S_q| - \log|S_p|\big]
 
-minus two biases: the bias of :math:`\delta^\top S_q^{-1} \delta` from the sampling errors of the means, and the bias of
-the log-determinants. Both are known exactly, because the mean inverse and the mean log-determinant of a Wishart matrix
-are known.
+minus two biases. The bias of :math:`\delta^\top S_q^{-1} \delta` comes from the sampling errors of the means. The
+bias of the log-determinants comes from the sampling errors of the covariances. Both biases are known exactly, because
+the mean inverse and the mean log-determinant of a Wishart matrix are known.
 
 An Introduction to Multivariate Statistical Analysis, section 7 (Anderson, 2003)
 """
@@ -24,7 +24,7 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
-# If the smallest eigenvalue of the correlation matrix is smaller, the draws have no density.
+# If the smallest eigenvalue of the correlation matrix is below this number, the draws have no density.
 _FLAT = 1e-12
 
 
@@ -38,7 +38,16 @@ class GaussianKL:
 
 
 def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> GaussianKL:
-    """Return the estimate of KL between Gaussians from draws x and y, weights w and v, and effective sizes n and m."""
+    """Return the estimate of KL between Gaussians.
+
+    Arguments:
+        x: draws of P, shape (draws, d).
+        y: draws of Q, shape (draws, d).
+        w: the weights of P's draws.
+        v: the weights of Q's draws.
+        n: the effective sample size of P's draws.
+        m: the effective sample size of Q's draws.
+    """
     d = x.shape[1]
     mean_p, covariance_p = _moments(x, w, n)
     mean_q, covariance_q = _moments(y, v, m)
@@ -61,7 +70,9 @@ def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> G
 
 
 def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array], Array]:
-    """Return the function log(p / q) of predictive densities, Student's t, which allow for sampling errors.
+    """Return the function log(p / q) of the predictive densities for draws x and y with weights w and v.
+
+    The predictive densities are Student's t densities, which allow for sampling errors of the means and covariances.
 
     Bayesian Data Analysis, section 3.6 (Gelman et al., 2013)
     """
@@ -97,7 +108,7 @@ def _squares(z: Array, matrix: Array) -> Array:
 
 
 def _log_determinant(covariance: Array, n: float) -> float:
-    """Return the log-determinant of a sample covariance minus its bias."""
+    """Return the log-determinant of a sample covariance from n draws, minus the bias of this log-determinant."""
     digamma = load("scipy.special", "density_ratio").digamma
     d = len(covariance)
     bias = float(digamma((n - np.arange(1, d + 1)) / 2).sum()) + d * np.log(2 / (n - 1))

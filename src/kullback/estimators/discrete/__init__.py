@@ -1,1 +1,1 @@
-"""KL between categorical samples, from counts."""
+"""Estimates of divergences between distributions of categories, from counts of draws."""

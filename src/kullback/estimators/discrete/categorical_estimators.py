@@ -1,7 +1,7 @@
 """Estimators of KL from draws of categories, with standard errors, intervals and notes.
 
-All estimators return the interval of `kl_interval`, which depends on the counts but not on the estimator. Weighted or
-clustered draws enter the formulas as an effective number of independent draws.
+All estimators return the interval of `kl_interval`, which does not depend on the estimator. For weighted or clustered
+draws, the formulas use an effective number of independent draws.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def _declared(
 
 
 def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
-    """Return the public estimator for a formula of counts; its attribute `of_counts` applies the formula to counts."""
+    """Return the public estimator for a formula of counts.
+
+    The attribute `of_counts` of the estimator is a function of the counts, which applies the formula.
+    """
     name = formula.__name__
 
     def evidence(p: Any, q: Any, *, confidence: float, generator: object = None, **options: Any) -> Evidence:
@@ -77,13 +80,15 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
         \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
     Here :math:`\hat D_{ZG}` is the estimate of `zhang_grabchak`. :math:`F_k` is the proportion of P's draws in
-    categories with k draws of Q. :math:`G_k` is the proportion of P's draws in categories with k draws of P. The ratios
-    :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets an additional
-    category. v is the variance of c. A negative result becomes 0.
+    categories with k draws of Q. :math:`G_k` is the proportion of P's draws in categories with k draws of P.
+    :math:`E_1` is the exponential integral. The ratios :math:`\lambda` and :math:`\mu` are shrunken towards 1: the
+    numerator and the denominator are increased by the term of one additional category. v is the variance of c. A
+    negative result becomes 0.
 
-    `kl_estimate` takes this estimator by default. Compare the root mean square errors on Zipf distributions with 1000
-    categories. If P and Q differ and many categories have no draws, the error is as low as half the error of
-    `zhang_grabchak`. Otherwise the two errors are about equal.
+    `kl_estimate` takes this estimator by default. The root mean square errors of `coverage_adjusted` and
+    `zhang_grabchak` were compared on Zipf distributions with 1000 categories. If P and Q differ and many categories
+    have no draws, the error of `coverage_adjusted` can be half the other error. Otherwise, the two errors are about
+    equal.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -96,16 +101,16 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
         generator: not used, because the estimate is not random.
 
     Returns:
-        value, standard error and interval in nats. The upper limit is infinite in two cases. First, more than 5 % of
-        P's draws are in categories without draws of Q. Second, significantly more draws of P are in categories without
-        draws of Q than in categories with one draw or with two draws of Q, on average. If there are no draws of P in
-        the latter, two draws in the former suffice if they could add more than half the interval's width. A finite
-        upper limit assumes that p / q in categories without draws of Q is similar to p / q in categories with one or
-        two draws of Q. There is no interval if all draws are in one category, or if no category has five expected draws
-        on both sides under P = Q.
+        value, standard error and interval in nats. Let f_k be the proportion of P's draws in categories with k draws of
+        Q. The upper limit is infinite in three cases. First, f_0 is above 5 %. Second, f_0 is significantly larger than
+        the mean of f_1 and f_2. Third, f_1 and f_2 are 0, and P has two or more draws in categories without draws of Q,
+        which could add more than half the interval's width. A finite upper limit assumes that p / q in categories
+        without draws of Q is similar to p / q in categories with one or two draws of Q. There is no interval if all
+        draws are in one category, or if no category has five expected draws on both sides under P = Q.
 
     Raises:
-        ArgumentValueError: the draws are numbers, not categories, or of different shapes.
+        ArgumentValueError: the draws are numbers, not categories, or `p` and `q` have different numbers of components
+            or classes.
 
     Example:
         >>> from kullback import Samples
@@ -152,8 +157,8 @@ def plugin(a: Tensor, b: Tensor) -> Tensor:
 
     Returns:
         value, standard error and interval in nats. The value is infinite if P has draws in a category without draws of
-        Q. Then there is no standard error, a note names the proportion of P's draws in such categories, and the
-        interval is still valid.
+        Q. There is then no standard error, but the interval is valid, and a note gives the proportion of P's draws in
+        such categories.
 
     Example:
         >>> from kullback import Samples
@@ -169,7 +174,7 @@ def plugin(a: Tensor, b: Tensor) -> Tensor:
 
 @_of_counts
 def miller_madow(a: Tensor, b: Tensor) -> Tensor:
-    r"""Estimate KL(P || Q) between categories by the divergence of their proportions minus its bias of first order.
+    r"""Estimate KL(P || Q) between categories by the divergence of the proportions minus its first-order bias.
 
     .. math:: \hat D = \sum_i \hat p_i \log \frac{\hat p_i}{\tilde q_i}
         - \frac{K_a - 1}{2 n} - \sum_i \hat p_i \frac{1 - \tilde q_i}{2 m \tilde q_i}
@@ -241,7 +246,7 @@ def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
 
 
 def described(table: CategoryCounts, raw: Tensor, confidence: float, method: str) -> Evidence:
-    """Return the estimate `raw` of KL from counts, with its standard error, interval and notes."""
+    """Return the evidence of the estimate `raw` of KL from counts, with its standard error, interval and notes."""
     value = raw.clamp(min=0)
     if value.ndim:
         return _of_rows(table, value, confidence)
@@ -281,7 +286,7 @@ def described(table: CategoryCounts, raw: Tensor, confidence: float, method: str
 
 
 def _what_q_misses(table: CategoryCounts) -> str:
-    """Return the note on an infinite value, with the number of categories that have draws of P but not of Q."""
+    """Return the note on an infinite value, with the number of categories with draws of P but without draws of Q."""
     missed = (table.a > 0) & (table.b == 0)
     number, share = int(missed.sum()), float(table.a[missed].sum() / table.a.sum())
     return (
@@ -298,7 +303,7 @@ def nothing_shared(table: CategoryCounts) -> list[str]:
 
 
 def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidence:
-    """Return the estimates of a batch; each note begins with the number of rows that have the problem.
+    """Return the evidence of a batch of estimates; a note begins with the number of the rows that it describes.
 
     A row with too few draws for an interval gets the interval from 0 to infinity.
     """
@@ -322,7 +327,7 @@ def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidenc
 
 
 def rows_note(rows: Tensor, text: str) -> str:
-    """Return the text of a note after the number of rows in the boolean mask `rows`."""
+    """Return a note that begins with the number of rows in the boolean mask `rows`, followed by `text`."""
     return f"{int(rows.sum()):,} of {rows.numel():,} rows: {text}"
 
 

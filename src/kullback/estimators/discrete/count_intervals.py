@@ -1,4 +1,4 @@
-"""Confidence intervals for divergences from counts: `kl_interval`."""
+"""The function `kl_interval`, which computes confidence intervals for divergences from counts."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _NATS_ALONE = 8.0
 def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Tensor:
     """Return, for each row, whether KL has a finite upper limit.
 
-    There is no finite upper limit in three cases. Let f_k be the proportion of P's draws in categories with k draws of
-    Q. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2: then it is not by chance that Q has
-    no draws in these categories. Third, f_1 = f_2 = 0 and f_0 is two draws or more, and p / q = e^8 in these categories
-    would add more than half the width of the interval. If the categories are bins of a line, only the first case
-    applies, because the neighboring bins bound the density.
+    Let f_k be the proportion of P's draws in categories with k draws of Q. There is no finite upper limit in three
+    cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2; the lack of draws of Q in the
+    categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0 and f_0 is two or more draws; in addition, p / q =
+    e^8 in the categories of f_0 would increase KL by more than half the interval's width. If the categories are bins of
+    a line, only the first case applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
     never = table.unseen_shares[0]
@@ -72,22 +72,22 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
 
     V and S are defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for
     P = Q, T has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near
-    :math:`2 (\frac1n + \frac1m)`, its value for P near Q.
+    :math:`2 (\frac1n + \frac1m)`, the value of c for P near Q.
 
-    The limits also allow for the following:
+    The limits also allow for five problems:
 
-    * Bias: a negative bias correction of T is added to the lower limit, and 1.5 times a positive one to the upper
-      limit.
+    * Bias: a negative bias correction of T is added to the lower limit. A positive correction is multiplied by 1.5 and
+      added to the upper limit.
     * Zero counts: the lower limit is also computed with half a draw of P added to the categories that only Q drew, and
-      vice versa. The smallest of these limits counts.
+      with half a draw of Q added to the categories that only P drew. The smallest of these limits is used.
     * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
-      limits of their probability.
+      limits of the probability of these categories.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
     * Many rare categories: rare categories are merged for the lower limit in two cases: more than 5 % of P's draws are
       in categories without draws of Q, or in categories with a single draw of P. Merging cannot increase KL.
 
     Arguments:
-        table: the counts of P and of Q, shape (..., K). For `KindCounts` the interval is for the divergence
+        table: the counts of P and of Q, shape (..., K). If they are `KindCounts`, the interval is for the divergence
             `table.kind`.
         confidence: the probability that the interval contains the divergence.
 
@@ -137,8 +137,8 @@ def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
 def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence that the counts do not reject.
 
-    The smallest divergence is also computed with half a draw of one side in all categories that only the other side
-    drew. This is a continuity correction for zero counts, whose estimated variance is too small.
+    The smallest divergence is also computed with half a draw of one side in the merged categories that only the other
+    side drew. This is a continuity correction for zero counts, for which the estimated variance is too small.
     """
     a, b, (_, shrunken, added) = table.a, table.b, correction
     estimate = table.estimate + shrunken
@@ -162,10 +162,15 @@ def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tu
 def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate when P's probability of rare categories moves to Wilson's limits.
 
-    For each k, all categories with at most k draws of P are merged, if they have at most 3 draws of P together (15 for
-    powers of p / q). Their probability under P gets Wilson's limits with a continuity correction of half a draw. The
-    decrease, at most 0, is for the probability within the limits that is nearest to Q's. The increase, at least 0, is
-    for the upper limit. For divergences other than KL, rare categories of Q are treated in the same way.
+    For each k, the categories with at most k draws of P are merged. This is done only if the merged category has at
+    most 3 draws of P (15 for powers of p / q). The probability of the merged category under P gets Wilson's limits,
+    with a continuity correction of half a draw. For divergences other than KL, rare categories of Q are treated in the
+    same way.
+
+    Returns:
+        the smallest change, at most 0, and the largest change, at least 0, each of shape (...). The smallest change is
+        for the probability within Wilson's limits that is nearest to Q's probability; the largest change is for the
+        upper limit.
     """
     few = _FEW_OF_POWERS if table.power else _FEW
     changes: list[tuple[Tensor, Tensor]] = []
@@ -196,7 +201,7 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
 
 
 def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest divergence within z standard errors; `added` is a further variance."""
+    """Return the smallest and the largest divergence within z standard errors; `added` is an additional variance."""
     (from_p, from_q), (in_p, in_q), second = table.variances, table.inflation, table.second_order
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)

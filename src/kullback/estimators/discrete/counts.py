@@ -1,4 +1,4 @@
-"""Counts of categorical samples: the effective number of draws of P and of Q in each category."""
+"""The counts of draws of categories: the effective numbers of P's and of Q's draws in each category."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_FOR_SPREAD = 1000
 
 
 def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws | Counts) -> CategoryCounts:
-    """Return the counts of P and of Q in each category; weighted or clustered draws give effective counts."""
+    """Return the counts of draws of P and Q in each category; weighted or clustered draws have effective counts."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         _check_whole(call, p, q)
         return table_of(*p.aligned_with(q))
@@ -50,7 +50,7 @@ def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws 
 
 
 def is_drawn(x: object) -> bool:
-    """Return whether x is `Counts` of draws: integer values without a prior."""
+    """Return whether x is `Counts` of draws, which have integer values and no prior."""
     if not isinstance(x, Counts) or x.prior or not can_inspect(x.tensor):
         return False
     counts = x.tensor.detach()
@@ -78,7 +78,7 @@ def table_of(p: Representation, q: Representation) -> CategoryCounts:
 
 
 def drawn_one_by_one(call: str, x: Any) -> Any:
-    """Return `Counts` of shape (K,) as `Samples` of class labels or class numbers, and any other x unchanged."""
+    """Return `Counts` of shape (K,) as `Samples` of class labels, or of class numbers; return any other x unchanged."""
     if not isinstance(x, Counts):
         return x
     _check_whole(call, x)
@@ -111,7 +111,7 @@ def drawn_one_by_one(call: str, x: Any) -> Any:
 
 
 def number_of_draws(total: Tensor) -> int | Tensor:
-    """Return the number of draws of each row: an int if all rows have equal numbers, otherwise a tensor."""
+    """Return the number of draws of each row: an int if all rows have the same number, otherwise a tensor."""
     whole = total.to(torch.int64)
     return int(whole.flatten()[0]) if bool((whole == whole.flatten()[0]).all()) else whole
 
@@ -131,7 +131,7 @@ def _check_whole(call: str, *sides: Counts) -> None:
 def tabulate(
     codes_p: Tensor, codes_q: Tensor, categories: int, p: Draws, q: Draws, *, bins: bool = False
 ) -> CategoryCounts:
-    """Return the effective counts of the codes 0, ..., categories - 1 for P and for Q."""
+    """Return the effective counts of the codes 0, ..., categories - 1 in P's draws and in Q's draws."""
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
@@ -146,10 +146,11 @@ def tabulate(
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
-    """Return the variance of the estimate at P = Q, divided by its value if all categories had equal design effects.
+    """Return the variance of the estimate at P = Q, divided by the variance for equal design effects.
 
-    At P = Q the estimate is half a sum of squares of correlated errors. Its variance follows from the eigenvalues of
-    their covariance matrix, by the second-order correction of Rao and Scott (1981) with Satterthwaite's approximation.
+    At P = Q, the estimate is half a sum of squares of correlated errors. The variance follows from the eigenvalues of
+    the covariance matrix of these errors, by the second-order correction of Rao and Scott (1981) with Satterthwaite's
+    approximation.
     """
     present = a + b > 0
     pooled = ((a / a.sum() + b / b.sum()) / 2)[present]
@@ -194,7 +195,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
 
 
 def codes_of(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
-    """Return the codes of P's draws and of Q's draws, integers from 0, and the number of categories."""
+    """Return the codes of P's draws and of Q's draws, which are integers from 0 on, and the number of categories."""
     n = len(p)
     if p.labels is not None and q.labels is not None:
         labels, places = np.unique(np.array([*p.labels, *q.labels]), return_inverse=True)
@@ -224,8 +225,8 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
     """Return the effective number of weighted draws: their number divided by the mean design effect of the proportions.
 
-    The result equals `_clustered_number` with one cluster for each draw. If the weights do not depend on the category,
-    the result is Kish's effective sample size.
+    The result equals the result of `_clustered_number` with one cluster for each draw. If the weights do not depend on
+    the category, the result is Kish's effective sample size.
     """
     dof = int((proportions > 0).sum()) - 1
     if dof < 1:
@@ -237,9 +238,9 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 
 
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
-    r"""Return the effective number of clustered draws: their number over the mean design effect of the proportions.
+    r"""Return the effective number of clustered draws: their number divided by the proportions' mean design effect.
 
-    The number is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. Here :math:`A_{ci}` is the weight of
+    The result is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. Here :math:`A_{ci}` is the weight of
     cluster c in category i, :math:`A_c` the weight of cluster c, and f the `cluster_correction`. The analysis of
     categorical data from complex sample surveys (Rao and Scott, 1981)
     """
@@ -256,7 +257,7 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 
 
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> float:
-    """Return the variance of the mean influence, divided by its value for `x.sum()` independent draws."""
+    """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws."""
     if samples.is_plain:
         return 1.0
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
@@ -280,7 +281,7 @@ def dof_of_squares(total: float, fourth: float, clusters: int) -> float:
 
     Arguments:
         total: the sum of the squares.
-        fourth: the sum of the fourth powers, which are the squares of the squares.
+        fourth: the sum of the fourth powers.
         clusters: the number of squares.
     """
     rest = fourth - total**2 / clusters

@@ -1,10 +1,10 @@
 r"""`KindCounts`: estimates of divergences other than KL from counts of categories, with their variances.
 
-A category has a of P's n draws and b of Q's m draws. There are two estimates:
+A category has a of P's n draws and b of Q's m draws. The estimate depends on the divergence:
 
-* Powers of p / q of order outside (0, 1) have unbiased estimates of :math:`p^\alpha q^{1 - \alpha}` by ratios of gamma
-  functions: :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count, except for terms that
-  decay exponentially with n p.
+* For powers of p / q of order outside (0, 1), unbiased estimates of :math:`p^\alpha q^{1 - \alpha}` are ratios of gamma
+  functions. For a Poisson count a, :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha`, except for terms
+  that decay exponentially with n p.
 * Bounded divergences are estimated by the divergence of the proportions minus the jackknife's estimate of its bias.
 
 Variances are computed by the jackknife. Counts have shape (..., K), and all results are float64.
@@ -55,20 +55,21 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def correction(self) -> CoverageCorrection:
-        """Zeros: there is no formula for the contribution of categories without draws."""
+        """A correction of 0, because there is no formula for the contribution of categories without draws."""
         zero = torch.zeros_like((self.a + self.b).sum(-1))
         return CoverageCorrection(zero, zero, zero)
 
     @cached_property
     def estimate(self) -> Tensor:
-        """The sum of the terms minus its bias; for a power of p / q the sum has no bias."""
+        """The sum of the terms minus the bias of the sum; for a power of p / q, the sum has no bias."""
         return self._sum - (0.0 if self.power else self._bias.sum(-1))
 
     @cached_property
     def above(self) -> Tensor:
-        """The estimate that the upper limit starts from: the bias of rare categories is not subtracted.
+        """The estimate for the upper limit, from which the bias of rare categories is not subtracted.
 
-        The bias is positive, because the function is convex. For a category with few draws, its estimate is unreliable.
+        The bias is positive, because the divergence is convex. For a category with few draws, the estimate of the bias
+        is unreliable.
         """
         return self._sum - (0.0 if self.power else self._bias.masked_fill(self.is_rare, 0).sum(-1))
 
@@ -79,7 +80,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def dof(self) -> Tensor:
-        """The degrees of freedom of the variance estimate by Satterthwaite's formula, shape (...)."""
+        """The degrees of freedom of the estimate of the variance, by Satterthwaite's formula, shape (...)."""
         from_p, from_q = self._variances
         squares = from_p.square() / self.a.clamp(min=1) + from_q.square() / self.b.clamp(min=1)
         return (from_p + from_q).sum(-1).square() / squares.sum(-1).clamp(min=torch.finfo(self.a.dtype).tiny)
@@ -99,7 +100,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def _bias(self) -> Tensor:
-        """The bias of each category's term, from second differences of the term in its counts, shape (..., K)."""
+        """The bias of each category's term, from second differences of the term in both counts, shape (..., K)."""
         a, n, b, m = self._ordered
         bias = torch.zeros_like(a + b)
         for x, total, of in (
@@ -112,7 +113,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def _variances(self) -> tuple[Tensor, Tensor]:
-        """The jackknife variances of the sum from P's draws and from Q's draws, each of shape (..., K)."""
+        """The contributions of P's and of Q's draws to the jackknife variance of the sum, each of shape (..., K)."""
         a, n, b, m = self._ordered
         parts: list[Tensor] = []
         for x, total, without in (
@@ -130,7 +131,10 @@ class KindCounts(CategoryCounts):
 
 
 def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
-    """Return `table` with the estimate of `kind`, which is neither `ReverseKL` nor `Renyi` nor total variation."""
+    """Return the counts in `table` for an estimate of `kind`; KL leaves `table` unchanged.
+
+    `kind` is neither `ReverseKL`, `Renyi` nor `TotalVariation`.
+    """
     if isinstance(kind, KL):
         return table
     order, factor = power_of(kind) or (0.5, 1.0)
@@ -157,13 +161,13 @@ def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
 
 
 def at_the_ends(kind: Divergence) -> tuple[float, float]:
-    """Return the terms for (p, q) = (1, 0) and (0, 1); their sum is the divergence's largest value."""
+    """Return the terms of a divergence for (p, q) = (1, 0) and (0, 1); their sum is the supremum of the divergence."""
     ones, zeros = _double(1.0), _double(0.0)
     return float(of_shares(kind, ones, zeros)), float(of_shares(kind, zeros, ones))
 
 
 def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the divergence's term of each class; p and q need not sum to 1."""
+    """Return the term of each class in a divergence; the sums of p and of q may differ from 1."""
     ratio = torch.where(p == q, 0.0, p.log() - q.log())
     return kind.terms(FinitePair(p, q, ratio))
 
@@ -177,13 +181,13 @@ def _double(*x: float) -> Tensor:
 
 
 def _curvature(kind: Divergence) -> float:
-    """Return f''(1): a term of p = 1 + h and q = 1 is f''(1) h^2 / 2 for small h."""
+    """Return f''(1), from terms with p = 1 + h and q = 1, which are about f''(1) h^2 / 2 for small h."""
     h = 1e-4
     return float(of_shares(kind, _double(1 + h, 1 - h), _double(1, 1)).sum()) / h**2
 
 
 def _powers(order: float, power: float) -> Terms:
-    """Return the function that computes unbiased estimates of the terms p^order q^(1 - order) / power."""
+    """Return a function from counts to unbiased estimates of the terms p^order q^(1 - order) / power."""
 
     def terms(a: Tensor, n: Tensor, b: Tensor, m: Tensor) -> Tensor:
         of_p, of_q = _falling(a, order) / _falling(n, order), _falling(b, 1 - order) / _falling(m, 1 - order)

@@ -1,4 +1,4 @@
-"""`bias_corrected`: an estimator of any divergence from draws of categories."""
+"""The estimator `bias_corrected` of any divergence from draws of categories."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def bias_corrected(
     .. math:: \hat D = D(\hat p, \hat q) - \frac12 \sum_i \Bigl[ a_i (1 - \hat p_i)\, \Delta^2_{a_i} D
         + b_i (1 - \hat q_i)\, \Delta^2_{b_i} D \Bigr]
 
-    Category i has :math:`a_i` of P's draws and :math:`b_i` of Q's. :math:`\Delta^2 D` is the second difference of the
-    category's term when its count changes by one draw. The formula is for bounded divergences. Powers of p / q of order
-    above 1 or below 0 are estimated without bias by ratios of gamma functions. KL is estimated by `coverage_adjusted`.
+    Category i has :math:`a_i` of P's draws and :math:`b_i` of Q's draws. :math:`\Delta^2_{a_i} D` is the second
+    difference of the term of category i, for steps of one draw in the count :math:`a_i`. The formula is for bounded
+    divergences. Powers of p / q of order above 1 or below 0 are estimated without bias by ratios of gamma functions. KL
+    is estimated by `coverage_adjusted`.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -58,17 +59,18 @@ def bias_corrected(
     Arguments:
         p: draws of categories from P, or their `Counts` of shape (..., K).
         q: draws of categories from Q, or their `Counts` of shape (..., K).
-        kind: the divergence or its name: any of kullback's except ``Renyi(0)`` and ``Renyi(inf)``.
+        kind: the divergence or its name: any divergence of kullback except ``Renyi(0)`` and ``Renyi(inf)``.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
 
     Returns:
         value, standard error and interval, in nats if the divergence has a logarithm. Bounded divergences have finite
-        intervals. For unbounded divergences the upper limit is infinite if one side has draws in categories with few or
-        no draws of the other side.
+        intervals. For unbounded divergences, the upper limit is infinite if one side has draws in categories with few
+        or no draws of the other side.
 
     Raises:
-        ArgumentValueError: the draws are numbers, not categories, or of different shapes.
+        ArgumentValueError: the draws are numbers, not categories, or `p` and `q` have different numbers of components
+            or classes.
         NoRuleError: draws do not determine this kind.
 
     Example:
@@ -87,7 +89,7 @@ def bias_corrected(
 
 
 def describe_kind(table: CategoryCounts, kind: Divergence, confidence: float) -> Evidence:
-    """Return the estimate of the divergence `kind` from counts, with its standard error, interval and notes."""
+    """Return the evidence of the divergence `kind` from counts, with its standard error, interval and notes."""
     evidence = measured(kind, table, confidence)
     error, (low, high) = cast("Tensor", evidence.error), cast("tuple[Tensor, Tensor]", evidence.ends)
     refused = is_refused(table) | ~error.isfinite()
@@ -109,7 +111,7 @@ def describe_kind(table: CategoryCounts, kind: Divergence, confidence: float) ->
 
 
 def largest_of(kind: Divergence) -> float:
-    """Return the largest value that the divergence has for any P and Q."""
+    """Return the supremum of the divergence over all P and Q."""
     return sum(at_the_ends(kind)) if kind.additive else math.inf
 
 
@@ -129,11 +131,11 @@ def estimable(call: str, kind: Divergence) -> Divergence:
 
 
 def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) -> Evidence:
-    """Return the estimate of a divergence from counts of categories, without notes.
+    """Return the evidence of a divergence from counts of categories, without notes.
 
     The intervals of `KL`, `ReverseKL` and their sum `Jeffreys` come from `kl_interval`. Bounded divergences and powers
-    of p / q use `kl_interval` with their `KindCounts`. `TotalVariation` uses `total_variation_interval`. A `Renyi`
-    divergence and its limits are functions of the `Alpha` divergence and its limits.
+    of p / q use `kl_interval` with `KindCounts`. `TotalVariation` uses `total_variation_interval`. The estimate and the
+    limits of a `Renyi` divergence are functions of the estimate and the limits of the `Alpha` divergence.
 
     Arguments:
         kind: the divergence, as `estimable` returns it.
@@ -155,7 +157,7 @@ def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) 
 
 
 def _renyi(alpha: float, power: Evidence) -> Evidence:
-    """Return log(1 + alpha (alpha - 1) D) / (alpha - 1) of the power divergence D."""
+    """Return the evidence of log(1 + alpha (alpha - 1) D) / (alpha - 1) from the evidence of the power divergence D."""
     factor, (low, high) = alpha * (alpha - 1), cast("tuple[Tensor, Tensor]", power.ends)
 
     def of(x: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 r"""Confidence intervals for total variation from counts.
 
-Total variation of the proportions is half a sum of absolute values of nearly normal variables, with means :math:`d_i`
-and standard deviations :math:`\sigma_i`. For a small :math:`d_i` the absolute value is biased upwards. The bias depends
-on how the total variation is distributed over the categories; each limit assumes the least favorable case.
+The total variation of the proportions is half a sum of absolute values of nearly normal variables: the differences of
+the proportions, with means :math:`d_i` and standard deviations :math:`\sigma_i`. For a small :math:`d_i`, the absolute
+value is biased upwards. The total bias depends on the distribution of the total variation over the categories. Each
+limit of the interval assumes the least favorable distribution.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _STEPS = 60
 def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
     r"""Return the limits of a confidence interval for total variation from counts: two float64 tensors of shape (...).
 
-    The upper limit assumes :math:`|d_i| = x \sigma_i` with the same x for all categories: this minimizes the mean of
-    the estimate for a given total variation. The lower limit assumes that two categories differ, which maximizes the
-    mean. Rare categories are merged for the lower limit in two cases: more than 5 % of a side's draws are in categories
-    with a single draw of that side, or in categories without draws of the other side.
+    The upper limit assumes :math:`|d_i| = x \sigma_i` with the same x for all categories, because this minimizes the
+    mean of the estimate for a given total variation. The lower limit assumes that P and Q differ in two categories
+    only, because this maximizes the mean. Rare categories are merged for the lower limit in two cases: more than 5 % of
+    a side's draws are in categories with a single draw of this side, or in categories without draws of the other side.
 
     Example:
         >>> total_variation_interval(CategoryCounts.of(torch.tensor([30, 10]), torch.tensor([20, 20])))
@@ -59,7 +60,10 @@ def _differences(table: CategoryCounts) -> Tensor:
 
 
 def _shrinkage(table: CategoryCounts) -> Tensor:
-    """Return the decrease of P(A) - Q(A) when the event A = {p > q} and its complement get a draw each."""
+    """Return the decrease of P(A) - Q(A) if one draw is added to the event A = {p > q} and to its complement.
+
+    The draws are added on both sides. The result has shape (...).
+    """
     sides = [(x, x.sum(-1, keepdim=True)) for x in (table.a, table.b)]
     where = table.a / sides[0][1] > table.b / sides[1][1]
     inside = [((x * where).sum(-1), n[..., 0]) for x, n in sides]
@@ -70,7 +74,8 @@ def _shrinkage(table: CategoryCounts) -> Tensor:
 def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
     """Return the standard deviations of the differences of proportions, and of P(A) - Q(A) for A = {p > q}.
 
-    Each proportion gets an additional success and an additional failure (Agresti and Caffo, 2000).
+    The shapes are (..., K) and (...). For each proportion, one success and one failure are added (Agresti and Caffo,
+    2000).
     """
     a, b = table.a, table.b
     squares, total = torch.zeros_like(a), torch.zeros_like(a[..., 0])
@@ -103,7 +108,10 @@ def _bisected(high: Tensor, is_above: Callable[[Tensor], Tensor]) -> tuple[Tenso
 
 
 def _upper_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the largest total variation that is not rejected; the upward bias of rare categories is not subtracted."""
+    """Return the largest total variation that the counts do not reject, shape (...).
+
+    The upward bias of rare categories is not subtracted.
+    """
     spreads, total = _spreads(table)
     unit = (spreads.masked_fill(table.is_rare, 0).sum(-1) / 2).clamp(min=torch.finfo(torch.float64).tiny)
     differences = _differences(table) / 2
@@ -113,7 +121,7 @@ def _upper_end(table: CategoryCounts, z: float) -> Tensor:
 
 
 def _lower_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the smallest total variation that is not rejected, shape (...)."""
+    """Return the smallest total variation that the counts do not reject, shape (...)."""
     spreads, total = _spreads(table)
     tiny = torch.finfo(torch.float64).tiny
     pair = torch.where(spreads > 0, spreads, torch.inf).sort(-1).values[..., :2]

@@ -1,1 +1,1 @@
-"""KL between continuous samples, from nearest neighbors."""
+"""Estimates of KL between continuous distributions from nearest neighbors of draws."""

@@ -1,4 +1,4 @@
-"""Checks of draws for atoms, shared rows and dependent components, and their order for the neighbor search."""
+"""Checks of draws for atoms, shared rows and dependent components, and the order of draws for the neighbor search."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kullback.estimators.spans import rank_of
 from kullback.estimators.surfaces import sphere_chart, surface_of
 
 _CALL = "nearest_neighbors"
-# The largest proportions of tied draws, and of P's draws that are also in Q's sample, that do not raise an error.
-# Rounding gives a few ties; more than that dominate the estimate. `tests/estimators/knn/test_knn.py` tests ties,
-# `tests/test_renamed_errors.py` shared draws.
+# An error is raised if the proportion of tied draws is above `_MOST_TIED`, or if the proportion of P's draws that are
+# also in Q's sample is above `_MOST_SHARED`. A few ties can come from rounding; many ties would dominate the
+# estimate. `tests/estimators/knn/test_knn.py` tests ties, and `tests/test_renamed_errors.py` tests shared draws.
 _MOST_TIED = 0.05
 _MOST_SHARED = 0.01
 
@@ -44,7 +44,7 @@ def check_points(p: Draws, q: Draws) -> None:
 
 
 def prepared(p: Draws, q: Draws) -> tuple[Draws, Draws, list[str]]:
-    """Return both samples, without shared constant coordinates and in the order for the search, and notes."""
+    """Return both samples without components that are the same constant, in the order for the search, and notes."""
     notes: list[str] = []
     p, q = _varying(p, q, notes)
     _check_numbers(p, q)
@@ -54,7 +54,10 @@ def prepared(p: Draws, q: Draws) -> tuple[Draws, Draws, list[str]]:
 
 
 def charted(p: Draws, q: Draws, dtypes: tuple[torch.dtype, ...], notes: list[str]) -> tuple[Draws, Draws]:
-    """Return d - 1 coordinates of draws that are on a common sphere or ellipsoid, or other draws unchanged."""
+    """Return d - 1 coordinates of draws that are all on one sphere or ellipsoid; return other draws unchanged.
+
+    `dtypes` are the original dtypes of the draws. A note on the coordinates is appended to `notes`.
+    """
     surface = surface_of(p.x, *dtypes)
     if surface is None or surface.to_sphere is None or not surface.contains(q.x):
         return p, q
@@ -71,7 +74,7 @@ def _in_order(p: Draws, q: Draws) -> tuple[Draws, Draws]:
 
 
 def _ordered(draws: Draws) -> Draws:
-    """Return draws of one component sorted, and draws of several components in `spatial_order`."""
+    """Return the draws sorted if they have one component, and otherwise in `spatial_order`."""
     if draws.x.shape[1] > 1:
         return draws.taken(spatial_order(draws.x))
     if draws.weights is None and draws.cluster is None:
@@ -80,7 +83,7 @@ def _ordered(draws: Draws) -> Draws:
 
 
 def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
-    """Return draws without coordinates of the same constant value on both sides; raise an error for other constants."""
+    """Return the draws without components that are the same constant on both sides; raise for other constants."""
     if min(len(p), len(q)) < 2:
         return p, q
     fixed_p, fixed_q = ((draws.x == draws.x[0]).all(0) for draws in (p, q))
@@ -170,11 +173,14 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
 
 
 def _sorted_keys(x: Array) -> Array:
-    """Return one number for each row, sorted; equal rows have equal numbers, and distinct rows almost never do."""
+    """Return one number for each row, sorted; equal rows have equal numbers, and distinct rows different numbers.
+
+    Distinct rows have equal numbers only by a rare coincidence.
+    """
     if x.shape[1] == 1:
         return x[:, 0]
     key = np.zeros(len(x))
-    for j in range(x.shape[1]):  # a matrix product may round equal rows differently
+    for j in range(x.shape[1]):  # unlike this loop, a matrix product may round equal rows differently
         key += (1 + math.sqrt(j + 2) % 1) * x[:, j]
     return np.sort(key)
 
@@ -204,7 +210,7 @@ def _check_components(name: str, x: Array) -> None:
         starts = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]]))
         lengths = np.diff(np.append(starts, len(column)))
         longest = int(lengths.argmax())
-        value = column[starts[longest]] + 0.0  # no negative zero
+        value = column[starts[longest]] + 0.0  # the sum is never negative zero
         if lengths[longest] > max(_MOST_TIED * len(column), 2):
             raise _repeated(
                 name,

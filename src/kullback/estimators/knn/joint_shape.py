@@ -1,7 +1,9 @@
-"""A check of the estimate from neighbors: do the spreads of components go together in P otherwise than in Q?
+"""A check of the estimate from neighbors, by a regression on the spreads of the components.
 
-In four and more dimensions, balls of draws may be too wide for any number of neighbors to show such a difference. One
-scale for all components against one scale for each is an example. A regression on a few features shows it.
+The components of P and of Q may have equal margins, while large components occur together in P but not in Q. For
+example, P may have one random scale for all components, and Q one random scale for each component. In four or more
+dimensions, the balls around draws may be too large to show such a difference, for any number of neighbors. A logistic
+regression on a few features shows the difference.
 """
 
 from __future__ import annotations
@@ -17,24 +19,25 @@ from kullback.estimators.logistic import Labeled, mean_over_p, number_of_spreads
 
 # `benchmarks/coverage.py` checks these constants on common scales and on Student's t.
 
-# The fewest dimensions, the fewest draws of a side for each feature, and the most draws of each side.
+# The regression needs at least `_FEWEST_DIMENSIONS` dimensions, and `_DRAWS_FOR_FEATURE` draws of each side for each
+# feature. It uses at most `_MOST_DRAWS` draws of each side.
 _FEWEST_DIMENSIONS, _DRAWS_FOR_FEATURE, _MOST_DRAWS = 4, 5, 5000
-# The penalty on the coefficients of standardized features.
+# The penalty is this number times half the sum of the squared coefficients of the standardized features.
 _PENALTY = 10.0
 
 
 class JointShape(NamedTuple):
-    """KL by the regression on spreads, and its standard error."""
+    """The estimate of KL by the regression on spreads, and the standard error of this estimate."""
 
     value: float
     error: float
 
 
 def joint_shape(p: Draws, q: Draws) -> JointShape | None:
-    """Return KL as a logistic regression on spreads shows it; None for few dimensions or draws.
+    """Return an estimate of KL from a logistic regression on spreads; None for too few dimensions or draws.
 
-    Each draw is evaluated by a fit to the other half of the draws, or clusters. So the value is too low where these
-    features do not show the difference.
+    Each draw is evaluated by a fit to the half of the draws, or clusters, without this draw. So the fit does not
+    overfit, and the value is too low if the features do not show the whole difference.
     """
     d = p.x.shape[1]
     if d < _FEWEST_DIMENSIONS or min(len(p), len(q)) < _DRAWS_FOR_FEATURE * number_of_spreads(d):
@@ -59,6 +62,6 @@ def joint_shape(p: Draws, q: Draws) -> JointShape | None:
 
 
 def _gaussianized(p: Array, q: Array) -> Array:
-    """Return a component of both sides, mapped so that Q's draws are about normal."""
+    """Return one component of P's and then of Q's draws, after a map that makes Q's draws about normal."""
     to_normal = MarginalGaussianization(q)
     return np.concatenate([to_normal(p), to_normal(q)])

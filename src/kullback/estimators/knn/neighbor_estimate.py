@@ -1,8 +1,9 @@
 """KL between continuous distributions in any dimension, from distances between draws and their nearest neighbors.
 
-The distance from a draw to its k-th neighbor in a sample gives an estimate of the density at the draw. The bias of the
-estimate is reduced in three ways: by extrapolation from two numbers of neighbors to k = 0 if the results differ
-significantly, by a map that makes Q about normal, and by a Gaussian pilot density (`pilot`).
+The distance from a draw to its k-th neighbor in a sample gives an estimate of the density at the draw. The bias of this
+estimate is reduced in three ways. If the results for two numbers of neighbors differ significantly, they are
+extrapolated to k = 0. A map makes Q about normal. A Gaussian pilot density corrects for the change of the density
+within a ball; see the module `pilot`.
 """
 
 from __future__ import annotations
@@ -39,47 +40,74 @@ from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, up
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# The smallest number of draws for a Gaussian pilot, which also needs ten draws for each component.
+# A Gaussian pilot density needs at least this number of draws, and at least ten draws for each component.
 _PILOT_DRAWS = 100
-# With more draws of each side, the default number of neighbors is smaller, because the search is slow and the variance
-# is small.
+# If each side has more draws than this number, the default number of neighbors is reduced, because the search is slow
+# and the variance of the estimate is small.
 _MANY = 50_000
-# In more dimensions, estimates in `benchmarks/bench_samples.py` are wrong by a large factor, so there is no interval.
+# Above `_MOST_DIMENSIONS` dimensions, there is no interval, because estimates in `benchmarks/bench_samples.py` are
+# wrong by a large factor. There is also no interval for fewer than `_FEWEST_FOR_INTERVAL` independent draws of a side.
 _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
-# From this dimension on, a third search with 4 k neighbors gives a bound for the remaining bias.
+# From this number of dimensions on, a third estimate with 4 k neighbors gives a bound for the remaining bias.
 _FEWEST_DIMENSIONS_WIDE = 3
-# If the change from k to k / 4 neighbors is more than this many standard errors, the power of the bias in k is
-# estimated.
+# The bias is assumed to be a power of k. The power is estimated if the change from k to k / 4 neighbors is more than
+# this many standard errors.
 _CLEARLY = 3.0
-# An estimate this close to log m depends on distances to the outermost draws of Q.
+# If an estimate is above log m minus this number of nats, where Q has m draws, it depends on distances to the outermost
+# draws of Q. The upper limit is then infinite.
 _NEAR_THE_LIMIT = 2.0
 
 
 @dataclass(frozen=True)
 class _NeighborTerms:
-    """The log-ratio for each number of neighbors (rows) and draw of P (columns), and the occurrence of each draw."""
+    """The log-ratios from the neighbors of P's draws, and other results of the searches.
+
+    Attributes:
+        ks: the numbers of neighbors, in ascending order.
+        log_ratio: estimates of log(p / q), one row for each number of neighbors, one column for each draw of P.
+        smoothing: the part of `log_ratio` that comes from the pilot density.
+        occurrence_p: for each number of neighbors, the total weight of the queries with each draw of P as a neighbor.
+        occurrence_q: the same for the draws of Q.
+        radii: the distances of P's draws, and of Q's draws, from the center of Q.
+        wide: the log-ratios with four times the largest number of neighbors; None if they are not needed.
+        overfit: the expected bias of the estimate because the pilot density was fitted to the same draws.
+        flat: the sides whose draws fill fewer than d dimensions, with these numbers of dimensions, as a text.
+        ball: the median radius of the balls around P's draws with the smallest number of neighbors, in standard
+            deviations.
+    """
 
     ks: tuple[int, ...]
     log_ratio: Array
-    smoothing: Array  # the part of log_ratio that comes from the pilot density
+    smoothing: Array
     occurrence_p: list[Array]
     occurrence_q: list[Array]
-    radii: tuple[Array, Array]  # distances of P's and Q's draws from Q's center
-    wide: Array | None = None  # the log-ratio with four times the largest number of neighbors
-    overfit: float = 0.0  # the expected bias of the estimate because the pilot was fitted to the same draws
-    flat: str = ""  # the sides whose draws fill fewer than d dimensions, and how many
-    ball: float = 0.0  # the median radius of P's smallest balls, in standard deviations
+    radii: tuple[Array, Array]
+    wide: Array | None = None
+    overfit: float = 0.0
+    flat: str = ""
+    ball: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Value:
+    """The extrapolated estimate.
+
+    Attributes:
+        value: the estimate.
+        shift: the change of the estimate by the extrapolation to k = 0.
+        withheld: the part of the full extrapolation that was not made, because it may be due to chance.
+        chance: the standard error of `shift` + `withheld`.
+        smoothing: the part of the estimate that comes from the pilot density.
+        mix: the weight of each number of neighbors in the estimate.
+    """
+
     value: float
-    shift: float  # the change by extrapolation
-    withheld: float  # the rest of the change, which may be chance
-    chance: float  # the standard error of shift + withheld
+    shift: float
+    withheld: float
+    chance: float
     smoothing: float
-    mix: Array  # the weight of each number of neighbors
+    mix: Array
 
 
 _ARGUMENTS = Arguments(
@@ -109,9 +137,9 @@ def nearest_neighbors(
 
     .. math:: \hat D_k = \frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
 
-    Here :math:`\rho_k(x_i)` is the distance to the k-th neighbor among the other draws of P, and :math:`\nu_k(x_i)` the
-    distance to the k-th neighbor among the draws of Q. `whiten` and `extrapolate` reduce the bias;
-    ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` is the plain formula.
+    Here :math:`\rho_k(x_i)` is the distance from :math:`x_i` to its k-th neighbor among the other draws of P, and
+    :math:`\nu_k(x_i)` the distance to its k-th neighbor among the draws of Q. The options `whiten` and `extrapolate`
+    reduce the bias; ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` computes the plain formula.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -121,35 +149,40 @@ def nearest_neighbors(
         q: draws of Q, floating-point, shape (m, d).
         confidence: the probability that the interval contains KL(P || Q).
         generator: not used, because the seed for the choice of at most `most` draws depends on the draws alone.
-        k: the number of neighbors; with `extrapolate` the larger of the two numbers. The default is 48 for d = 1, and
-            16 for d > 1. It is 5 for d > 1 and more than 50 000 draws, and smaller for few draws.
-        whiten: for d > 1, map the draws so that Q's margins are about normal, and each side's covariance to the
-            identity. Correct each density estimate for the variation of a fitted normal density within the ball. KL
-            itself does not depend on the coordinates.
-        extrapolate: estimate with k / 4 neighbors as well. If the two estimates differ significantly, extrapolate them
-            linearly in :math:`\sqrt k` to k = 0.
-        most: the largest number of draws of each side; more draws are reduced to a random choice, and a note reports
-            this. By default all draws are used up to 5 dimensions, then at most 30 000, 15 000, 10 000, 8000 and 6000
-            in 6, 7, 8, 9 and 10 dimensions, and 20 000 in more. These numbers take seconds, and the time is about
-            quadratic in the number.
+        k: the number of neighbors; with `extrapolate`, the larger of two numbers. The default is 48 for d = 1, and 16
+            for d > 1. The default is 5 for d > 1 and more than 50 000 draws, and smaller than these numbers for few
+            draws.
+        whiten: if True and d > 1, a map makes Q's margins about normal, and a linear map makes the covariance of each
+            side the identity. Each density estimate is then corrected for the variation of a fitted normal density
+            within the ball. KL itself does not depend on the coordinates.
+        extrapolate: if True, the estimate is also computed with k / 4 neighbors. If the two estimates differ
+            significantly, they are extrapolated linearly in :math:`\sqrt k` to k = 0.
+        most: the largest number of draws of each side. If there are more draws, a random subset is used, and a note
+            reports its size. By default, all draws are used up to 5 dimensions. In 6, 7, 8, 9 and 10 dimensions, at
+            most 30 000, 15 000, 10 000, 8000 and 6000 draws are used, and in more dimensions at most 20 000. The search
+            then takes seconds; its time is about quadratic in the number of draws.
 
     Returns:
-        the estimate in nats, on the device of `p`, at least 0. The interval includes the influence of the draws (or
-        clusters) of both sides and an allowance for bias. From three dimensions on, the upper limit allows for a bias
-        that decreases slowly with k, as slowly as the estimates with 4 k, k and k / 4 neighbors permit. From four
-        dimensions on, with `whiten`, a regression on the spreads of the components also estimates the divergence,
-        because neighbors may miss a difference of joint shapes. The upper limit is raised to what the regression
-        shows. If the regression contradicts the neighbors, its value replaces theirs, and the upper limit is infinite.
-        The upper limit is also infinite if most of P is where Q has few draws. The interval is None in more than 10
-        dimensions, for draws near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is
-        outside the range of Q's draws, the draws do not show the density of Q there. The estimate may then be too low
-        by more than the interval shows.
+        the estimate in nats, on the device of `p`, at least 0. The interval allows for the sampling errors of the draws
+        (or clusters) of both sides and for bias.
+
+        From three dimensions on, the upper limit allows for a bias that decreases with k as slowly as the estimates
+        with 4 k, k and k / 4 neighbors permit. From four dimensions on, neighbors may miss a difference between
+        joint distributions with equal margins. So with `whiten`, a regression on the spreads of the components gives a
+        second estimate of KL. The upper limit is raised to the upper limit of this second estimate. If the
+        second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
+        limit is also infinite if most of P is in a region where Q has few draws.
+
+        The interval is None in more than 10 dimensions, for draws near a curve or surface of fewer than d dimensions,
+        and for fewer than 20 draws. If a small part of P is outside the range of Q's draws, the draws do not show the
+        density of Q there. The estimate may then be too low by more than the interval allows for.
 
     Raises:
         ArgumentTypeError: the draws are categories.
-        ArgumentValueError: p and q of unequal dimension, infinite values, constant coordinates, repeated draws, draws
-            of p that are also in q, or too few draws for `k` or for the number of components.
-        OptionalDependencyError: SciPy is missing.
+        ArgumentValueError: `p` and `q` have different numbers of components, values are infinite, a component is
+            constant, draws repeat, draws of `p` are also in `q`, or there are too few draws for `k` or for the number
+            of components.
+        OptionalDependencyError: SciPy is not installed.
 
     Example:
         >>> import torch, kullback
@@ -232,7 +265,7 @@ def nearest_neighbors(
 
 
 def _thinned(p: Draws, q: Draws, most: int | None, notes: list[str]) -> tuple[Draws, Draws]:
-    """Return at most `most` draws of each side, chosen at random; add a note if draws are left out."""
+    """Return at most `most` random draws of each side; if draws are left out, append a note to `notes`."""
     d = p.x.shape[1]
     number = most or affordable_draws(d) or len(p) + len(q)
     if max(len(p), len(q)) <= number:
@@ -248,7 +281,7 @@ def _thinned(p: Draws, q: Draws, most: int | None, notes: list[str]) -> tuple[Dr
 
 
 def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[int, ...]:
-    """Return the numbers of neighbors in ascending order."""
+    """Return the numbers of neighbors in ascending order: k / 4 and k with `extrapolate`, otherwise k."""
     most = min(len(p) - 1, len(q))
     if k is None:
         usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
@@ -267,7 +300,10 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
 def _searched(
     p: Draws, q: Draws, ks: tuple[int, ...], fewer: tuple[int, ...], *, whiten: bool, device: torch.device
 ) -> Callable[[tuple[int, ...]], _NeighborTerms]:
-    """Return the function from numbers of neighbors to terms; for d > 1, a single search finds all neighbors."""
+    """Return a function that takes numbers of neighbors, `ks` or `fewer`, and returns the terms of the estimate.
+
+    For d > 1, one search finds the neighbors for `ks` and `fewer`.
+    """
     d = p.x.shape[1]
     if d == 1 and device.type == "cpu":
         x, y = p.x[:, 0], q.x[:, 0]
@@ -323,7 +359,16 @@ def _terms(
     radii: tuple[Array, Array],
     stretch: float = 0.0,
 ) -> _NeighborTerms:
-    """Return the terms from the searches in P's and in Q's draws; an additional last search is for `wide`."""
+    """Return the terms of the estimate from the searches in P's and in Q's draws.
+
+    Arguments:
+        sides: the draws of P and of Q.
+        ks: the numbers of neighbors.
+        nearest: the results of the searches for each number of neighbors; an additional last result is for `wide`.
+        smoothing: the corrections by the pilot density.
+        radii: the distances of P's draws, and of Q's draws, from the center of Q.
+        stretch: the difference of the log-volumes of the linear maps of the two sides.
+    """
     p, q = sides
     log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(*nearest, strict=True)])
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
@@ -342,14 +387,17 @@ def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
 
 
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:
-    """Return the names of the sides whose draws fill fewer than d dimensions, with these dimensions, or ""."""
+    """Return the sides whose draws fill fewer than d dimensions, with these numbers of dimensions, as a text.
+
+    `p` and `q` are pairs of the draws and the draws after whitening. The text is empty if both sides fill d dimensions.
+    """
     ks = max(k, 4) // 4, max(k, 4)
     fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in ((SIDE_P, p), (SIDE_Q, q))]
     return " and ".join(f"{name}'s about {d:.1f}" for name, d in fewer if d is not None)
 
 
 def _log_ratio(own: KNearest, cross: KNearest, d: int) -> Array:
-    """Return log p - log q at the draws of P, up to a constant."""
+    """Return log p - log q at the draws of P, up to a constant, from neighbors in P's and in Q's draws."""
     log_ratio = d * (cross.log_radius - own.log_radius)
     if own.log_weight is not None:
         log_ratio = log_ratio + own.log_weight
@@ -357,7 +405,7 @@ def _log_ratio(own: KNearest, cross: KNearest, d: int) -> Array:
 
 
 def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
-    """Return P's and Q's draws after a map of each coordinate that makes Q's draws about normal."""
+    """Return P's and Q's draws after a map of each component that makes Q's draws about normal."""
     both = np.empty_like(p), np.empty_like(q)
     for j in range(p.shape[1]):
         gaussianized = MarginalGaussianization(q[:, j])
@@ -369,7 +417,10 @@ def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
 def _whitenings(
     p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
 ) -> tuple[Whitening, Whitening]:
-    """Return a whitening for each side if `pilot`, otherwise the same scaling for both sides."""
+    """Return a linear map for each side.
+
+    With `pilot`, each side has its own whitening. Otherwise both sides have the same scaling of coordinates.
+    """
     if pilot:
         check_independent(p_points, q_points)
         return Whitening.of(p_points, p.weights), Whitening.of(q_points, q.weights)
@@ -382,7 +433,10 @@ def _whitenings(
 
 
 def _overlap_is_poor(terms: _NeighborTerms, p: Draws) -> bool:
-    """Return whether, for most draws x of P, the ball about x with k draws of Q contains a quarter of P's draws."""
+    """Return whether, for most draws x of P, the ball about x with k draws of Q contains a quarter of P's draws.
+
+    Q then has few draws where most of P is.
+    """
     wide = terms.log_ratio[-1] > max(math.log(len(p) / (4 * terms.ks[-1])), 1.0)
     return bool(np.average(wide, weights=p.weights) > 0.5)
 
@@ -400,7 +454,11 @@ def _check_atoms(terms: _NeighborTerms) -> None:
 
 
 def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
-    """Return the estimate extrapolated in sqrt(k) to k = 0, as far as the change exceeds two standard errors."""
+    """Return the estimate, extrapolated in sqrt(k) to k = 0.
+
+    If the change from k to k / 4 neighbors is below two standard errors, there is no extrapolation. If the change is
+    only a little above this limit, the extrapolation is partial.
+    """
     means = np.average(terms.log_ratio, axis=1, weights=weights)
     smoothing = float(np.average(terms.smoothing[-1], weights=weights))
     if len(means) == 1:
@@ -418,7 +476,7 @@ def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
 
 
 def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, float]:
-    """Return the mean with few minus the mean with many neighbors, and the standard error of this difference."""
+    """Return the difference of the mean log-ratios, with few minus with many neighbors, and its standard error."""
     change = few - many
     share = np.full(len(change), 1 / len(change)) if weights is None else weights / weights.sum()
     difference = float(share @ change)
@@ -426,14 +484,15 @@ def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, floa
 
 
 def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
-    r"""Return the bias that the upper limit allows for: that of the estimate with the larger number of neighbors.
+    r"""Return the bias of the estimate with the larger number of neighbors k, as an allowance for the upper limit.
 
-    In d dimensions the bias is proportional to :math:`k^{2 / d}` for smooth log-densities. The bias is proportional to
-    :math:`k^{1 / d}` if the densities jump, or if balls are wider than the structure of the densities. If k decreases
-    by the factor 4, the estimate increases by the proportion :math:`1 - 4^{-\gamma}` of the bias, for a power
-    :math:`\gamma`. The power comes from the increases from 4 k to k and from k to k / 4 if the latter is significant;
-    otherwise it is 1 / d. For balls wider than a standard deviation, the bias is multiplied by their radius. The
-    increase used is the smaller of the two increases plus one standard error each.
+    In d dimensions, the bias is proportional to :math:`k^{2 / d}` for smooth log-densities. The bias is proportional to
+    :math:`k^{1 / d}` if the densities have jumps, or change on a smaller scale than the balls. If the bias is
+    proportional to :math:`k^\gamma` and k decreases by the factor 4, the estimate increases by the proportion
+    :math:`1 - 4^{-\gamma}` of the bias. If the increase from k to k / 4 is significant, :math:`\gamma` follows from the
+    ratio of the increases from 4 k to k and from k to k / 4; otherwise :math:`\gamma` is 1 / d. The bias then follows
+    from the smaller of the two increases, each plus one standard error. If the median ball is wider than a standard
+    deviation, the bias is multiplied by the radius of the ball.
     """
     if terms.wide is None:
         return 0.0
@@ -446,7 +505,7 @@ def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
 
 
 def _standard_error(terms: _NeighborTerms, mean: _Value, p: Draws, q: Draws) -> float:
-    """Return the standard error from the squared influence of every draw, or cluster, of both sides."""
+    """Return the standard error from the squared influences of the draws, or clusters, of both sides."""
     total = float(len(p) if p.weights is None else p.weights.sum())
     ratio = _combined(mean.mix / total, list(terms.log_ratio))
     if p.weights is not None:
@@ -462,13 +521,14 @@ def _standard_error(terms: _NeighborTerms, mean: _Value, p: Draws, q: Draws) -> 
 
 
 def _centered(influence: Array, weights: Array | None) -> Array:
-    """Return influences with sum 0: from each draw, the sum times its normalized weight is subtracted in place."""
+    """Return influences with sum 0, changed in place: the sum times a draw's normalized weight is subtracted."""
     share = 1 / len(influence) if weights is None else weights / weights.sum()
     influence -= share * influence.sum()
     return influence
 
 
 def _combined(parts: Array, rows: list[Array]) -> Array:
+    """Return the sum of the arrays `rows`, weighted by `parts`."""
     total = parts[0] * rows[0]
     for part, row in zip(parts[1:], rows[1:], strict=True):
         total += part * row
@@ -476,21 +536,21 @@ def _combined(parts: Array, rows: list[Array]) -> Array:
 
 
 def _interval(mean: _Value, error: float, terms: _NeighborTerms, confidence: float) -> tuple[float, float]:
-    """Return the normal interval, widened for the bias that may remain after corrections of this size."""
+    """Return the limits of the normal interval, widened for the bias that may remain after the corrections."""
     width = standard_normal_quantile(confidence) * error + 0.5 * abs(mean.smoothing) + 0.5 * terms.overfit
     back = abs(mean.shift) / 3
     onwards = back + abs(mean.withheld) / 2
     down, up = (back, onwards) if mean.shift + mean.withheld > 0 else (onwards, back)
     center = max(mean.value, 0.0)
-    # The bias that may be chance is mostly negative, because P extends to where Q has few draws. So only the upper
-    # limit moves.
+    # The extrapolation may have left a bias, which is mostly negative, because P extends into regions where Q has few
+    # draws. So `mean.chance` widens the interval only upwards.
     return center - width - down, center + width + up + mean.chance / 2
 
 
 def _reach(
     terms: _NeighborTerms, interval: tuple[float, float], p: Draws, q: Draws, confidence: float
 ) -> tuple[float, str]:
-    """Return the increase of the upper limit for the remaining bias, and a note on a large increase."""
+    """Return the increase of the upper limit that the remaining bias requires, and a note if the increase is large."""
     low, high = interval
     most = _most_bias(terms, p.x.shape[1], p.weights)
     if most == 0:
@@ -511,7 +571,11 @@ def _reach(
 def _with_joint_shape(
     shape: JointShape | None, value: float, high: float, confidence: float
 ) -> tuple[float, float, list[str]]:
-    """Return the value and the upper limit, moved up if a regression on spreads shows more, and a note on it."""
+    """Return the value, the upper limit and notes, after a comparison with the regression on spreads, `shape`.
+
+    If the regression gives a larger estimate of KL, the upper limit is raised. If the regression contradicts the upper
+    limit, its estimate replaces the value, and the upper limit is infinite.
+    """
     if shape is None or shape.value <= value:
         return value, high, []
     width = standard_normal_quantile(confidence) * shape.error
@@ -526,7 +590,10 @@ def _with_joint_shape(
 
 
 def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:
-    """Return P's draws where Q has none, in the distance from Q's center and in each component."""
+    """Return the statistics of P's draws outside the range of Q's draws.
+
+    For d > 1, the draws are compared by the distance from Q's center and by each component.
+    """
     number = p.effective * p.groups / len(p)
     if p.x.shape[1] == 1:
         return unseen_by_q(p.x[:, 0], p.shares, q.x[:, 0], number)
@@ -534,7 +601,7 @@ def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:
 
 
 def _refusal(terms: _NeighborTerms, p: Draws, q: Draws) -> str:
-    """Return the note that explains why there is no interval, or an empty string."""
+    """Return a note that explains why there is no interval; an empty string if there is an interval."""
     d = p.x.shape[1]
     if d > _MOST_DIMENSIONS:
         return (

@@ -1,10 +1,11 @@
 """Maps that make draws nearly Gaussian, and a Gaussian pilot density for nearest-neighbor estimates.
 
-A smooth one-to-one map of the draws does not change KL. Each coordinate is mapped so that Q's draws are nearly normal,
-by a monotone spline through a few quantiles with generalized Pareto tails. In these coordinates a Gaussian g is fitted
-to each side. B is the ball about x that contains the k nearest draws; they estimate the mean density in B. The density
-at x is this mean times g(x) / (mean of g over B). If g is the true density, the bias is 0. In a small ball the factor
-is near 1 for any g.
+A smooth one-to-one map of the draws does not change KL. Each component is mapped by a monotone spline through a few
+quantiles, with generalized Pareto tails, so that Q's draws are nearly normal. After this map, a Gaussian density g is
+fitted to each side. Let B be the ball about a point x that contains the k nearest draws. The number of draws and the
+volume of B give an estimate of the mean density in B. The estimate of the density at x is this mean density times
+g(x) / (mean of g over B). If g is the true density, the bias of this estimate is 0. In a small ball, the factor is near
+1 for any g.
 
 References:
     Nonparametric density estimation with a parametric start (Hjort and Glad, 1995)
@@ -23,17 +24,17 @@ from kullback.estimators.tails import fit_tail
 
 # `benchmarks/bench_neighbors.py` and `benchmarks/coverage.py` check these constants.
 
-# The number of quantiles that the spline interpolates, and the proportion of draws in each Pareto tail.
+# The spline interpolates `_KNOTS` quantiles. Each Pareto tail has the proportion `_TAIL` of the draws.
 _KNOTS = 6
 _TAIL = 0.05
-# The degrees of freedom of the Student's t distributions that are fitted to each coordinate; the last is the Gaussian.
-# At most about `_ENOUGH_TO_MATCH` draws enter the fit, which bounds its time.
+# Student's t distributions with these degrees of freedom are fitted to each component; infinitely many degrees of
+# freedom give the Gaussian. To limit the time, at most about `_ENOUGH_TO_MATCH` draws are used for the fit.
 _DOFS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
 _ENOUGH_TO_MATCH = 10_000
 
 
 class MarginalGaussianization:
-    """A smooth, strictly increasing map of one coordinate that makes the given draws nearly standard normal."""
+    """A smooth, strictly increasing map of one component that makes the given draws nearly standard normal."""
 
     def __init__(self, draws: Array) -> None:
         special = load("scipy.special", "nearest_neighbors")
@@ -49,7 +50,7 @@ class MarginalGaussianization:
         self._lower = fit_tail(self._low - draws[draws < self._low], spread)
 
     def __call__(self, x: Array) -> Array:
-        """Return the image of each value of x, of the same shape."""
+        """Return the image of each value of x, in the shape of x."""
         z = self._spline(np.clip(x, self._low, self._high))
         for sign, edge, tail in ((1.0, self._high, self._upper), (-1.0, self._low, self._lower)):
             outside = sign * (x - edge) > 0
@@ -59,7 +60,10 @@ class MarginalGaussianization:
 
 
 class Whitening:
-    """An affine map that gives draws mean 0 and covariance 1, and the normal density g that it makes standard."""
+    """An affine map that gives draws mean 0 and the identity as covariance, and the normal density g of these draws.
+
+    The map turns g into the standard normal density.
+    """
 
     def __init__(self, mean: Array, root: Array, farthest: float) -> None:
         self._mean, self._inverse, self._farthest = mean, np.linalg.inv(root), farthest
@@ -67,7 +71,7 @@ class Whitening:
 
     @classmethod
     def of(cls, draws: Array, weights: Array | None) -> Whitening:
-        """Return the whitening that gives the (weighted) draws mean 0 and covariance 1."""
+        """Return the whitening that gives the (weighted) draws mean 0 and the identity as covariance."""
         covariance = np.atleast_2d(np.cov(draws.T, aweights=weights))
         root = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
         mean = np.asarray(np.average(draws, axis=0, weights=weights), dtype=np.float64)
@@ -75,21 +79,22 @@ class Whitening:
         return cls(mean, root, farthest)
 
     def __call__(self, x: Array) -> Array:
-        """Return draws in whitened coordinates."""
+        """Return the image of the draws x, their whitened coordinates."""
         return (x - self._mean) @ self._inverse.T
 
     def log_smoothing(self, x: Array, log_radius: Array) -> Array:
         """Return log(mean of g over a ball / g(x)) for balls with centers x, in whitened coordinates.
 
-        Beyond the farthest draw, no draws support the tail of g, so |x| is replaced by the norm of the farthest draw.
+        The tail of g beyond the most distant draw is an extrapolation. So if |x| is larger than the norm of the most
+        distant draw, |x| is replaced by this norm.
         """
         d = x.shape[1]
         square = np.minimum(np.square(x).sum(1), self._farthest)
         radius = np.exp(log_radius)
         mass = load("scipy.special", "nearest_neighbors").chndtr(radius**2, d, square)
         log_density = -square / 2 - d * HALF_LOG_2PI
-        # In small balls the mass underflows or loses its digits, but two terms of its expansion in the radius are
-        # exact.
+        # For small balls, the mass of g in the ball underflows or loses its digits. Two terms of the expansion in the
+        # radius are then exact.
         small = (radius**2 * (square + d) < 1e-4) | ~(mass > 1e-250)
         expansion = radius**2 * (square - d) / (2 * (d + 2))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -104,14 +109,15 @@ def log_ball_volume(d: int) -> float:
 
 
 class FlatError(Exception):
-    """The draws are in a plane of fewer dimensions."""
+    """An internal error: the draws are in a plane of fewer dimensions than they have components."""
 
 
 def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
     """Return nearly Gaussian, uncorrelated coordinates z, and the log-determinant of the map's Jacobian at each draw.
 
-    The distribution function of the best Student's t maps each coordinate to a Gaussian one. A linear map then removes
-    the correlations. Both maps leave KL unchanged.
+    A Student's t distribution is fitted to each component. The distribution function of the fit, followed by the normal
+    quantile function, makes the component nearly Gaussian. A linear map then removes the correlations. Both maps leave
+    KL unchanged.
     """
     columns, log_derivatives = zip(
         *(_gaussianized_coordinate(column, weights) for column in x.T), strict=True
@@ -128,7 +134,7 @@ def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Array]:
-    """Return a coordinate after the map from its best Student's t to a Gaussian, and the map's log-derivative."""
+    """Return a component after the map from the best-fitting Student's t to the Gaussian, and the log-derivative."""
     special = load("scipy.special", "from_density")
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
     some, counted = column[::stride], weights[::stride]
@@ -156,7 +162,7 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
 
 
 def _log_student(u: Array, dof: float) -> Array:
-    """Return the log-density of Student's t at u; for dof = inf it is the standard Gaussian."""
+    """Return the log-density of Student's t at u; for dof = inf, the log-density of the standard Gaussian."""
     if np.isinf(dof):
         return -(u**2) / 2 - HALF_LOG_2PI
     special = load("scipy.special", "from_density")

@@ -1,6 +1,6 @@
 """Exact searches for nearest neighbors: by sorting on a line, by a k-d tree in few dimensions, else by matrix products.
 
-Each search returns one `KNearest` for every number of neighbors k, with the values that the estimators need.
+Each search returns one `KNearest` for every number of neighbors k.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ Block = tuple[slice, Array, Integers]
 
 # `benchmarks/bench_neighbors.py` measures the time of each search.
 
-# From this dimension on, a tree visits nearly every leaf, and matrix products are faster.
+# From this number of dimensions on, a tree search visits nearly every leaf, and matrix products are faster.
 _TREE_DIMENSIONS = 11
-# The number of queries in a block for a tree, which limits memory, and on a line, where a block fits into the cache.
+# A tree search handles blocks of `_QUERIES` queries, which limits the memory. A search on a line handles blocks of
+# `_IN_CACHE` queries, because such a block fits into the cache.
 _QUERIES = 2**15
 _IN_CACHE = 2**14
-# The number of candidates beyond k whose distances are computed again without cancellation.
+# In a search by matrix products, the distances of the k + `_SPARE` nearest draws are computed again without
+# cancellation.
 _SPARE = 4
-# The size of a block of distances in bytes, which limits the memory.
+# In a search by matrix products, a block of distances has at most this number of bytes, which limits the memory.
 _BLOCK_BYTES = {"cpu": 2**26, "cuda": 2**30}
 
 
@@ -35,9 +37,10 @@ class KNearest(NamedTuple):
 
     Attributes:
         log_radius: the log-distance to the k-th nearest draw, shape (queries,).
-        occurrence: for each draw, the total weight of the queries that have it among their k nearest, shape (draws,).
-        log_weight: the bias-corrected log of the neighbors' mean weight divided by the mean weight of all draws, shape
-            (queries,); None if all weights are equal.
+        occurrence: for each draw, the total weight of the queries that have this draw among their k nearest draws,
+            shape (draws,).
+        log_weight: the logarithm of the ratio of the neighbors' mean weight to the mean weight of all draws, with a
+            bias correction, shape (queries,); None if all weights are equal.
     """
 
     log_radius: Array
@@ -46,7 +49,7 @@ class KNearest(NamedTuple):
 
 
 def spatial_order(draws: Array) -> Integers:
-    """Return a permutation that puts neighboring draws next to each other, so that queries find them in the cache."""
+    """Return a permutation that puts neighboring draws next to each other in memory, which makes searches faster."""
     if draws.shape[1] == 1:
         return np.argsort(draws[:, 0])
     return load("scipy.spatial", "nearest_neighbors").cKDTree(draws, balanced_tree=False).indices
@@ -67,7 +70,16 @@ def search_line(
     weights: Array | None = None,
     query_weights: Array | None = None,
 ) -> list[KNearest]:
-    """Return the neighbors of sorted queries among sorted draws, for each k; `own` if the queries are these draws."""
+    """Return, for each k, the neighbors of sorted queries among sorted draws on a line.
+
+    Arguments:
+        reference: the sorted draws.
+        queries: the sorted queries.
+        ks: the numbers of neighbors.
+        own: whether the queries are the draws; a draw is then not its own neighbor.
+        weights: the weights of the draws; None if all are equal.
+        query_weights: the weights of the queries; None if all are equal.
+    """
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
     nearest: list[KNearest] = []
     for k in ks:
@@ -82,11 +94,11 @@ def search_line(
 
 
 def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tuple[Integers, Array]:
-    """Return the index of the first of each query's k nearest sorted draws, and the largest distance to them.
+    """Return the index of the first of each query's k nearest sorted draws, and the distance to the k-th nearest draw.
 
-    A window of k draws moves right from `place - k` as long as the draw that leaves is farther from the query than the
-    draw that enters. This is the case while their sum is below twice the query; the sum increases, so bisection finds
-    the end.
+    A window of k draws moves right from `place - k` while the draw that leaves is more distant from the query than the
+    draw that enters. The window moves while the sum of these two draws is below twice the query. The sum increases as
+    the window moves, so bisection finds the last position.
     """
     steps = [2**i for i in range(k.bit_length())][::-1]
     below, above = np.full(k, -np.inf), np.full(2 * steps[0] + k, np.inf)
@@ -106,7 +118,10 @@ def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tup
 
 
 def _covered(start: Integers, width: int, n: int, weights: Array | None) -> Array:
-    """Return the total weight of the windows that contain each of the n sorted draws, shape (n,)."""
+    """Return, for each of n sorted draws, the total weight of the windows that contain the draw, shape (n,).
+
+    `start` is the index of the first draw of each window, and `width` the number of draws in a window.
+    """
     covered = np.cumsum(np.bincount(start, weights, n), dtype=np.float64)
     covered[width:] -= covered[:-width].copy()
     return covered
@@ -123,7 +138,11 @@ def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool)
 
 
 def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
-    """Return log(mean of k weights / overall), plus half the squared relative error of the mean, its bias."""
+    """Return the log of a ratio, corrected for the bias of the logarithm: the mean of k weights divided by `overall`.
+
+    `overall` is the mean of all weights. The bias is minus half the squared relative error of the mean. `first` and
+    `second` are the sums of the weights and of their squares.
+    """
     mean = first / k
     variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)
     return np.log(mean / overall) + variance / (2 * k * mean**2)
@@ -139,7 +158,10 @@ def search_space(
     query_weights: Array | None = None,
     device: torch.device,
 ) -> list[KNearest]:
-    """Return the neighbors of queries among draws of shape (n, d), for each k; `own` if the queries are these draws."""
+    """Return, for each k, the neighbors of queries among draws, shape (n, d).
+
+    The arguments are the same as for `search_line`, but the draws and the queries may be in any order.
+    """
     n, deepest = len(queries), max(ks)
     radius, occurrence = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
     log_weight = None if weights is None else np.empty((len(ks), n))
@@ -159,7 +181,7 @@ def search_space(
 
 
 def nearest_among(draws: Array, number: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the row numbers of each draw's nearest other draws, shape (n, number)."""
+    """Return, for each draw, the row numbers of the `number` nearest other draws, shape (n, number)."""
     nearest = np.empty((len(draws), number), dtype=np.int32)
     for rows, _, index in _blocks(draws, draws, number, torch.device("cpu"), own=True):
         nearest[rows] = index
@@ -167,7 +189,10 @@ def nearest_among(draws: Array, number: int) -> np.ndarray[Any, np.dtype[np.int3
 
 
 def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, own: bool) -> Iterator[Block]:
-    """Yield blocks from the search method that is faster in this dimension, with a progress bar."""
+    """Yield blocks of neighbors from a tree or from matrix products, whichever is faster, with a progress bar.
+
+    A block has the slice of its queries, the distances, and the row numbers of the k nearest draws.
+    """
     by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
     search = _by_tree if by_tree else _by_products
     with progress_bar("neighbors") as update:
@@ -178,7 +203,7 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
 
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
-    """Yield blocks of neighbors from a k-d tree. If `own`, the first neighbor, the draw itself, is left out."""
+    """Yield blocks of neighbors from a k-d tree. With `own`, the first neighbor is the query itself and is left out."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(reference, balanced_tree=False)
     for start in range(0, len(queries), _QUERIES):
         rows = slice(start, min(start + _QUERIES, len(queries)))
@@ -189,7 +214,7 @@ def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: 
 def _by_products(
     reference: Array, queries: Array, k: int, device: torch.device, *, own: bool
 ) -> Iterator[Block]:
-    """Yield blocks of neighbors, from the distances |x|^2 + |y|^2 - 2 x y of all pairs."""
+    """Yield blocks of neighbors, from the squared distances |x|^2 + |y|^2 - 2 x y of all pairs."""
     center = reference.mean(0)
     draws = torch.from_numpy(reference - center).to(device)
     squares = draws.square().sum(1)
@@ -202,8 +227,8 @@ def _by_products(
             distance[
                 torch.arange(len(x), device=device), torch.arange(rows.start, rows.stop, device=device)
             ] = torch.inf
-        # For close points the formula loses digits by cancellation, so the distances of k + `_SPARE` candidates are
-        # recomputed.
+        # For close points, the formula loses digits by cancellation. So the distances of k + `_SPARE` candidates are
+        # computed again from differences.
         index = distance.topk(min(k + _SPARE, len(draws) - own), dim=1, largest=False).indices
         exact = (x[:, None, :] - draws[index]).square().sum(2).sqrt()
         exact, order = exact.topk(k, dim=1, largest=False)

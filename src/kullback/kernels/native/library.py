@@ -1,7 +1,7 @@
 """The library of the C++ kernels, loaded once for all operators.
 
-It is built from csrc/ by ``make``, or when kullback is installed on a machine with a C++ compiler. Without the
-library, the reference is used.
+``make`` builds the library from csrc/, and so does the installation of kullback on a machine with a C++ compiler.
+Without the library, the reference computes everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" els
 
 @cache
 def missing() -> str | None:
-    """Load the library; return why it cannot be used, or None if it can."""
+    """Load the library; return the reason why it cannot be used, or None if it can be used."""
     if not _LIBRARY.exists():
         return (
             "not built: this is a pure Python install; in the source folder, with a C++ compiler, "
@@ -42,7 +42,9 @@ def missing() -> str | None:
 
 @cache
 def _register_shapes() -> None:
-    """Register shape functions of the operators for torch.compile. Torch raises if they are registered twice."""
+    """Register shape functions of the operators for torch.compile, once, because a second registration raises an
+    error.
+    """
     for name in ("value_and_gradient", "kl_terms"):
         # These operators write all results to their arguments, so there are no shapes to infer.
         torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
@@ -53,7 +55,7 @@ def _define_first_derivative() -> torch.library.Library:
     """Define the operator that multiplies a precomputed gradient by the incoming gradient in compiled graphs.
 
     The operator takes P and Q although the product does not read them. The precomputed gradient depends on P and Q, and
-    the operator refuses a second derivative with respect to either. Without these arguments, torch would treat the
+    the operator refuses a second derivative with respect to P or Q. Without these arguments, torch would treat the
     precomputed gradient as a constant. The cache keeps the returned library alive, and with it the operator.
     """
     library = torch.library.Library("kullback", "FRAGMENT")
@@ -80,7 +82,7 @@ def is_available() -> bool:
     return not _is_tracing() and missing() is None
 
 
-# torch.compile evaluates a function with this mark once, while it traces (see kullback.losses.reduction).
+# torch.compile evaluates a function with this mark once, during tracing (see kullback.losses.reduction).
 is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 

@@ -16,8 +16,8 @@ from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
 
-# The operators are for scalar parameters; for rows of parameters; for means and matrices; and for means with a low-rank
-# covariance on one or both sides. The last operator returns values only.
+# The operators take, in this order, scalar parameters; rows of parameters; means and matrices; and means with a
+# low-rank covariance on one or both sides. The last operator computes values, but no derivatives.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
@@ -51,7 +51,7 @@ def required_gradients(parameters: Parameters) -> list[bool] | None:
         if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS or x.layout is not torch.strided:
             return None
         required.append(x.requires_grad)
-    # Autograd cannot save tensors of inference mode.
+    # Autograd cannot save tensors of inference mode, so the kernels do not support them.
     if True in required and torch.is_grad_enabled() and any(x.is_inference() for x in parameters):
         return None
     return required
@@ -96,7 +96,7 @@ def _compute(
         derivatives.append(torch.empty_like(like, memory_format=torch.contiguous_format) if need else None)
     operator = _operator(form.operator)
     if form.operator == "closed_form_of_factors":
-        # Mean, matrix and variances of P and of Q; the variances of a full covariance are None.
+        # The operator takes mean, matrix and variances of P and of Q. The variances of a full covariance are None.
         start = 2 if parameters[2].dim() < parameters[3].dim() else 3  # Q's mean comes before Q's matrix
         sides = parameters[:start], parameters[start:]
         outcome = operator(values, *(x for side in sides for x in (*side, *(None,) * (3 - len(side)))))
@@ -109,7 +109,7 @@ def _compute(
         return values, derivatives
     if outcome == _TOO_EXTREME:
         raise _DeclinedError
-    # The operator does not support this layout; it supports contiguous tensors of one shape.
+    # The operator does not support this layout. Every operator supports contiguous tensors of one shape.
     return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), required)
 
 
@@ -126,7 +126,7 @@ def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """Values by the kernels, and their derivatives, which the context stores until the first backward pass."""
+    """The values that the kernels compute. The context stores their derivatives until the first backward pass."""
 
     @staticmethod
     def forward(ctx: Any, form: Form, required: list[bool], *parameters: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _reference_gradients(
 
     def reference(parameters: Sequence[Tensor]) -> Tensor:
         value = form.reference(tuple(parameters))
-        # The reference does not return +inf where P has mass outside Q's support: its caller must set it.
+        # The reference does not return +inf where P has mass outside Q's support, so this function sets it.
         is_infinite = values.isinf() & value.detach().to(values.dtype).isfinite()
         return torch.where(is_infinite, torch.inf, value)
 

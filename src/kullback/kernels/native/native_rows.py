@@ -1,7 +1,8 @@
-"""Divergences of rows of logits in C++: one sweep for the statistics of a row, one for its value and gradient.
+"""Divergences of rows of logits in C++: a first sweep over a row for its statistics, a second for its value and
+gradient.
 
 The logits may be float64, float32, bfloat16 or float16, also mixed, with any strides. The kernels compute in float64 if
-a side is float64, else in float32. They sum in float64.
+a side is float64, else in float32. Sums are always in float64.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def row_values(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
         return value_and_gradient(rows, p, q, None, (False, False))[0].to(rows.dtype)
     # The operator returns float32 or float64. Values of a shorter dtype are rounded from float64.
     dtype = torch.float32 if rows.dtype is torch.float32 else torch.float64
-    if type(rows.kind) is KL and rows.temperature == 1:  # the operator's defaults: each argument costs time
+    if type(rows.kind) is KL and rows.temperature == 1:  # the operator's defaults, which cost time to pass
         values = torch.ops.kullback.row_values.default(p, q, dtype)
     else:
         code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
@@ -93,10 +94,11 @@ def weighted_total(
 
 
 def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of the terms over some classes, shape (rows, 1), and the `PartSums` of P and of Q, (rows, 3)
-    each.
+    """Return the sums of the terms over some classes, shape (rows, 1), and the `PartSums` of P and of Q, each of shape
+    (rows, 3).
 
-    Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h). The `PartSums` among them are ignored.
+    Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h). The kernel ignores the `PartSums`
+    among these numbers.
     """
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device="cpu")

@@ -35,7 +35,9 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
 def compute(
     log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, required: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the terms; with a divisor, their sum divided by `divisor`, and its requested gradients."""
+    """Return the terms or, with a divisor, their sum divided by `divisor`; then the requested gradients of the
+    quotient, else None.
+    """
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     if divisor is None:
@@ -69,7 +71,8 @@ def gradients(
 
 
 def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the logarithms of `target`, None if it contains them, and that tensor if results may overwrite it.
+    """Return the logarithms of `target`, or None if `target` contains logarithms. The second result is the same tensor
+    if results may overwrite it, else None.
 
     torch computes the logarithms, so that the terms are exactly 0 for `log_q = target.log()`.
     """
@@ -82,7 +85,9 @@ def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor
 
 
 def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
-    """Return empty tensors for the requested gradients, else None; the first tensor is `room` unless that is None."""
+    """Return an empty tensor for each requested gradient, else None. The first tensor is `room`, if `room` is not
+    None.
+    """
     places: list[Tensor | None] = [None, None]
     for i, need in enumerate(required):
         if need:
@@ -93,8 +98,9 @@ def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> 
 def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
     """Return KL between normalized rows of weights, in float64, from tensors of shape (..., classes).
 
-    Returns None for arguments that the kernel does not support: tensors that need derivatives, dtypes other than
-    float32 and float64, rows that are not distributions, and rows whose sum differs from one by more than `tolerance`.
+    Returns None for arguments that the kernel does not support: tensors that need derivatives, and dtypes other than
+    float32 and float64. Returns None also for rows that are not distributions, or whose sum differs from one by more
+    than `tolerance`.
     """
     if not (
         serves(p, q)

@@ -1,7 +1,7 @@
 """The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients; see `triton_rows`.
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
-the terms are power series in d. Elsewhere they are computed from p and q, as in csrc/logits.
+the terms are power series in d. Elsewhere the terms are computed from p and q, as in csrc/logits.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.
@@ -21,7 +21,7 @@ _REVERSE_KL = tl.constexpr(DivergenceCode.REVERSE_KL.value)
 _JEFFREYS = tl.constexpr(DivergenceCode.JEFFREYS.value)
 _TOTAL_VARIATION = tl.constexpr(DivergenceCode.TOTAL_VARIATION.value)
 _MIXTURE = tl.constexpr(DivergenceCode.MIXTURE.value)
-# Below this |log-ratio|, terms are power series.
+# If the |log-ratio| of a class is below this number, its term is computed by a power series.
 _NEAR = tl.constexpr(0.3)
 _INF = tl.constexpr(float("inf"))
 
@@ -101,9 +101,11 @@ def _relative_entropy(p, difference, x):
 
 @triton.jit
 def _skew(p, q, d, share, rest):
-    """Return the term of KL(P || share P + rest Q), 0 < share < 1, and its derivatives in log p and log q."""
+    """Return the term of KL(P || share P + rest Q), 0 < share < 1, and its derivatives with respect to log p and
+    log q.
+    """
     difference = _difference(p, q, d)
-    # Masses below 1e-30 do not change the sum, and their mixture might be subnormal.
+    # Masses below 1e-30 do not change the sum, and their mixture might be subnormal, so they count as 0.
     empty = p < 1e-30
     y = rest * difference / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
     near = tl.abs(y) < 0.4
@@ -169,7 +171,7 @@ def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constex
 
 @triton.jit
 def _absorb(x, scale, peak, total):
-    """Return each lane's largest logit and its sum of exponentials relative to that logit, updated by a block."""
+    """Return each lane's largest logit and its sum of exponentials relative to that logit, updated by the block `x`."""
     rises = x > peak
     ratio = _exp(-tl.abs(tl.where(x == peak, 0.0, x - peak)) * scale)
     return tl.where(rises, x, peak), tl.where(rises, tl.fma(total, ratio, 1.0), total + ratio)
@@ -190,7 +192,9 @@ def _subtracted(a, b):
 
 @triton.jit
 def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
-    """Return p, q and their log-ratio, which is 0 where neither has mass and infinite where only one has."""
+    """Return p, q and their log-ratio, which is 0 where neither side has mass and infinite where only one side has
+    mass.
+    """
     without = (a == -_INF) & (b == -_INF)
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
@@ -240,7 +244,7 @@ def _imbalance(
     """Return the sum of q - p, and the first class with the most mass of P and of Q.
 
     The sum is nonzero only through rounding in the normalization. A sum that is negligible compared to the sum of |q -
-    p| is returned as 0, so that classes with p = q keep a derivative of 0.
+    p| is returned as 0. Classes with p = q then keep a derivative of 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     differences, sizes = zeros, zeros

@@ -1,8 +1,8 @@
 """The Triton kernel for GPUs: one program for each row sweeps its classes twice, or three times for a gradient.
 
-The kernel supports logits of float32, bfloat16 or float16 with any strides. It computes in float32, sums in float64,
-and does not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the environment,
-Triton's interpreter runs the same kernel on the CPU, slowly, for tests.
+The kernel supports logits of float32, bfloat16 or float16 with any strides. The kernel computes in float32, sums in
+float64, and does not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the
+environment, Triton's interpreter runs the same kernel on the CPU, slowly, for tests.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
 _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
-# Whether the gradients with respect to P and to Q need no sum over the row. If such a gradient is requested alone, the
-# sweep that computes the value writes it too.
+# For each kind, the pair says whether the gradients with respect to P and to Q need no sum over the row. If only such a
+# gradient is requested, the sweep that computes the value writes the gradient too.
 _EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
 @cache
 def missing() -> str | None:
-    """Import the kernel. Return why it cannot run, or None if it can."""
+    """Import the kernel; return the reason why it cannot run, or None if it can run."""
     if not is_installed("triton"):
         return "not installed (pip install triton)"
     if not torch.cuda.is_available() and not _is_interpreted():
@@ -110,7 +110,7 @@ def _run(
 ) -> Tensor:
     """Launch the kernel; return the rows' values in float64.
 
-    Labels cost another pass over the logits, and a copy of Q's logits if their gradient overwrites them.
+    Labels cost another pass over the logits, and a copy of Q's logits if the gradient overwrites these logits.
     """
     (rows, classes), labels = p.shape, divergence.labels
     if labels is not None:

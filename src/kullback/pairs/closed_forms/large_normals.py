@@ -1,8 +1,8 @@
 r"""KL between multivariate normals of many dimensions, by one triangular system.
 
-The Cholesky factors of the covariances are torch's, with their rounding errors. The result is None if these errors
-cost digits, because P and Q are nearly equal or a covariance is ill-conditioned. `multivariate_normal` has the exact
-forms.
+The Cholesky factors of the covariances come from torch and have rounding errors. The result is None if these errors
+cost digits, because P and Q are nearly equal or a covariance is ill-conditioned. In this case the caller uses the exact
+forms in `multivariate_normal`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kullback.pairs.numerics.triangular import as_function_of, plain_squares_bel
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""
 
-# The largest accepted estimate of the relative error. For covariances with condition numbers up to 100,000, true errors
-# were less than a thirtieth of the estimates.
+# _ACCEPTED is the largest accepted estimate of the relative error. For covariances with condition numbers up to
+# 100,000, true errors were less than a thirtieth of the estimates.
 _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
 # `_error` estimates a matrix norm from its products with 4 random vectors. The norm may be 8 times the estimate.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
-"""The largest diagonal entry of M's Cholesky factor: beyond it, products with the precision lose five digits."""
+"""The largest accepted diagonal entry of M's Cholesky factor: products with the precision then lose five digits."""
 
 _ROUNDING = torch.finfo(torch.float64).eps
 
@@ -49,7 +49,7 @@ class _StoredRoot(NamedTuple):
     matrix: Tensor
 
 
-# The float64 Cholesky factors of the matrices that users passed in float32.
+# _ROOTS stores the float64 Cholesky factors of the matrices that users passed in float32.
 _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -117,7 +117,7 @@ def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
 def _error(sides: _Sides, value: Tensor) -> Tensor:
     """Return an estimate of the rounding error of KL.
 
-    Rounding changes a covariance with the variances D^2 by D R D, where the entries of R are a small multiple of the
+    Rounding changes a covariance by D R D, where D^2 are the variances, and the entries of R are small multiples of the
     machine epsilon. With the derivative G of KL with respect to the covariance, KL changes by the sum of the products
     of the entries of R and D G D. Products with random vectors estimate the norm of D G D.
     """
@@ -147,7 +147,7 @@ def _precision_times(side: _Side, columns: Tensor) -> Tensor:
 
 
 def _precision_times_each(side: _Side, *columns: Tensor) -> tuple[Tensor, ...]:
-    """Return the precision times each of the matrices `columns`; one product for all reads the precision only once."""
+    """Return the precision times each of the matrices `columns`; a single product reads the precision only once."""
     batch = torch.broadcast_shapes(*(x.shape[:-2] for x in columns))
     together = torch.cat([x.expand(*batch, *x.shape[-2:]) for x in columns], -1)
     return _precision_times(side, together).split([x.shape[-1] for x in columns], -1)
@@ -167,7 +167,7 @@ def _variances(side: _Side) -> Tensor:
 
 
 def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
-    """Return the sum of the sizes of the terms of KL, which may cancel, and the squared diagonals of M's factors."""
+    """Return the sum of the absolute terms of KL, which may cancel, plus the squared diagonal of the factor of M."""
     size = value.new_full((), p.mean.shape[-1])
     for side in (p, q):
         if isinstance(side, _LowRank):
@@ -179,7 +179,7 @@ def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
 
 @functools.cache
 def _random_vectors(size: int) -> Tensor:
-    """Return fixed normal draws of shape (size, 4); vectors of -1 and 1 can be orthogonal to x_i - x_j."""
+    """Return fixed normal draws of shape (size, 4); vectors of -1 and 1 could be orthogonal to x_i - x_j."""
     generator = torch.Generator(device="cpu").manual_seed(size)
     return torch.randn(size, _VECTORS, generator=generator, dtype=torch.float64, device="cpu")
 
@@ -190,7 +190,7 @@ def _of_means(p: _Side, q: _Side) -> Tensor:
     if isinstance(q, _LowRank):
         rest, z = q.whitened.residual(shift / q.deviations.unsqueeze(-1))
         return (rest**2).sum((-2, -1)) + (z**2).sum((-2, -1))
-    if isinstance(p, _Full) and p.is_precision:  # then `p` has Q's precision (see `_sides`)
+    if isinstance(p, _Full) and p.is_precision:  # in this case, `p` has Q's precision (see `_sides`)
         return ((p.root.mT @ shift) ** 2).sum((-2, -1))
     return (_solved(q.root, shift) ** 2).sum((-2, -1))
 
@@ -226,7 +226,7 @@ def _squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor
 
 
 def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
-    """Return `_of_covariances` for a low-rank Q. With X = D^(-1/2) L, its trace is tr X^T (1 - B B^T) X."""
+    """Return `_of_covariances` for a low-rank Q. With X = D^(-1/2) L, the trace is tr X^T (1 - B B^T) X."""
     root = _lower(p)
     own = root.diagonal(dim1=-2, dim2=-1) ** 2
     below = root.square().sum(-1) - own
@@ -241,7 +241,7 @@ def _explained(p: _Full, q: _LowRank) -> Tensor:
 
 
 def _lower(p: _Full) -> Tensor:
-    """Return L, with zeros above the diagonal: torch does not check a `scale_tril` of the user for them."""
+    """Return L with zeros above the diagonal, because torch does not check a user's `scale_tril` for zeros."""
     return p.root.tril() if p.is_exact else p.root
 
 
@@ -274,7 +274,7 @@ def _sides(p: Distribution, q: Distribution) -> _Sides | None:
 
 
 def _do_broadcast(p: Distribution, q: Distribution) -> bool:
-    """Return whether the batch shapes broadcast; otherwise a caller raises the error."""
+    """Return whether the batch shapes broadcast. If they do not, the caller raises the error."""
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
@@ -299,7 +299,7 @@ def _side(d: Distribution, *, keeps_precision: bool) -> _Side | None:
 
 
 def _has_rounded_precision(d: MultivariateNormal) -> bool:
-    """Return whether `d` was made from a precision matrix and torch's factor of it is not in float64."""
+    """Return whether `d` was made from a precision matrix and torch's Cholesky factor is not in float64."""
     root = vars(d).get("_unbroadcasted_scale_tril")
     return matrix_of(d) == "precision_matrix" and root is not None and root.dtype is not torch.float64
 
@@ -329,7 +329,7 @@ def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
 
     The factor is stored for the next call, because its computation takes longer than the rest of the divergence. The
     factor is not stored under a transform such as forward-mode differentiation, nor for an inverse whose gradient is
-    needed, because these have to trace the computation.
+    needed, because torch must then record the computation.
     """
     needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
     if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):

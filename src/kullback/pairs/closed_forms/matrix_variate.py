@@ -22,17 +22,18 @@ from kullback.pairs.registry import closed_form
 
 __all__: list[str] = []
 
-# lgamma(x) - lgamma(x + 1/2) = -log(x) / 2 + sum_k c_k x^-(2k - 1), for x > _FAR
+# For x > _FAR, lgamma(x) - lgamma(x + 1/2) = -log(x) / 2 + sum_k c_k x^-(2k - 1) with the coefficients c = _HALF_STEP.
 _FAR = 10
 _HALF_STEP = (1 / 8, -1 / 192, 1 / 640, -17 / 14336, 31 / 18432, -691 / 180224)
 _HALF_STEP_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
 _HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DERIVATIVE))
 _NEAR = 0.05
-# The kernels compute KL only if it is at least 1/8 of the sum of the terms that may cancel, which costs three bits. The
-# derivative with respect to the degrees of freedom also has canceling terms as large as the degrees of freedom. If this
-# derivative is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits remain.
+# The kernels compute KL only if KL is at least 1/8 of the sum of the terms that may cancel, so that at most three bits
+# are lost. The derivative with respect to the degrees of freedom also has canceling terms as large as the degrees of
+# freedom. If this derivative is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits
+# remain.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
-# The factor of each of the three matrices if the covariance is multiplied by 4.
+# If the covariance is multiplied by 4, each of the three matrices is multiplied by the factor in _FOURFOLD.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
 _LOG_4 = math.log(4)
 
@@ -47,9 +48,10 @@ def wishart_rounding_error(p: Wishart, q: Wishart, value: Tensor) -> Tensor:
 def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     """Return KL from the KL of normal distributions with the same matrices; None if terms of the sum cancel.
 
-    With K(c) = KL(N(0, V) || N(0, c W)) for the scale matrices V and W, and with n and m the degrees of freedom:
-    n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2)) + sum_i KL(Gamma((n - i) / 2, 1) ||
-    Gamma((m - i) / 2, 1)) over i = 0 ... d - 1. Both K have all digits of the matrices, unlike a log-determinant.
+    With K(c) = KL(N(0, V) || N(0, c W)) for the scale matrices V and W, and with n and m the degrees of freedom,
+    KL = n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2))
+    + sum_i KL(Gamma((n - i) / 2, 1) || Gamma((m - i) / 2, 1)) over i = 0 ... d - 1.
+    K(1) and K(4) have all digits of the matrices, unlike a log-determinant.
     """
     name_p, name_q, size = matrix_of(p), matrix_of(q), p.event_shape[0]
     if name_p is None or name_q is None or size >= LARGE_MATRIX or not is_ordinary_call():
@@ -90,10 +92,11 @@ def _by_scaled_normals(
     df: tuple[Tensor, Tensor],
     halves: tuple[Tensor, Tensor],
 ) -> Tensor | None:
-    """Return KL of Wishart distributions in float32 from the KL of one pair of normal distributions, in less time.
+    """Return KL of float32 Wishart distributions from only one KL of normal distributions, which takes less time.
 
-    m KL(N(0, n V) || N(0, m W)) + sum_i KL(Gamma((n - i) / 2, n) || Gamma((m - i) / 2, m)) + d (d - 1) / 4 (m / n - 1 -
-    log(m / n)), where no term is negative. In float64 the products are exact.
+    KL = m KL(N(0, n V) || N(0, m W)) + sum_i KL(Gamma((n - i) / 2, n) || Gamma((m - i) / 2, m))
+    + d (d - 1) / 4 (m / n - 1 - log(m / n)), where no term is negative.
+    In float64, the products of float32 numbers are exact.
     """
     (mean, of_p, of_q), (n, m), (a, b) = matrices, df, halves
     scale_p, scale_q = (x[..., None, None] for x in scales)
@@ -112,8 +115,9 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
     """Return KL of the factors of Bartlett's decomposition: d gamma distributions, and the part below the diagonal.
 
     With n and m the degrees of freedom, M = K^-1 L as for normal distributions, x_i = m_ii^2, a_i = (n - i) / 2 and
-    b_i = (m - i) / 2 for i = 0 ... d - 1: sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
-    + n / 2 times the squares of M below the diagonal.
+    b_i = (m - i) / 2 for i = 0 ... d - 1,
+    KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
+    + n / 2 times the sum of the squares of M below the diagonal.
     On the theory of statistical regression (Bartlett, 1933)
     """
     first, second, _ = factors_of(p, q)

@@ -56,13 +56,14 @@ from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
-# From this many dimensions on, a covariance W W^T + D is not computed as a matrix.
+# If there are at least _MANY dimensions, a covariance W W^T + D is not computed as a matrix.
 _MANY = 64
-# Variances below 1e-290 or above 1e290 may be squares of deviations that lost digits.
+# Variances below _LEAST or above 1 / _LEAST may have lost digits when deviations were squared.
 _LEAST = 1e-290
-# For a smaller KL of the covariances, KL is an integral over their difference: four nodes give thirteen digits.
+# If KL of the covariances is below _NEAR, KL is computed from the difference of the covariances, as an integral for
+# which four nodes give thirteen digits.
 _NEAR = 0.00125
-# From this many dimensions on, torch is faster than the kernel if the user passed Cholesky factors.
+# If the user passed Cholesky factors, torch is faster than the kernel for at least _LARGE_ROOT dimensions.
 _LARGE_ROOT = 512
 
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
@@ -97,7 +98,7 @@ def form_of_normals(name_p: str, name_q: str) -> Form:
 
 
 def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL by the kernel, from the matrices that the user passed; None if the kernel does not support them."""
+    """Return KL by the kernel, from the matrices that the user passed; None if the kernel cannot be used."""
     name_p, name_q = matrix_of(p), matrix_of(q)
     of_roots = name_p == name_q == "scale_tril"
     if p.event_shape[0] >= (_LARGE_ROOT if of_roots else LARGE_MATRIX):
@@ -127,7 +128,8 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
     The parameters of a low-rank covariance are the mean, W and D. At most one side has a full covariance, with the
     mean and the Cholesky factor. W W^T + D is computed as a matrix only if that saves work.
     """
-    # Of five parameters, only two are P's if the third is Q's mean, which has one dimension less than Q's W.
+    # If the third of five parameters is Q's mean, only two parameters belong to P. Q's mean has one dimension less than
+    # Q's W.
     start = 2 if len(parameters) == 5 and parameters[2].dim() < parameters[3].dim() else 3
     sides = [tuple(map(upcast, side)) for side in (parameters[:start], parameters[start:])]
     models = [FactorModel(*side) for side in sides if len(side) == 3]
@@ -138,7 +140,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
 
 
 def _are_sums(p: FactorModel, q: FactorModel, dtype: torch.dtype) -> bool:
-    """Return whether to compute KL from W and D: for many dimensions, if D has the digits of the deviations."""
+    """Return whether to compute KL from W and D: for many dimensions, if the squares in D lost no digits."""
     if _is_formed(p, q):
         return False
     variances = p.variances, q.variances
@@ -271,7 +273,7 @@ def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
 class _Precision(NamedTuple):
     """The inverse of W W^T + D: D^(-1/2) (1 - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U M^-1."""
 
-    inverse: Tensor  # D^(-1/2), as a vector
+    inverse: Tensor  # the diagonal of D^(-1/2), as a vector
     root: Tensor
     u: Tensor
     z: Tensor
@@ -283,7 +285,7 @@ class _Precision(NamedTuple):
         return cls(1 / deviations, root, u, torch.cholesky_solve(u.mT, root).mT)
 
     def loses_digits(self) -> bool:
-        """Return whether products lose more than five digits, because factors are much larger than deviations."""
+        """Return whether products lose more than five digits, because W is much larger than D^(1/2)."""
         return bool((self.root.diagonal(dim1=-2, dim2=-1) > LARGEST_ROOT).any())
 
     def times(self, v: Tensor) -> Tensor:
@@ -291,7 +293,7 @@ class _Precision(NamedTuple):
         return (scaled - self.u @ (self.z.mT @ scaled)) * self.inverse.unsqueeze(-1)
 
     def times_factors(self) -> Tensor:
-        """Return the product with W."""
+        """Return this precision times W."""
         return self.z * self.inverse.unsqueeze(-1)
 
     def diagonal(self) -> Tensor:
@@ -348,7 +350,7 @@ def _full_to_low_rank_derivatives(parameters: Parameters) -> Parameters | None:
 
 
 def _sum_of_columns(x: Tensor) -> Tensor:
-    """Return x.sum(-1), by a matrix product, which is faster than torch's sums of a few numbers."""
+    """Return x.sum(-1), by a matrix product, which is faster than torch's sum over a short dimension."""
     return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
 
 
@@ -368,7 +370,7 @@ def _form_of_factors(derive: Callable[[Parameters], Parameters | None]) -> Form:
 
 
 def _by_factors(form: Form) -> Shortcut:
-    """Return a shortcut that calls this kernel; it returns None if a full covariance was not given as `scale_tril`."""
+    """Return a shortcut for the kernel `form`, which returns None for a full covariance without a `scale_tril`."""
 
     def by_kernel(p: Any, q: Any) -> Tensor | None:
         is_full = isinstance(p, MultivariateNormal), isinstance(q, MultivariateNormal)
@@ -392,7 +394,7 @@ def _error_of_diagonal(p: Distribution, q: Distribution, value: Tensor) -> Tenso
     """Return a bound on the rounding error of KL between a diagonal and a low-rank covariance."""
     of_p, of_q = as_factor_model(p), as_factor_model(q)
     if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
-        return 1e-12 * value + 1e-15  # like KL between two low-rank covariances
+        return 1e-12 * value + 1e-15  # the same bound as for two low-rank covariances
     return rounding_error(p, q, value)
 
 
@@ -443,8 +445,8 @@ def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
     """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha + rest M M^T.
 
     M = K^-1 L and v = K^-1 (m_P - m_Q) are as in the formula of KL. Because tr T T^T - d = rest (tr M M^T - d), the
-    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. This form is used if M is near 1.
-    The result is None if M M^T is too large.
+    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. This form is used if M is near the
+    identity. The result is None if M M^T is too large.
     """
     left, right = moments(p), moments(q)
     if left is None or right is None:

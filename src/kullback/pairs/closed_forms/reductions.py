@@ -47,7 +47,10 @@ def sum_of_dimensions(x: Tensor, dimensions: int) -> Tensor:
 def kl_independent_independent(
     p: Independent[Distribution], q: Independent[Distribution], kl: SolvePair
 ) -> Estimate:
-    """Return the sum of KL over the dimensions that both sides reinterpret; a side with more keeps an Independent."""
+    """Return the sum of KL over the batch dimensions that P and Q both reinterpret as event dimensions.
+
+    If P or Q reinterprets more dimensions, KL of an `Independent` with the remaining dimensions is summed.
+    """
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
     each = kl(_unwrapped(p, shared), _unwrapped(q, shared))
     error = None if each.error is None else sum_of_dimensions(each.error, shared)
@@ -63,7 +66,7 @@ def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return KL of the variables before the last transforms that are equal in P and Q and bijective.
+    """Return KL of the variables before the last transforms of P and Q that are equal and bijective.
 
     Such transforms do not change KL. Transforms with equal values do not count as equal if their parameters are
     different tensors that require gradients.
@@ -93,7 +96,7 @@ def kl_of_dimensions(p: Distribution, q: Distribution, kl: SolvePair) -> Estimat
 
 
 def _in_dimensions(d: Distribution) -> Distribution:
-    """Return an Independent of transformed numbers for elementwise transforms of an Independent.
+    """Return elementwise transforms of an `Independent` as an `Independent` of transformed numbers.
 
     Any other distribution is returned unchanged.
     """
@@ -108,7 +111,7 @@ def _in_dimensions(d: Distribution) -> Distribution:
 
 
 def _of_dimensions(d: TransformedDistribution) -> Distribution:
-    """Return an Independent of transformed numbers for elementwise transforms of an Independent; raise otherwise."""
+    """Return `_in_dimensions(d)`; raise if `d` does not consist of elementwise transforms of an `Independent`."""
     result = _in_dimensions(d)
     if result is d:
         raise no_rule(

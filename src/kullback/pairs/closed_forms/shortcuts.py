@@ -17,12 +17,12 @@ from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import NativeForm, is_ordinary_call
 from kullback.pairs.registry import plan_for, shortcut
 
-# Longer rows of logits have their own kernels.
+# Rows of logits with more than _MOST_CLASSES classes have other kernels.
 _MOST_CLASSES = 32
 
 
 def fused_divergence(p: object, q: object) -> Tensor | None:
-    """Return KL(P || Q) in the dtype of the parameters; None if there is no shortcut or it does not support P and Q."""
+    """Return KL(P || Q) in the dtype of the parameters; None if no shortcut supports P and Q."""
     if torch.compiler.is_compiling() or not (isinstance(p, Distribution) and isinstance(q, Distribution)):
         return None
     plan = plan_for(type(p), type(q))

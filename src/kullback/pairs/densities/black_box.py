@@ -26,20 +26,21 @@ UNDERFLOWED = -746.0
 """The log-density that a distribution may return where its density is positive but underflows to 0."""
 
 _DRAWS, _FEWEST = 257, 8
-# The points at which tails are evaluated: values of log(|x| / interquartile range) for an infinite end, and of
-# -log(distance / unit) for a finite end.
+# Tails are evaluated at these points. _FAR are values of log(|x| / interquartile range) for an infinite end, and _NEAR
+# are values of -log(distance / unit) for a finite end.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
-# The largest log-distances at which the density is evaluated. The square of e^200 does not overflow float64. The square
-# of e^40 does not overflow float32, because some users' classes compute in float32.
+# _REACHES are the largest log-distances at which the density is evaluated. The square of e^200 does not overflow
+# float64. The square of e^40 does not overflow float32; this distance is for users' classes that compute in float32.
 _REACHES = (200.0, 40.0)
-# The smallest distance from an end, relative to the end, at which the density is evaluated.
+# _RESOLUTION is the smallest distance from an end at which the density is evaluated, relative to the end's absolute
+# value.
 _RESOLUTION = 1e-8
-# A tail that falls faster than u^-10,000 does not count as a power of u.
+# A tail that falls faster than u^-_STEEPEST does not count as a power of u.
 _STEEPEST = 1e4
-# The number of doublings of the distance in the search for the point where the density underflows to 0.
+# The search for the point where the density underflows to 0 doubles the distance _STEPS times.
 _STEPS = 40
-# The power of a tail at infinity is rounded to this number of decimals, because rounding errors change the others.
+# The power of a tail at infinity is rounded to _DIGITS decimals, because rounding errors change the other decimals.
 _DIGITS = 8
 
 
@@ -70,8 +71,8 @@ class Quartiles(NamedTuple):
 def black_box(distribution: Distribution) -> BlackBoxDensity:
     """Return the density of a distribution, with quartiles from draws with a fixed seed.
 
-    Draws outside of the support do not count, because a user's class may restrict the support of its base class but not
-    override `sample`.
+    Draws outside of the support do not count, because a user's class may restrict the support of its base class without
+    overriding `sample`.
     """
     distribution = unvalidated(distribution)
     low, high = _ends_of(distribution)
@@ -80,7 +81,7 @@ def black_box(distribution: Distribution) -> BlackBoxDensity:
         inside = torch.ones_like(draws, dtype=torch.bool)
         inside = inside if low is None else inside & (draws >= low)
         inside = inside if high is None else inside & (draws <= high)
-        distribution.log_prob(_inside(draws[0], low, high))  # raises for a class without log_prob
+        distribution.log_prob(_inside(draws[0], low, high))  # raises an error for a class without log_prob
         t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
         whole = t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
         quartiles = whole if bool(inside.all()) else _quartiles_of_some(t, inside)
@@ -151,9 +152,10 @@ class BlackBoxDensity(Density):
         return result
 
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
-        """Return `log_density`, replaced by a power of the distance at points too far out to be evaluated."""
+        """Return `log_density`, extrapolated as a power of the distance at points too far out to be evaluated."""
         end = self.low if side < 0 else self.high
-        # The last point at which the density is evaluated, and the log-density shortly before this point and at it.
+        # `edge` is the last point at which the density is evaluated. `inner` and `outer` are the log-densities shortly
+        # before this point and at this point.
         edge, inner, outer = self._logs_at(side, _REACHES[0])
         if not bool((outer - inner).isfinite().all()):
             edge, inner, outer = self._logs_at(side, _REACHES[1])
@@ -170,13 +172,13 @@ class BlackBoxDensity(Density):
         return edge, self._log_prob(edge.at(edge.log_u - edge.outwards)), self._log_prob(edge.at(edge.log_u))
 
     def _edge(self, side: int, reach: float) -> _Edge:
-        """Return the point closest to an end at which the density is evaluated."""
+        """Return the evaluation point that is closest to the end on this side."""
         ends = _ends_of(self.distribution)
         end, other = ends if side < 0 else ends[::-1]
         first, middle, last, width = self.quartiles
         if end is None:
             log_u = torch.log(width) + reach
-            if other is not None:  # then the quartiles are logarithms of distances from the other end
+            if other is not None:  # the quartiles are logarithms of distances from `other`
                 log_u, middle = torch.maximum(last.abs(), first.abs()) + reach, other
             return _Edge(side, middle, log_u, 1)
         log_u = torch.minimum(side * -first, side * -last) if other is None else -middle.abs()
@@ -210,7 +212,7 @@ class BlackBoxDensity(Density):
         with torch.no_grad():
             ends = _ends_of(self.distribution)
             end, (_, middle, _, scale) = ends[side > 0], self.quartiles
-            if (ends[0] is None) != (ends[1] is None):  # then the quartiles are logarithms of distances
+            if (ends[0] is None) != (ends[1] is None):  # the quartiles are logarithms of distances
                 scale = torch.exp(scale.clamp(max=300) + middle.clamp(-300, 300))
             tail = self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
             return [tensor_of(x).expand(self.distribution.batch_shape) for x in tail]
@@ -228,7 +230,7 @@ class BlackBoxDensity(Density):
         return _tail_where(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, end), read)
 
     def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
-        """Return a tail whose density soon underflows, from the last points with a positive density.
+        """Return the `Tail` of a density that soon underflows, from the last points where the density is positive.
 
         If the slope of log(-log density) against log u is constant, -log density is a power of u. If the slope doubles
         with u, -log density grows exponentially.
@@ -263,8 +265,8 @@ def _tail(
 ) -> Tail:
     """Return the tail from log-densities at three distances u with equal steps of log u.
 
-    If the tail is a power of u, the log-density falls equally in both steps. If -log density is a power of log u, the
-    log-density falls more in the second step, and the ratio gives the power. Otherwise the tail has level 0.
+    If the density is a power of u, the log-density falls equally in both steps. If -log density is a power of log u,
+    the log-density falls more in the second step, and the ratio gives the power. Otherwise the tail has level 0.
     """
     first, last = ((a - b) / (log_u[1] - log_u[0]) for a, b in itertools.pairwise(logs))
     mean = (first + last) / 2

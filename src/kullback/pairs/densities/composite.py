@@ -29,7 +29,10 @@ from kullback.pairs.numerics.parameters import first_given, log_probs_of
 
 @dataclass(frozen=True)
 class MixtureDensity(Density):
-    """sum_k e^log_weights_k p_k(x); the last dimension of `log_weights`, and of part's parameters, is k."""
+    """The density sum_k e^log_weights_k p_k(x).
+
+    The last dimension of `log_weights`, and of the parameters of `part`, is k.
+    """
 
     log_weights: Tensor
     part: Density
@@ -139,7 +142,7 @@ class MixtureDensity(Density):
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
-        """Return the mixture's coordinates of the points at these coordinates of the components."""
+        """Return the mixture's coordinates of points from `marks`, the components' coordinates of these points."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low, self.high))
         )
@@ -165,7 +168,7 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
 @dataclass(frozen=True)
 class ZeroInflatedDensity(IntegerDensity):
-    """gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers."""
+    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers."""
 
     log_gate: Tensor
     log_rest: Tensor
@@ -221,7 +224,8 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
     if part is None:
         return None
-    if not part.is_splittable():  # only the mixture's log_prob evaluates them
+    # Components that cannot be split are evaluated by the mixture's log_prob only.
+    if not part.is_splittable():
         low, high = part.low, part.high
         return density_on_image(
             d,

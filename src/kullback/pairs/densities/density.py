@@ -1,8 +1,8 @@
 """`Density`, the base class of all univariate densities, and `density_of`, which returns the density of a distribution.
 
-A density is evaluated at `Points`, which contain x and log |x - end| for the ends of P's support. Near an end where a
-density is infinite, x alone is too coarse. Most of the mass of Beta(0.01, 0.01) is closer to 0 or 1 than the spacing
-of float64 numbers near 1.
+A density is evaluated at `Points`. A `Points` object contains x and log |x - end| for the ends of P's support. Near an
+end where a density is infinite, x alone is too coarse. For example, most of the mass of Beta(0.01, 0.01) is closer to 0
+or 1 than the spacing of float64 numbers near 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the points center + steps width and, if a width exceeds 6, points around the bend of the log-density."""
+    """Return the points center + steps width and, if a width exceeds 6, points around a bend of the log-density."""
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
@@ -98,7 +98,7 @@ def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
 class Coordinate:
     """A map from the support to all reals: t = x, log(x - low), -log(high - x) or log((x - low) / (high - x)).
 
-    The finite ends determine the formula.
+    The formula depends on which ends are finite.
     """
 
     low: Tensor | None
@@ -146,7 +146,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, or 1 where high is infinite, and the mask of infinite high; None if all are finite."""
+        """Return high - low, with 1 for an infinite `high`, and a mask of these elements; None if all are finite."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -154,12 +154,12 @@ class Coordinate:
 
 
 class Tail(NamedTuple):
-    """The decay of a density's tail: -log of the mass beyond u grows as coefficient y^power.
+    """The decay of a density's tail: -log(mass beyond u) grows as coefficient y^power.
 
-    u is |x| at an infinite end, and 1 / distance at a finite end. y is the logarithm of u taken `level` times: u at
-    level 0, log u at level 1, log log u at level 2, and e^u at level -1. Tails u^-a have level 1, and tails e^(-a u)
-    have level 0. A map of x such as exp adds the same number to all levels, so that the comparison of two tails does
-    not depend on the map. Unknown fields are NaN.
+    Here u is |x| at an infinite end, and 1 / distance at a finite end. The variable y is the logarithm of u taken
+    `level` times: u at level 0, log u at level 1, log log u at level 2, and e^u at level -1. Tails u^-a have level 1,
+    and tails e^(-a u) have level 0. A map of x such as exp adds the same number to all levels, so that the comparison
+    of two tails does not depend on the map. Unknown fields are NaN.
     """
 
     level: Tensor | float = math.nan
@@ -203,7 +203,7 @@ class Density(ABC):
             cls.support = None if "low" in own else low, None if "high" in own else high
         for name, end in zip(("low", "high"), cls.support, strict=True):
             if name not in own and isinstance(end, float) and math.isinf(end):
-                setattr(cls, name, None)  # unlike a property, None costs no call
+                setattr(cls, name, None)  # reading None is faster than calling a property
             elif name not in own and end is not None:
                 setattr(cls, name, vars(Density)[name])
         is_line = cls.support == REAL and cls.pieces is Density.pieces
@@ -238,13 +238,13 @@ class Density(ABC):
 
     def is_splittable(self) -> bool:
         """Return whether `mapped` may select some elements of the batch."""
-        for part in vars(self).values():  # noqa: SIM110 - a generator costs a call for each
+        for part in vars(self).values():  # noqa: SIM110 - a generator costs one call per part
             if isinstance(part, Density) and not part.is_splittable():
                 return False
         return True
 
     def reaches_infinity(self) -> Tensor | None:
-        """Return a mask of the elements with an infinite end where others have a finite end; None if there are none."""
+        """Return a mask of the elements with an infinite end, if other elements have a finite end; otherwise None."""
         return None
 
     @property
@@ -369,9 +369,10 @@ class DelegatingDensity(Density):
         return self.part.upper_tail()
 
 
-# A function that returns the density of a distribution, or None if the density is unknown.
+# `DensityReader` is a function that returns the density of a distribution, or None if the density is unknown.
 DensityReader = Callable[..., "Density | None"]
-# The readers by class. A class of a package that kullback does not import has the key "module.name".
+# _READERS maps a class of distributions to its reader. The key is "module.name" for a class of a package that kullback
+# does not import.
 _READERS: dict[type | str, DensityReader] = {}
 DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
 

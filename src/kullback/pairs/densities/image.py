@@ -1,6 +1,6 @@
 """The image of a support under transforms, and the density of a transformed distribution from torch's log_prob.
 
-Torch declares the codomain of the last transform as the support; the image may be smaller.
+Torch declares the codomain of the last transform as the support, but the image of the base's support may be smaller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
     """Return the ends of the image of an interval under a monotone transform; None if they are not known."""
-    if torch.compiler.is_compiling():  # a graph cannot read the ends
+    if torch.compiler.is_compiling():  # a compiled graph cannot read the values of the ends
         return None
     try:
         falls = bool((tensor_of(step.sign) < 0).all())
@@ -39,7 +39,7 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
         at = torch.full((), infinite, dtype=torch.float64, device="cpu") if end is None else end
         try:
             image = upcast(tensor_of(step(at)))
-        except (NotImplementedError, ValueError):  # a distribution function of torch raises at some points
+        except (NotImplementedError, ValueError):  # torch's distribution functions raise at some points
             return None
         if bool(image.isnan().any()):
             return None
@@ -48,7 +48,7 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
 
 
 class _Image(Distribution):
-    """A distribution with another support, such as its image instead of the codomain of its last transform."""
+    """A distribution with a given support, such as the image of a transform instead of the transform's codomain."""
 
     def __init__(self, base: Distribution, support: Any) -> None:
         self.base = unvalidated(base)

@@ -1,7 +1,7 @@
 """Probabilities of integers, by formulas that are also defined for the reals between the integers.
 
-The logarithms of factorials are large and cancel. The saddle-point form of the probabilities replaces them by deviances
-and by the small errors of Stirling's formula.
+The logarithms of factorials are large, and their differences lose digits. The saddle-point form of the probabilities
+uses deviances and the small errors of Stirling's formula instead of factorials.
 
 Fast and Accurate Computation of Binomial Probabilities (Loader, 2000)
 """
@@ -19,10 +19,11 @@ from kullback.common.special import HALF_LOG_2PI, polynomial
 from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.family import POSITIVE, End
 
-# log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
+# _STIRLING are the coefficients of the error of Stirling's formula, which is used for x >= _LARGE:
+# log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / (12 x) - 1 / (360 x^3) + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _LARGE = 16.0
-# atanh(v) = v + v^3 (1/3 + v^2/5 + v^4/7 + ...)
+# _ATANH are the coefficients of the series atanh(v) = v + v^3 (1/3 + v^2/5 + v^4/7 + ...).
 _ATANH = tuple(1 / k for k in range(3, 19, 2))
 
 
@@ -44,7 +45,7 @@ def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
     v = torch.where(near, v, 0)
     square = v * v
     series = polynomial(_ATANH, square)
-    tiny = mean < 1e-100  # mean^2, in the derivative of x / mean, underflows
+    tiny = mean < 1e-100  # the derivative of x / mean contains mean^2, which underflows
     log_ratio = torch.log(x / torch.where(near | tiny, x, mean))
     log_ratio = torch.where(tiny, torch.log(x) - log_mean, log_ratio)
     return torch.where(near, difference * v + 2 * x * v * square * series, x * log_ratio - difference)
@@ -64,7 +65,7 @@ class IntegerDensity(Density):
 
 
 def last_integer(is_zero: Tensor, like: Tensor) -> Tensor:
-    """Return 0 where `is_zero`, else infinity, in the dtype of `like`, because ends in half precision may overflow."""
+    """Return 0 where `is_zero`, else infinity, in the dtype of `like`; torch's default may be half precision."""
     return torch.where(is_zero, 0.0, torch.inf).to(like.dtype)
 
 

@@ -1,7 +1,7 @@
 """The densities of x = f(y) for an increasing f: exp, sigmoid, softplus, distribution functions, and their inverses.
 
-An `Increasing` record describes f by the logarithms of the distances of x and y from the ends of their supports. If
-f were a composition of elementary functions, log(e^y - 1) would overflow for a large y, though it is about y.
+An `Increasing` record describes f by the logarithms of the distances of x and y from the ends of their supports. If f
+were a composition of elementary functions, log(e^y - 1) would overflow for a large y, although the result is about y.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from kullback.common.special import HALF_LOG_2PI
 from kullback.pairs.densities.density import Coordinate, Density, Points, Tail
 from kullback.pairs.densities.location_scale import log_one_plus_square
 
-# The largest |log f'(y)|: the sum of a larger logarithm and a number near 1 keeps at most two digits of the number.
+# _FARTHEST is the largest |log f'(y)|, because the sum of a larger logarithm and a number near 1 keeps at most two
+# digits of the number.
 _FARTHEST = 1e14
 
 
 class Growth(NamedTuple):
-    """How an increasing function changes a tail at infinity: log u' grows as coefficient y^power.
+    """How an increasing function changes a tail at infinity: log u' grows as coefficient z^power.
 
-    u is |y| before the function. u' is 1 / distance from the end after the function, or |x| if this end is infinite.
-    The y of the formula is the logarithm of u taken `level` times, as in `Tail`.
+    For x = f(y), u is |y|. If f(infinity) is infinite, u' is |x|; otherwise u' is 1 / |x - f(infinity)|. The variable z
+    is the logarithm of u taken `level` times, like y in `Tail`.
     """
 
     level: int
     power: float = 1.0
     coefficient: float = 1.0
     is_exact: bool = True
-    """Whether log u' - coefficient y^power converges to 0; otherwise it may converge to another constant."""
+    """Whether log u' - coefficient z^power converges to 0; otherwise the limit may be another constant."""
 
     def after(self, tail: Tail) -> Tail:
         """Return the tail of x = f(y) from the tail of y."""
@@ -122,7 +123,7 @@ class MappedDensity(Density):
         return None if pieces is None else (self._image(pieces[0]), self._image(pieces[1]))
 
     def _part_end(self, side: int) -> Tensor | None:
-        """Return an end of the part's support; None if it is infinite or if an inverse function maps it to infinity."""
+        """Return an end of the part's support; None if the end is infinite or is mapped to infinity."""
         return self.part.high if side else self.part.low
 
     def _tail_end(self, side: int) -> Tensor | None:
@@ -137,7 +138,7 @@ class MappedDensity(Density):
         inner = self._before(at)
         log_derivative = self._log_slope(inner, at)
         # If |log f'(y)| is very large, log p(y) - log f'(y) loses all digits of log p(y). The mass of these points
-        # counts as 0. The log-density stays finite, so that no divergence becomes +inf there.
+        # counts as 0, but the log-density is finite, so that these points do not make a divergence infinite.
         is_kept = log_derivative.detach().abs() < _FARTHEST
         beyond = -log_derivative - log_derivative.abs()
         return torch.where(is_kept, self.part.log_density(inner) - log_derivative, beyond)
@@ -251,7 +252,7 @@ class SigmoidDensity(MappedDensity):
 
 @dataclass(frozen=True)
 class InverseMappedDensity(MappedDensity):
-    """The density of x = g(y), where g is the inverse of the function f: g maps the ends of f's image to infinity."""
+    """The density of x = g(y), where g is the inverse of the function f and maps the ends of f's image to infinity."""
 
     reaches: tuple[bool, bool]
     """Whether the lower end of the part's support is f(-inf), and whether the upper end is f(+inf)."""
@@ -265,7 +266,7 @@ class InverseMappedDensity(MappedDensity):
         return self.reaches[side] or (mask is not None and bool(mask.all()))
 
     def _at_limit(self, part: Density, side: int) -> Tensor | None:
-        """Return a mask of the elements whose end of `part` is f(-inf) or f(+inf); None if all or none can be."""
+        """Return a mask of the elements whose end of `part` is f(-inf) or f(+inf); None if all elements are alike."""
         end, limit = part.high if side else part.low, self.function.limits[side]
         return None if self.reaches[side] or end is None or limit is None else end == limit
 
@@ -360,7 +361,7 @@ def _log_minus_log1p(log_d: Tensor, result: Tensor) -> Tensor:
 def _log_logit_difference(log_d: Tensor, log_x: Tensor, log_rest: Tensor, result: Tensor) -> Tensor:
     """Return log(logit(x + d) - logit(x)) from log d, log x and log(1 - x).
 
-    `result` is logit(x + d) - logit(x). The function returns its logarithm where it is above 1.
+    `result` is logit(x + d) - logit(x). Where `result` is above 1, the function returns log(result).
     """
     first, second = log_d - log_x, log_d - log_rest
     tiny, large = torch.maximum(first, second) < -30, result > 1
@@ -383,7 +384,7 @@ def _normal_log_mass(y: Tensor) -> Tensor:
 
 
 def _normal_quantile(log_mass: Tensor) -> Tensor:
-    """Return the standard normal quantile by Newton's method; its last two steps make two derivatives exact."""
+    """Return the standard normal quantile by Newton's method, whose last two steps make two derivatives exact."""
     fixed = log_mass.detach()
     square = (-2 * fixed).clamp(min=10.0)
     start = -torch.sqrt(square - math.log(2 * math.pi) - torch.log(square))
@@ -396,7 +397,8 @@ def _normal_quantile(log_mass: Tensor) -> Tensor:
     return y
 
 
-# For y > 1e4, the standard normal mass below -y is phi(y) / (y + 1/y) to full precision. 1e150 is the largest |y|.
+# For y > _FAR_OUT, the standard normal mass below -y is phi(y) / (y + 1/y) to full precision. An argument below _LEAST
+# counts as _LEAST, whose square does not overflow.
 _FAR_OUT, _LEAST = 1e4, -1e150
 
 
@@ -423,7 +425,8 @@ EXP = Increasing(
         lambda log_d, high, _, y: _log_minus_log1p(log_d - high, high - y),
     ),
 )
-# The record for the inverse of exp: its `preimage` is log x, without a logarithm of the distance from 0.
+# `LOG` is the record for the inverse of exp. Its `preimage` computes log x from x, not from the logarithm of the
+# distance from 0.
 LOG = EXP._replace(preimage=lambda at: torch.log(at.x))
 SIGMOID = Increasing(
     torch.sigmoid,
@@ -443,8 +446,8 @@ SIGMOID = Increasing(
     ),
     limits=(0.0, 1.0),
 )
-# The record for the inverse of sigmoid. The ends of a support are given as x instead of y, so that `after` and `before`
-# are different formulas.
+# `LOGIT` is the record for the inverse of sigmoid. Its functions `after` and `before` get the ends of a support as x
+# instead of y, so their formulas differ from the formulas in SIGMOID.
 LOGIT = SIGMOID._replace(
     after=(
         lambda log_d, low, y: logsigmoid(low) + logsigmoid(-y) + _log_expm1(log_d),

@@ -41,7 +41,7 @@ from kullback.pairs.numerics.parameters import (
 )
 from kullback.pairs.torch_registry import is_of_torch
 
-# The relative rounding error of a product of a few numbers.
+# _ROUNDING bounds the relative rounding error of a product of a few numbers.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
@@ -51,7 +51,7 @@ def inverted_by(step: Transform) -> Transform | None:
 
 
 def parts_of_maps(transforms: Iterable[Transform]) -> list[Transform]:
-    """Return the transforms in order, with compositions, and wrappers that only change event dimensions, expanded."""
+    """Return the transforms in order, with compositions, and wrappers of event dimensions, replaced by their parts."""
     return [part for transform in transforms for part in _parts(transform)]
 
 
@@ -117,7 +117,7 @@ def _parts(transform: Transform) -> list[Transform]:
 
 
 def _side_by_side(transform: Transform) -> list[Transform]:
-    """Return the transforms of the slices of a StackTransform or CatTransform; none for any other transform."""
+    """Return the transforms of the slices of a StackTransform or CatTransform; an empty list for others."""
     return list(transform.transforms) if isinstance(transform, StackTransform | CatTransform) else []
 
 
@@ -150,7 +150,7 @@ def _without_round_trips(steps: Iterable[Transform]) -> list[Transform]:
 
 
 def _shortened(steps: list[Any]) -> list[Transform] | None:
-    """Return the same map in steps that do not overflow, if the last steps have such a form; None if they have none."""
+    """Return equivalent steps that do not overflow, if the last steps can be replaced by such steps; otherwise None."""
     inverse = inverted_by(steps[-1])
     before = steps[-2] if len(steps) > 1 else None
     is_log = isinstance(inverse, ExpTransform)
@@ -167,8 +167,8 @@ def _shortened(steps: list[Any]) -> list[Transform] | None:
 def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
     """Return the steps of log(a + b e^y) for b > 0; None if a or b is unknown or has different signs in the batch.
 
-    For a > 0 the function is log a + softplus(y + log(b / a)). For a < 0 it is log |a| + g(y + log(b / |a|)), where g
-    is the inverse of softplus. For a = 0 it is y + log b.
+    For a > 0 the result is log a + softplus(y + log(b / a)). For a < 0 the result is log |a| + g(y + log(b / |a|)),
+    where g is the inverse of softplus. For a = 0 the result is y + log b.
     """
     loc, scale = exact_parameters(between)
     if not can_inspect_all((loc, scale)) or not bool((scale > 0).all()):
@@ -183,7 +183,7 @@ def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
 
 
 def _is_identity(steps: list[Any]) -> bool:
-    """Return whether the composition of affine steps is the identity: one step exactly, several up to rounding."""
+    """Return whether the composition of affine steps is the identity; for several steps, up to rounding."""
     loc, scale, size = 0.0, 1.0, 0.0
     for step in steps:
         own = [_constant(step.loc), _constant(step.scale)]
@@ -288,8 +288,8 @@ def standard_family(step: Transform) -> type | None:
     return next((family for family, standard in _STANDARD.items() if step is standard), None)
 
 
-# The standard distribution function of each family. `standard_family` compares these objects by identity, because
-# inside of torch.func a parameter cannot be compared with 0 or 1.
+# _STANDARD maps each family to its standard distribution function. `standard_family` compares these objects by
+# identity, because inside of torch.func a parameter cannot be compared with 0 or 1.
 _STANDARD: dict[type, Transform] = {}
 
 
@@ -311,7 +311,7 @@ def folded(kind: type) -> Callable[[Any], list[Transform]]:
 
 
 def same_maps(a: Any, b: Any) -> bool:
-    """Return whether two transforms, or distributions in them, are equal, also if their class defines no equality."""
+    """Return whether two transforms, or distributions in them, are equal, even if their class defines no equality."""
     if a is b:
         return True
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -327,7 +327,7 @@ def same_maps(a: Any, b: Any) -> bool:
 
 
 def _are_known_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal; False if Python cannot read their values.
+    """Return whether two tensors are equal; False if Python cannot read the values.
 
     In a graph that torch.compile must not break, only the values of constants can be read.
     """
@@ -382,7 +382,7 @@ def move_apart(a: object, b: object) -> bool:
 
 
 def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
-    """Return the number of last steps that are bijective and equal in both lists: a divergence does not depend on them.
+    """Return the number of last steps that are bijective and equal in both lists: divergences do not depend on them.
 
     Steps with equal values count as different if their parameters are different tensors that require gradients.
     """
@@ -395,5 +395,5 @@ def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
 
 
 def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
-    """Return the distribution of a variable of the base after the steps; the base itself if there are no steps."""
+    """Return the distribution of a draw from the base after the steps; the base itself if there are no steps."""
     return TransformedDistribution(base, steps, validate_args=False) if steps else base

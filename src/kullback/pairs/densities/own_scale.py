@@ -1,10 +1,12 @@
-"""Two densities as functions of z = (x - loc) / scale, the unit of one of them; a divergence is the same in any unit.
+"""Two densities as functions of z = (x - loc) / scale, where the unit (loc, scale) belongs to one of the densities.
 
-For a narrow density far from 0, x - loc loses digits of x. In the unit of P, P has location 0 and scale 1, and P's
-parameters change only Q. The derivatives are then sums without large terms that cancel.
+A divergence is the same in every unit. For a narrow density far from 0, x - loc loses digits of x. In the unit of P, P
+has location 0 and scale 1, and P's parameters change only Q. The derivatives are then sums without large terms that
+cancel.
 
-A share of a density is the density times a weight between 0 and 1. Each narrow component of P or Q has a weight, which
-is almost 1 near the center of the component and falls to 0 away from this center. All weights add up to 1.
+A share of a density is the density times a weight between 0 and 1. Each narrow component of P or Q has a weight. The
+weight is almost 1 near the center of the component and falls to 0 away from this center. The remaining weight is 1
+minus the sum of these weights.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ from kullback.pairs.densities.density import DelegatingDensity, Density, Points
 from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
-# The largest ratio of two scales, and of a distance to a scale: the squares of these ratios do not overflow.
+# _WIDEST is the largest ratio of two scales, and of a distance to a scale, because the squares of larger ratios may
+# overflow.
 _WIDEST = 1e150
-# The largest |loc| / scale of a component that is integrated over x instead of z. With a larger ratio, nodes in x give
+# A component is integrated over z instead of x if |loc| / scale exceeds _FARTHEST, because nodes in x would give
 # gradients with an error of 1e-8.
 _FARTHEST = 1e4
-# If a density is this many times narrower than the unit, the unit has no derivatives (see `_unit`).
+# If a density is more than _FAR_NARROWER times narrower than the unit, the unit has no derivatives (see `_unit`).
 _FAR_NARROWER = 100.0
-# For a component with this |loc| / scale, the weight of its share is 1/2 at its center.
+# If a component has |loc| / scale = _SHARED, the weight of its share is 1/2 at the center of the component.
 _SHARED = 1e3
-# Breakpoints where the weight of a share falls, as multiples of the distance at which the weight is 1/2.
+# _OUT are breakpoints where the weight of a share falls, as multiples of the distance at which the weight is 1/2.
 _OUT = torch.exp(torch.linspace(-2, 2, 9, dtype=torch.float64, device="cpu"))
 
 
@@ -37,8 +40,8 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
     """Return P and Q in the unit of P if `of_p` is true, otherwise in the unit of the narrower density.
 
     Both densities are returned unchanged if P has no location and scale. Q must also have a location and a scale,
-    unless `of_p` is true and Q's support is the whole line. Batch elements do not change if the ratio of their scales
-    is extreme.
+    unless `of_p` is true and Q's support is the whole line. A batch element does not change if a ratio of scales, or of
+    a distance to a scale, is extreme.
     """
     of_first, of_second = _location_and_scale(p), _location_and_scale(q)
     if of_first is None or (of_second is None and not (of_p and lives_everywhere(q))):
@@ -89,7 +92,7 @@ def is_far_and_narrow(d: Density) -> Tensor | None:
 
 
 def _far_components(d: Density) -> Tensor | None:
-    """Return a mask, of shape (..., components), of components with a large |loc| / scale; None without locations."""
+    """Return a mask, of shape (..., components), of components with a large |loc| / scale; None without a location."""
     own = _components(d)
     if own is None:
         return None
@@ -138,8 +141,8 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
 def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]:
     """Return a pair of shares of P and Q for each narrow component, in the component's unit, and the remaining pair.
 
-    The shares add up to P and Q. The weights are functions of x that do not depend on the parameters. So the remaining
-    pair, which is a function of x, has only derivatives of the components' tails.
+    The shares add up to P and Q. The weights are functions of x that do not depend on the parameters. So the
+    derivatives of the remaining pair, which is a function of x, come only from the tails of the components.
     """
     units: list[tuple[int, int, Tensor, Tensor]] = []
     for side, density in enumerate((p, q)):
@@ -244,7 +247,7 @@ def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
 
 
 def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
-    """Return the density of (x - loc) / scale; where `own` is true, its location is exactly 0 and its scale 1."""
+    """Return the density of (x - loc) / scale; where `own` is true, the location is set to 0 and the scale to 1."""
     if isinstance(d, LocationScaleDensity | AffineDensity):
         unit = -1.0 if isinstance(d, AffineDensity) and d.falls else 1.0
         place = torch.where(own, 0.0, (d.loc - loc) / scale), torch.where(own, unit, d.scale / scale)

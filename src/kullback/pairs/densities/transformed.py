@@ -166,9 +166,9 @@ _IMAGES: dict[type, Callable[[Density], Density]] = {
 
 
 def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | None:
-    """Return whether an end of the support equals an edge of a map's domain; None if it is outside of the domain.
+    """Return whether an end of the support equals an edge of a map's domain; None for an end outside of the domain.
 
-    The end of an affine image has a rounding error, which the comparison allows.
+    The comparison allows for the rounding error of the end of an affine image.
     """
     end = part.high if side else part.low
     if end is None:
@@ -181,7 +181,7 @@ def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | N
     return bool((inside <= allowed).all())
 
 
-# The largest distance from a domain at which `check_domains` accepts an end of a support.
+# `check_domains` accepts an end of a support that is at most _OUTSIDE outside of a domain.
 _OUTSIDE = 1e-6
 
 

@@ -37,7 +37,7 @@ class PowersAtEnds(UnitDensity):
 
 
 class BetaDensity(PowersAtEnds):
-    """x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
+    """The density x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
 
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b

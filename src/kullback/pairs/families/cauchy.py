@@ -1,4 +1,7 @@
-"""The Cauchy family, and the HalfCauchy family of absolute values of Cauchy variables."""
+"""The Cauchy family, and the HalfCauchy family of absolute values of Cauchy variables.
+
+In the formulas, m_q is the location of Q, and s_p and s_q are the scales of P and Q.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from kullback.pairs.registry import closed_form
 
 
 class CauchyDensity(LocationScaleDensity):
-    """1 / (pi scale (1 + z^2))."""
+    """The density 1 / (pi scale (1 + z^2)) with z = (x - loc) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
         return -log_one_plus_square(self.standard(at)) - torch.log(self.scale) - math.log(math.pi)
@@ -37,7 +40,7 @@ class CauchyDensity(LocationScaleDensity):
 
 @dataclass(frozen=True)
 class HalfCauchyDensity(HalfLineDensity):
-    """2 / (pi scale (1 + z^2)) with z = x / scale."""
+    """The density 2 / (pi scale (1 + z^2)) with z = x / scale."""
 
     scale: Tensor
 
@@ -88,19 +91,19 @@ def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
 def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
     """Return E_P[-log q] - log(4 pi s_p), where E_P log((x - m_q)^2 + c^2) = log(d^2 + (s_p + c)^2).
 
-    c is s_q sqrt(df), and d is the difference of the locations.
+    Here c is s_q sqrt(df), and d is the difference of the locations.
     """
     half, scale_p = upcast(q.df) / 2, upcast(p.scale)
     reach = upcast(q.scale) * torch.sqrt(2 * half)
     distance = upcast(p.loc) - upcast(q.loc)
-    # lgamma(h + 1/2) - lgamma(h) - log(h) / 2
+    # `step` is lgamma(h + 1/2) - lgamma(h) - log(h) / 2 for h = `half`.
     step = (
         (half + 0.5) * log1p_quotient(torch.full_like(half, 0.5), half)
         - 0.5
         + stirling_remainder(half + 0.5)
         - stirling_remainder(half)
     )
-    # log(shift^2 + (1 + ratio)^2), where neither square may overflow
+    # `log_square` is log(shift^2 + (1 + ratio)^2), computed so that neither square overflows.
     large = torch.maximum(distance.abs(), scale_p).detach() > 1e8 * reach
     shift, ratio = (torch.where(large, 0, x) / reach for x in (distance, scale_p))
     near = torch.log1p(shift * shift + ratio * (2 + ratio))

@@ -1,4 +1,7 @@
-"""The family of continuous Bernoulli distributions, whose density on [0, 1] is proportional to e^(logit x)."""
+"""The family of continuous Bernoulli distributions, whose density on [0, 1] is proportional to e^(logit x).
+
+In the formulas, E X, Var X and H(X) are the mean, the variance and the entropy of a draw X from P.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class ContinuousBernoulliDensity(UnitDensity):
-    """C e^(logit x), with C = logit / (e^logit - 1)."""
+    """The density C e^(logit x), with C = logit / (e^logit - 1)."""
 
     logits: Tensor
 
@@ -38,7 +41,7 @@ class ContinuousBernoulliDensity(UnitDensity):
         size = torch.where(rising, self.logits, -self.logits)  # abs has no derivative at 0
         flat = size < 1e-3
         safe = torch.where(flat, 1, size)
-        # log(size / (1 - e^-size)), from a series where the quotient is near 1.
+        # `constant` is log(size / (1 - e^-size)), computed from a series where the quotient is near 1.
         series = size / 2 - size**2 / 24 + size**4 / 2880
         constant = torch.where(flat, series, torch.log(safe) - torch.log(-torch.expm1(-safe)))
         distance = torch.exp(torch.where(rising, at.log_below(1.0), at.log_above(0.0)))
@@ -78,7 +81,7 @@ def continuous_bernoulli_divergence(a: Tensor, b: Tensor, distance: Tensor) -> T
     2 |b| if a and b have different signs, and 0 otherwise. The divergence of the remainder has no large terms.
     """
     down_a, down_b = a < 0, b < 0
-    # Not torch.abs: its derivative at 0 is 0, which is neither one-sided derivative.
+    # torch.abs is not used, because its derivative at 0 is 0, which equals neither one-sided derivative.
     size_a, size_b = torch.where(down_a, -a, a), torch.where(down_b, -b, b)
     near = distance.abs() < 0.05 * (size_a + size_b + 6)
     close = bregman_by_quadrature(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
@@ -162,7 +165,10 @@ def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) 
 
 @closed_form(ContinuousBernoulli, Gumbel)
 def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, with log E e^(-X / s) = A(l - 1 / s) - A(l)."""
+    """Return log s + E z + E e^-z - H(X) for X ~ P and z = (X - m) / s, where m and s are Q's location and scale.
+
+    With P's logit l and A as in `_log_normalizer`, E e^-z = e^(m / s + A(l - 1 / s) - A(l)).
+    """
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale, loc = upcast(q.scale), upcast(q.loc)
     log_decay = _log_normalizer(logits - 1 / scale) - _log_normalizer(logits)
@@ -183,7 +189,10 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     middle = (rest - mean) / 2  # 1/2 - smaller, up to the sign
 
     def excess(y: Tensor) -> Tensor:
-        """Return min(E X, 1 - E X) minus 1/2 - L(y/2)/2, the mean for the logit -y, with Langevin's function L."""
+        """Return min(E X, 1 - E X) - (1/2 - L(y/2)/2), with Langevin's function L.
+
+        The subtracted number is the mean for the logit -y.
+        """
         near = y < 0.5
         h = torch.where(near, y, 0) / 2
         langevin = (

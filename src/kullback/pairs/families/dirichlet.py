@@ -1,6 +1,6 @@
-"""The family of Dirichlet distributions, and the closed form of Dirichlet and of Beta, the case of two classes.
+"""The family of Dirichlet distributions, and the closed form for Dirichlet and Beta distributions.
 
-The closed form of a large batch is computed in blocks.
+A Beta is a Dirichlet over two classes. The closed form of a large batch is computed in blocks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import mixed, renyi_form
 
-# The number of concentrations in a block. The series for lgamma stores hundreds of numbers for each concentration,
-# so 2^15 of them take tens of megabytes.
+# _BLOCK is the number of concentrations in a block. The series for lgamma stores hundreds of numbers for each
+# concentration, so 2^15 concentrations take tens of megabytes.
 _BLOCK = 2**15
-# The largest number of classes in one row of the kernel.
+# A row of the kernel has at most _LONGEST_ROW classes.
 _LONGEST_ROW = 256
-# The differences of the groups' totals in P and Q are rounded. If the sum of their sizes is at most this multiple of
-# KL, rounding costs KL three of its 16 digits.
+# The differences of the groups' totals in P and Q are rounded. If the sum of the absolute differences is at most
+# _DIGITS_OF_TOTALS times KL, this rounding costs at most three of the 16 digits of KL.
 _DIGITS_OF_TOTALS = 1e3
 
 
 def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
-    """Return a bound on the rounding error of KL, from the size of the only term of its formula that is subtracted."""
+    """Return a bound on the rounding error of KL, from the only term of the formula that is subtracted."""
     totals = [concentrations(d).detach() for d in (p, q)]
     # For huge totals the term depends only on the ratio of the totals, so they are scaled down and do not overflow.
     is_huge = torch.maximum(*(x.amax(-1) for x in totals)) > 1e290
@@ -45,7 +45,7 @@ def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> T
 
 
 def concentrations(d: Any) -> Tensor:
-    """Return the concentrations of a Dirichlet distribution; a Beta counts as one over two classes."""
+    """Return the concentrations of a Dirichlet distribution; a Beta counts as a Dirichlet over two classes."""
     if hasattr(d, "concentration0"):
         return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
     return upcast(d.concentration)
@@ -66,7 +66,8 @@ def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
 def kl_dirichlet_dirichlet(p: Beta | Dirichlet, q: Beta | Dirichlet) -> Tensor:
     """Return A_q KL(mean_Q || mean_P) + sum_i R(a_pi, a_qi) - R(A_p, A_q), with totals A and R = `stirling_bregman`.
 
-    Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
+    The source of the formula before regrouping is KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
+    (Penny, 2001)
     """
     return dirichlet_divergence(concentrations(p), concentrations(q))
 
@@ -74,7 +75,7 @@ def kl_dirichlet_dirichlet(p: Beta | Dirichlet, q: Beta | Dirichlet) -> Tensor:
 def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:
     """Return KL between Dirichlet distributions with concentrations p and q; large batches are computed in blocks.
 
-    `distance` is q - p, if the caller knows it more exactly than p and q.
+    `distance` is q - p, if the caller knows this difference more exactly than p and q.
     """
     distance = q - p if distance is None else distance
     if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:
@@ -111,8 +112,8 @@ _KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, Dirichlet, Diric
 def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
     """Return KL over more classes than a row of the kernel has; None if the kernel does not support the parameters.
 
-    The totals of groups of classes have a Dirichlet distribution, and so have the proportions within each group. All of
-    these are independent, so KL is the sum of their KL divergences, which are non-negative.
+    The totals of groups of classes have a Dirichlet distribution, and so have the proportions within each group. All
+    these totals and proportions are independent, so KL is the sum of their KL divergences. No summand is negative.
     """
     form, dtype = _KERNEL.form, p.dtype
     a, b = torch.broadcast_tensors(upcast(p), upcast(q))

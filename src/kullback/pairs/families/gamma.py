@@ -1,6 +1,7 @@
 """The Gamma, Exponential, InverseGamma and Chi2 families, which share one formula.
 
-Exponential and Chi2 variables are Gamma variables. An InverseGamma variable is 1 / X for a Gamma variable X.
+Exponential and Chi2 variables are Gamma variables. An InverseGamma variable is 1 / X for a Gamma variable X. In the
+formulas, a is a concentration, r is a rate, m and s are the location and scale of Q, and H is the entropy.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ def log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GammaDensity(HalfLineDensity):
-    """rate^c x^(c - 1) e^(-rate x) / Gamma(c)."""
+    """The density rate^c x^(c - 1) e^(-rate x) / Gamma(c)."""
 
-    # The power of x that has a Gamma distribution.
+    # The variable x^power has a Gamma distribution.
     power: ClassVar[int] = 1
 
     concentration: Tensor
@@ -96,7 +97,7 @@ class GammaDensity(HalfLineDensity):
 
 
 class InverseGammaDensity(GammaDensity):
-    """rate^c x^(-c - 1) e^(-rate / x) / Gamma(c)."""
+    """The density rate^c x^(-c - 1) e^(-rate / x) / Gamma(c)."""
 
     power: ClassVar[int] = -1
     lower_tail, upper_tail = GammaDensity.upper_tail, GammaDensity.lower_tail
@@ -140,7 +141,8 @@ def shape_and_rate(d: Any) -> tuple[Tensor, Tensor]:
 def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamma | Exponential) -> Tensor:
     """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus the Bregman divergence of lgamma(a) - a log a + a.
 
-    Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
+    The source of the formula before regrouping is KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities
+    (Penny, 2001)
     """
     return gamma_divergence(*shape_and_rate(p), *shape_and_rate(q))
 
@@ -158,9 +160,10 @@ def gamma_divergence(
     more: Tensor | None = None,
     faster: Tensor | None = None,
 ) -> Tensor:
-    """Return KL between Gamma distributions with concentrations a.
+    """Return KL(Gamma(a_p, rate_p) || Gamma(a_q, rate_q)).
 
-    `more` is a_p - a_q and `faster` is rate_p - rate_q, if the caller knows them more exactly than the parameters.
+    `more` is a_p - a_q and `faster` is rate_p - rate_q, if the caller knows these differences more exactly than the
+    parameters.
     """
     log_rates = log_ratio(rate_p, rate_q, faster)
     log_means = log_ratio(a_p, a_q, more) - log_rates
@@ -171,7 +174,7 @@ def gamma_divergence(
 
 @closed_form(Exponential, Weibull)
 def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
-    """Return KL from the Weibull distribution with concentration 1 that equals P."""
+    """Return KL(R || Q) for the Weibull distribution R with concentration 1, which equals P."""
     k, rate = upcast(q.concentration), upcast(p.rate)
     return gumbel_divergence(-k * log_product(upcast(q.scale), rate), k, torch.ones_like(k))
 
@@ -248,7 +251,7 @@ def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
 
 
 def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
-    """Return KL to the Gamma distribution with concentration 1 that equals Q."""
+    """Return KL to the Gamma distribution with concentration 1, which equals Q."""
     return expm1mx(p.log_mean() + torch.log(upcast(q.rate))) + p.jensen_gap(1.0) + 1 - p.entropy
 
 
@@ -279,7 +282,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str], *, power: in
 
     def gap(at: Points, log_mean: Tensor) -> Tensor:
         d = log_x(at) - log_mean
-        return torch.expm1(d) - d  # log E x - E log x, in small non-negative terms
+        return torch.expm1(d) - d  # the mean of these non-negative terms is log E x - E log x
 
     s = target.mean_of(gap, mean.log())
     a = log_root(lambda a: s + digamma_minus_log(a), s)
@@ -317,4 +320,4 @@ register_family(Family(
     ],
     match=partial(_match, power=-1),
 ))  # fmt: skip
-register_family(Family(Chi2, match=_match_chi2))  # the base class Gamma has the other facts
+register_family(Family(Chi2, match=_match_chi2))  # the record of the base class Gamma has the other fields

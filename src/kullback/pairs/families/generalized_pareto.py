@@ -1,6 +1,6 @@
 """The family of generalized Pareto distributions, with closed forms to Exponential, Normal and HalfNormal.
 
-Quadrature cannot replace these forms, because it is inaccurate for the heavy tails of a barely finite moment.
+Quadrature cannot replace these forms, because quadrature is inaccurate for heavy tails with a barely finite moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class GeneralizedParetoDensity(PositiveAtEnds):
-    """(1 + c z)^(-1 / c - 1) / scale with z = (x - loc) / scale and c the concentration; e^-z / scale for c = 0."""
+    """The density (1 + c z)^(-1 / c - 1) / scale with z = (x - loc) / scale, or e^-z / scale for c = 0.
+
+    Here c is the concentration.
+    """
 
     loc: Tensor
     scale: Tensor
@@ -91,7 +94,7 @@ def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Ten
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
-    """Return c where c < `limit`, and 0 elsewhere, so that the moments are finite; the caller returns +inf there."""
+    """Return c where c < `limit`, and 0, with finite moments, elsewhere; the caller returns +inf for the latter."""
     return torch.where(c < limit, c, 0)
 
 

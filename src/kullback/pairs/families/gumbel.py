@@ -1,4 +1,8 @@
-"""The family of Gumbel distributions."""
+"""The family of Gumbel distributions.
+
+In the formulas, m_p and m_q are the locations of P and Q, s_p and s_q are the scales, H is the entropy, and gamma is
+Euler's constant.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ from kullback.pairs.registry import closed_form
 
 
 class GumbelDensity(LocationScaleDensity):
-    """exp(-z - e^-z) / scale."""
+    """The density exp(-z - e^-z) / scale with z = (x - loc) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
         z = self.standard(at)
@@ -68,7 +72,7 @@ def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor
     This is the sum of e^d - 1 - d at d = t + lgamma(1 + r) and the Bregman divergence of lgamma from 1 to r.
     """
     ratio, more = (x.clamp(max=1e308) for x in (scale_p / scale_q, (scale_p - scale_q) / scale_q))
-    small = ratio < 0.5  # then 1 / r may overflow
+    small = ratio < 0.5  # for a small r, 1 / r may overflow
     beyond = _lgamma_beyond_two(more)
     far = beyond + EULER_GAMMA * more - log_ratio(scale_p, scale_q)
     one = torch.ones_like(ratio)

@@ -1,4 +1,4 @@
-"""Pairs of families whose KL is +inf for all parameters, and the function that returns +inf for them.
+"""Pairs of families whose KL is +inf for all parameters, and the function that returns +inf for such pairs.
 
 For such a pair, P's support always exceeds Q's, or P's tail is always too heavy for Q."""
 
@@ -37,7 +37,7 @@ def _reader(family: Family, *, of_q: bool = False) -> Reader | None:
 
 def infinite_divergence(read_p: Reader, read_q: Reader, may_be_empty: bool, p: Any, q: Any) -> Tensor | None:
     """Return +inf, with a gradient of 0, for P and Q of a pair in `ALWAYS_INFINITE`; None if another rule is needed."""
-    # These loops are in plain Python for speed: looking up one constant of torch takes as long as ten of these lines.
+    # These loops are in plain Python for speed: one look-up of a constant of torch takes as long as ten of these lines.
     parameters = read_p(p) + read_q(q)
     first = parameters[0]
     shape = p._batch_shape  # noqa: SLF001 - faster than the property

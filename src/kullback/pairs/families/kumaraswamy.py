@@ -20,14 +20,14 @@ from kullback.pairs.registry import closed_form
 
 
 class KumaraswamyDensity(PowersAtEnds):
-    """a b x^(a - 1) (1 - x^a)^(b - 1)."""
+    """The density a b x^(a - 1) (1 - x^a)^(b - 1)."""
 
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
-        # Near 1, log x has lost digits, so it is computed from log(1 - x).
+        # Near 1, log x has lost digits, so log x is computed from log(1 - x).
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
-        # Where 1 - x^a underflows, it is nearly a (1 - x).
+        # Where 1 - x^a underflows, a (1 - x) replaces 1 - x^a.
         tiny = a * log_x > -1e-100
         inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
         inner = torch.where(tiny, torch.log(a) + log_rest, inner)

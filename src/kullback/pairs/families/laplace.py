@@ -1,4 +1,7 @@
-"""The family of Laplace distributions."""
+"""The family of Laplace distributions.
+
+In the formulas, m_p and m_q are the locations of P and Q, and s_p and s_q are the scales.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from kullback.pairs.registry import closed_form
 
 
 class LaplaceDensity(LocationScaleDensity):
-    """exp(-|z|) / (2 scale)."""
+    """The density exp(-|z|) / (2 scale) with z = (x - loc) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
         return -self.standard(at).abs() - torch.log(2 * self.scale)
@@ -50,12 +53,12 @@ class LaplaceDensity(LocationScaleDensity):
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y = |m_p - m_q| / s_p.
 
-    For y > 2, the terms r and -r are left out of the formula, so that their derivatives do not cancel either.
+    For y > 2, the formula omits the terms r and -r, because their derivatives cancel only up to rounding.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     shift = upcast(p.loc) - upcast(q.loc)
-    distance = torch.where(shift < 0, -shift, shift)  # unlike |shift| it has second derivatives at 0
-    # y and r may overflow where r y does not
+    distance = torch.where(shift < 0, -shift, shift)  # unlike |shift|, this has second derivatives at 0
+    # The product r y may be finite although y or r overflows.
     y = clamped_quotient(distance, scale_p, 1000)
     far = y > 2
     scaled = torch.where(far, distance + torch.exp(-y) * scale_p, expm1mx(-y) * scale_p) / scale_q
@@ -79,13 +82,13 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     ratio = scale_p / scale_q
     light = ratio < 1
     shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)
-    # 1 - r^2, accurate for nearly equal scales too
+    # `room` is 1 - r^2, accurate even for nearly equal scales.
     room = torch.where(light, (scale_q - scale_p) / scale_q * (1 + ratio), 1)
     return shift + bounded_exp(-shift - torch.log(room)) - log_ratio(scale_p, scale_q) - (1 + math.log(2))
 
 
 def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    loc = start["loc"] if "loc" in fixed else target.median()  # which minimizes E|x - m|
+    loc = start["loc"] if "loc" in fixed else target.median()  # the median minimizes E|x - m|
     if "scale" in fixed:
         return {"loc": loc, "scale": start["scale"]}
     scale = target.mean_of(lambda at, center: (at.x - center).abs(), loc, corner=loc)

@@ -1,4 +1,7 @@
-"""The Normal family, and the families of e^X (LogNormal) and |X| (HalfNormal) for a Normal variable X."""
+"""The Normal family, and the families of e^X (LogNormal) and |X| (HalfNormal) for a Normal variable X.
+
+In the formulas, m_p and m_q are the locations of P and Q, s_p and s_q are the scales, and H is the entropy.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
 
 class NormalDensity(LocationScaleDensity):
-    """exp(-z^2 / 2) / (scale sqrt(2 pi))."""
+    """The density exp(-z^2 / 2) / (scale sqrt(2 pi)) with z = (x - loc) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
         return -(self.standard(at) ** 2) / 2 - torch.log(self.scale) - HALF_LOG_2PI
@@ -50,7 +53,7 @@ class NormalDensity(LocationScaleDensity):
 
 @dataclass(frozen=True)
 class LogNormalDensity(HalfLineDensity):
-    """exp(-z^2 / 2) / (x scale sqrt(2 pi)) with z = (log x - loc) / scale."""
+    """The density exp(-z^2 / 2) / (x scale sqrt(2 pi)) with z = (log x - loc) / scale."""
 
     loc: Tensor
     scale: Tensor
@@ -70,7 +73,7 @@ class LogNormalDensity(HalfLineDensity):
 
 @dataclass(frozen=True)
 class HalfNormalDensity(HalfLineDensity):
-    """2 exp(-z^2 / 2) / (scale sqrt(2 pi)) with z = x / scale."""
+    """The density 2 exp(-z^2 / 2) / (scale sqrt(2 pi)) with z = x / scale."""
 
     scale: Tensor
 
@@ -134,7 +137,8 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
 
     E e^(-X / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2).
     """
-    # A parameter that is converted twice gets two gradients, each rounded to float32: their sum may be inf - inf.
+    # Each parameter is converted only once. A parameter that is converted twice would get two gradients, each rounded
+    # to float32, and the sum of both might be inf - inf.
     loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
     t = scale_p / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))
@@ -145,7 +149,7 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
 @renyi_form(LogNormal)
 @renyi_form(HalfNormal)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return alpha d^2 / 2 S + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
+    """Return alpha d^2 / (2 S) + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
 
     The scales are a and b, and the means differ by d. Two LogNormal or HalfNormal distributions have the same formula.
     With r = (a / b)^2 - 1 and g(x) = x - log(1 + x), the logarithmic terms are (g(r) - g(rest r) / rest) / 2.

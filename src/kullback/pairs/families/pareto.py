@@ -22,7 +22,7 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class ParetoDensity(PositiveAtEnds):
-    """alpha scale^alpha / x^(alpha + 1) for x > scale."""
+    """The density alpha scale^alpha / x^(alpha + 1) for x > scale."""
 
     scale: Tensor
     alpha: Tensor
@@ -30,7 +30,8 @@ class ParetoDensity(PositiveAtEnds):
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale)
-        # -log(x / scale); torch's softplus has an error of 2e-9 where it switches to a linear function
+        # `log_ratio` is -log(x / scale). It is not computed by torch's softplus, which has an error of 2e-9 where
+        # softplus becomes linear.
         log_ratio = logsigmoid(log_scale - at.log_above(self.scale))
         return torch.log(self.alpha) + (self.alpha + 1) * log_ratio - log_scale
 
@@ -59,7 +60,7 @@ def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
 def kl_pareto_laplace(p: Pareto, q: Laplace) -> Tensor:
     """Return log(2 b alpha / s) - 1 / alpha - 1 + E|X - loc| / b for X ~ P = Pareto(s, alpha) and Q = Laplace(loc, b).
 
-    With L = log(loc / s), or 0 if loc < s: E|X - loc| = E X - loc + 2 E(loc - X)+ and
+    With L = log(loc / s), or L = 0 if loc < s, E|X - loc| = E X - loc + 2 E(loc - X)+ and
     E(loc - X)+ = (loc - s)+ - s (e^((1 - alpha) L) - 1) / (1 - alpha).
     """
     scale, loc, width = upcast(p.scale), upcast(q.loc), upcast(q.scale)

@@ -24,7 +24,7 @@ from kullback.pairs.renyi import mixed, renyi_form
 
 @dataclass(frozen=True)
 class PoissonDensity(IntegerDensity):
-    """rate^x e^-rate / x!."""
+    """The probability rate^x e^-rate / x!."""
 
     rate: Tensor
 

@@ -21,7 +21,7 @@ from kullback.pairs.torch_registry import forget_plans
 
 
 def register_family(family: Family) -> Family:
-    """Register the record of a family, and the rules that follow from it for pairs with all families registered so far.
+    """Register the record of a family, and the resulting rules for pairs with all families registered so far.
 
     Arguments:
         family: the record.
@@ -66,7 +66,7 @@ def _reader(family: Family) -> DensityReader:
 
 
 def _enter_by_log_moments(p: Family, q: Family) -> None:
-    """Register KL from the moments of log X, with the kernel named after the families, like `BETA_GAMMA`, if any."""
+    """Register KL from the moments of log X, and the kernel that has the families' names, like `BETA_GAMMA`, if any."""
     moments_of, divergence = p.log_moments, q.from_log_moments
     assert moments_of is not None  # noqa: S101
     assert divergence is not None  # noqa: S101

@@ -1,6 +1,6 @@
 """The families of relaxed Bernoulli and categorical distributions, and the density of logistic variables.
 
-The closed forms require equal temperatures, because the temperature then cancels.
+The closed forms require equal temperatures, which cancel in the formulas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kullback.pairs.registry import closed_form
 
 
 class LogisticDensity(LocationScaleDensity):
-    """e^-z / (scale (1 + e^-z)^2)."""
+    """The density e^-z / (scale (1 + e^-z)^2) with z = (x - loc) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
         z = self.standard(at)
@@ -39,18 +39,20 @@ class LogisticDensity(LocationScaleDensity):
     upper_tail = lower_tail
 
 
-# x coth(x / 2) - 2 = 2 sum_n B_2n x^2n / (2n)!, with the Bernoulli numbers B_2n
+# _COTH are the coefficients of the series x coth(x / 2) - 2 = 2 sum_n B_2n x^(2n) / (2n)!, and _BERNOULLI are the
+# Bernoulli numbers B_2n.
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
 _COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
 _COTH_NEAR = 0.8
-# The number of nodes of the sum over s. With 320 nodes, the error is 1e-13 for logits that differ by up to 100.
+# _NODES is the number of nodes of the sum over s. With 320 nodes, the error is 1e-13 for logits that differ by up to
+# 100.
 _NODES = 320
 _SOFTPLUS_NEAR = 0.5
 
 
 @closed_form(LogitRelaxedBernoulli, LogitRelaxedBernoulli)
 def kl_logit_relaxed_bernoulli(p: LogitRelaxedBernoulli, q: LogitRelaxedBernoulli) -> Tensor | None:
-    """Return d coth(d / 2) - 2 for the difference d of the logits: both are logistic with equal scales."""
+    """Return d coth(d / 2) - 2 for the difference d of the logits: P and Q are logistic with equal scales."""
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None
     probabilities = probabilities_of(p), probabilities_of(q)
@@ -83,10 +85,10 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for the n classes with mass in P or Q.
 
     D(s) is the sum of the Bregman divergences of log(1 + e^x) from s to s + d_k. Here d_k are the differences of the
-    logits of Q and P, minus their mean. KL is n E log(sum_k w_k e^d_k) for w uniform on the simplex. The integral above
-    follows from log x = int (e^-t - e^-xt) dt / t with t = e^s. No term is negative. The integrand is analytic in a
-    strip around the real line, so its sum over equidistant nodes converges geometrically.
-    The Concrete Distribution (Maddison, Mnih and Teh, 2017)
+    logits of Q and P, minus the mean difference. KL is n E log(sum_k w_k e^d_k) for w uniform on the simplex. The
+    integral above follows from log x = int (e^-t - e^-xt) dt / t with t = e^s. No term is negative. The integrand is
+    analytic in a strip around the real line, so the sum over equidistant nodes converges geometrically. The Concrete
+    Distribution (Maddison, Mnih and Teh, 2017)
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None

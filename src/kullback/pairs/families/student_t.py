@@ -1,4 +1,7 @@
-"""The family of Student's t distributions."""
+"""The family of Student's t distributions.
+
+In the formulas, d is the difference of the locations of P and Q, and s_q is Q's scale.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class StudentTDensity(LocationScaleDensity):
-    """(1 + z^2 / df)^(-(df + 1) / 2), normalized."""
+    """The density proportional to (1 + z^2 / df)^(-(df + 1) / 2), with z = (x - loc) / scale."""
 
     df: Tensor
 
     def log_density(self, at: Points) -> Tensor:
         z = (at.x - self.loc) / (self.scale * torch.sqrt(self.df))
         half = self.df / 2
-        # lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which is near 0 for large `half`
+        # `step` is lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which is near 0 for large `half`.
         step = (
             (half + 0.5) * torch.log1p(0.5 / half)
             - 0.5
@@ -51,7 +54,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     ratio = scale_p / scale_q
     more = (scale_p - scale_q) / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
-    # If ratio^2 underflows, the formula uses its logarithm; if ratio^2 overflows, KL is +inf.
+    # If ratio^2 underflows, the formula uses the logarithm of ratio^2; if ratio^2 overflows, KL is +inf.
     tiny, huge = ratio < 1e-100, ratio > 1e150
     log_variance = 2 * log_ratio(scale_p, scale_q) + torch.log(half / (half - 1))
     ratio, more = torch.where(tiny | huge, 1, ratio), torch.where(tiny | huge, 0, more)
@@ -63,7 +66,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
 
 
 def _from_normal(half: Tensor) -> Tensor:
-    """Return KL from a standard StudentT with 2 `half` degrees of freedom to the Normal with its mean and variance.
+    """Return KL from a StudentT with 2 `half` degrees of freedom to the Normal with the same mean and variance.
 
     For more than 24 degrees of freedom, the result is an asymptotic series that follows from Stirling's series.
     """

@@ -1,6 +1,6 @@
 """The Bernoulli, Binomial, Geometric and NegativeBinomial families, which count the outcomes of repeated trials.
 
-Their divergences are sums of terms p log(p / q) - p + q of a single trial. No term is negative.
+The divergences of these families are sums of terms p log(p / q) - p + q of a single trial. No term is negative.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Trials(IntegerDensity):
         return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
 
     def uncertain(self) -> _Trials:
-        """Return the density with probabilities of 1/2 where one outcome is impossible: all logarithms are finite."""
+        """Return the density, with 1/2 in place of the probabilities 0 and 1, so that all logarithms are finite."""
         certain = self.certain()
         half = (0.5, 0.5, math.log(0.5), math.log(0.5))
         own = (self.success, self.failure, self.log_success, self.log_failure)
@@ -63,7 +63,7 @@ class _Trials(IntegerDensity):
 
 
 class BinomialDensity(_Trials):
-    """n! / (x! (n - x)!) p^x (1 - p)^(n - x)."""
+    """The probability n! / (x! (n - x)!) p^x (1 - p)^(n - x)."""
 
     @property
     def low(self) -> Tensor | None:
@@ -87,7 +87,10 @@ class BinomialDensity(_Trials):
 
 
 class NegativeBinomialDensity(_Trials):
-    """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, where p is the probability of the counted outcome, as in torch."""
+    """The probability (x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r.
+
+    As in torch, p is the probability of the counted outcome.
+    """
 
     @property
     def high(self) -> Tensor | None:
@@ -112,7 +115,7 @@ class NegativeBinomialDensity(_Trials):
 
 @dataclass(frozen=True)
 class GeometricDensity(IntegerDensity):
-    """p (1 - p)^x."""
+    """The probability p (1 - p)^x."""
 
     log_success: Tensor
     log_failure: Tensor
@@ -135,7 +138,7 @@ class GeometricDensity(IntegerDensity):
         return Tail(0.0, 1.0, -self.log_failure)
 
 
-# (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...)
+# _ENTROPY_SERIES are the coefficients in (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...).
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
 _LOG_HUGE = 709.0
 _TINY = 1e-30
@@ -211,7 +214,8 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
         log_odds: log(P(other outcome) / P(last outcome)).
         log_odds_of_q: log(Q(other outcome) / P(last outcome)).
     """
-    # The second term is proportional to the odds. The odds may overflow where the term does not.
+    # The second term is proportional to the odds, which may overflow although the term is finite. So the odds are
+    # divided by e^beyond, and the term is multiplied by e^beyond.
     beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
     odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
@@ -253,7 +257,7 @@ register_family(Family(
     scipy=[ScipyForm("geom", Geometric, first=1.0)],
     match=match_of_mean("probs", lambda mean, _: 1 / (1 + mean)),
 ))  # fmt: skip
-# SciPy's nbinom counts failures, and p is the probability of success. Torch counts successes, so p becomes 1 - p.
+# SciPy's nbinom counts failures, and its p is the probability of success. Torch counts successes, so p becomes 1 - p.
 register_family(Family(
     NegativeBinomial, f"total_count {CHOICE}",
     lambda d: NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]), POSITIVE,

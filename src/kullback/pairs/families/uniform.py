@@ -1,4 +1,7 @@
-"""The family of Uniform distributions."""
+"""The family of Uniform distributions.
+
+In the formulas, X is a draw from P, and E is the mean under P.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class UniformDensity(PositiveAtEnds):
-    """1 / (upper - lower)."""
+    """The density 1 / (upper - lower)."""
 
     lower: Tensor
     upper: Tensor
@@ -69,7 +72,7 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval, or an arbitrary interval within the bounds where P's interval exceeds them."""
+    """Return the ends of P's interval, or an arbitrary interval within the bounds if P's interval exceeds a bound."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
@@ -79,7 +82,7 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
     """Return E log(X / E X) for X / E X uniform on the interval from 1 - t = `start` to 1 + t.
 
     The formula is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. At t = 1, where the interval begins at 0, the
-    derivative is infinite, and the gradient is its finite part.
+    derivative is infinite. The gradient is then the finite part of the derivative.
     """
     series = (-1 / 6, -1 / 20, -1 / 42, -1 / 72, -1 / 110)
     small = t.clamp(max=0.05)
@@ -92,7 +95,7 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
 
 def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return 2 m, w / (2 m) and low / m for an interval from `low` >= 0 with middle m and width w."""
-    twice = 2 * low + width  # not m itself, which may be rounded
+    twice = 2 * low + width  # 2 m is computed, because m may be rounded
     start = 2 * low / twice
     from_end = start < 0.5
     t = torch.where(from_end, 1, width) / torch.where(from_end, 1, twice)
@@ -155,7 +158,7 @@ def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X).
 
-    x is E X / mean_Q, a is Q's concentration, and w is P's width.
+    Here x is E X / mean_Q, a is Q's concentration, and w is P's width.
     """
     low, high = _ends(p, least=0.0)
     a, rate = upcast(q.concentration), upcast(q.rate)

@@ -20,7 +20,7 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class VonMisesDensity(PositiveAtEnds):
-    """exp(k (cos(x - loc) - 1)) / (2 pi I0(k) e^-k) for -pi < x < pi, with k the concentration."""
+    """The density exp(k (cos(x - loc) - 1)) / (2 pi I0(k) e^-k) for -pi < x < pi, with the concentration k."""
 
     loc: Tensor
     concentration: Tensor
@@ -60,7 +60,7 @@ def mean_cosine(k: Tensor) -> Tensor:
     return torch.where(k < _LARGE, of_small, 1 + _log_i0_minus_k_derivative(k))
 
 
-# log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k > _LARGE
+# For k > _LARGE, log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n with the coefficients c = _LOG_I0.
 _LARGE = 40.0
 _LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
 _LOG_I0_DERIVATIVE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
@@ -68,7 +68,7 @@ _LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_DERIVATIVE))
 
 
 def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Bregman divergence of log I0 from a to b; for large a and b it is about (b/a - 1 - log(b/a)) / 2."""
+    """Return the Bregman divergence of log I0 from a to b; for large a and b, about (b/a - 1 - log(b/a)) / 2."""
     distance = b - a
     near = distance.abs() < 0.05 * (a + b + 2)
     close = bregman_by_quadrature(_log_i0_curvature, a, torch.where(near, distance, 0))

@@ -1,4 +1,7 @@
-"""The family of Weibull distributions."""
+"""The family of Weibull distributions.
+
+In the formulas, k and a are the concentrations of Weibull and Gamma distributions, and gamma is Euler's constant.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from kullback.pairs.registry import closed_form
 
 @dataclass(frozen=True)
 class WeibullDensity(HalfLineDensity):
-    """(k / scale) (x / scale)^(k - 1) exp(-(x / scale)^k) with k the concentration."""
+    """The density (k / scale) (x / scale)^(k - 1) exp(-(x / scale)^k) with the concentration k."""
 
     scale: Tensor
     concentration: Tensor
@@ -63,18 +66,19 @@ def kl_weibull_weibull(p: Weibull, q: Weibull) -> Tensor:
 
 @closed_form(Weibull, Exponential)
 def kl_weibull_exponential(p: Weibull, q: Exponential) -> Tensor:
-    """Return KL to the Weibull distribution with concentration 1 that equals Q."""
+    """Return KL to the Weibull distribution with concentration 1, which equals Q."""
     k, rate = upcast(p.concentration), upcast(q.rate)
     return gumbel_divergence(log_product(upcast(p.scale), rate), torch.ones_like(k), k)
 
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a term of k and a that is 0 at k = a = 1.
+    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a function of k and a that is 0 at k = a = 1.
 
-    With y = 1 / k this term is a B(1 -> y) + R(1 -> a) + (a - 1) log y. B and R are the Bregman divergences of lgamma
-    and of its Stirling remainder. For large k it is a B(1 -> 1 + y) + R(a) + log k - 1 - gamma, without cancellation.
-    Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
+    With y = 1 / k, this function is a B(1 -> y) + R(1 -> a) + (a - 1) log y. B and R are the Bregman divergences of
+    lgamma and of its Stirling remainder. For large k, the function is computed as a B(1 -> 1 + y) + R(a) + log k - 1 -
+    gamma, without cancellation. Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions
+    (Bauckhage, 2014)
     """
     a, k, scale, rate = upcast(q.concentration), upcast(p.concentration), upcast(p.scale), upcast(q.rate)
     one = torch.ones_like(k)

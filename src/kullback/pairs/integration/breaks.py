@@ -1,9 +1,9 @@
 """Corners and jumps of an integrand whose positions depend on the parameters, and their contributions to derivatives.
 
-The derivatives of an integral are the derivatives of the sum over the nodes. The nodes are constants, except in panels
-next to a jump: their edge at the jump, and so their nodes and weights, have the derivatives of the jump's position. A
-corner does not affect the first derivatives. The corner's contribution to the second derivative is the change of the
-integrand's slope at the corner times the square of the derivative of the corner's position.
+The derivatives of an integral are the derivatives of the sum over the nodes. In a panel next to a jump, the edge at the
+jump has the derivatives of the jump's position, and so have the nodes and weights. All other nodes are constants. A
+corner does not contribute to the first derivatives. The corner's contribution to the second derivative is the change of
+the integrand's slope at the corner times the square of the derivative of the corner's position.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from kullback.pairs.densities.density import Coordinate, Density
 from kullback.pairs.integration.line import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 
-# The step sizes of the finite differences for one-sided slopes, relative to the span of the panels. The log-density may
-# have another break at any distance, so the smallest step is 8^-15, which is close to rounding.
+# _STEPS are the step sizes of the finite differences for one-sided slopes, relative to the span of the panels. The
+# log-density may have another break at any distance, so the smallest step is 8^-15, which is close to rounding.
 _STEPS = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
-# The weights of the values at x + h, ..., x + 5 h in the extrapolated value and slope at x, which are exact for
-# polynomials of degree 4.
+# These weights of the values at x + h, ..., x + 5 h give the value at x and h times the slope at x by extrapolation.
+# The result is exact for polynomials of degree 4.
 _FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
 _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
-# The absolute values of the weights of the slope add up to 56, and each value has a relative rounding error near eps.
+# The absolute values of _FOR_SLOPE add up to 56, and each value has a relative rounding error near eps, so _ROUNDING
+# bounds the sum of the errors.
 _ROUNDING = 60 * torch.finfo(torch.float64).eps
-# The smallest relative change of a log-density that counts as a jump, not as a corner.
-# benchmarks/panel_constants.py: all answers are correct for values from 1e-10 to 1e-3.
+# A break is a jump if the relative change of the log-density exceeds _JUMP; otherwise the break is a corner. In
+# benchmarks/panel_constants.py, all answers are correct for values from 1e-10 to 1e-3.
 _JUMP = 1e-6
 
-# A function of v, the variable of integration, that returns log(p dx/dv) and log(q dx/dv).
+# `LogDensities` is a function of v, the variable of integration, that returns log(p dx/dv) and log(q dx/dv).
 LogDensities = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Break(NamedTuple):
-    """A point at which the log-density of P or Q has a corner or a jump; its tensors have shape (..., 1)."""
+    """A point at which the log-density of P or Q has a corner or a jump; all tensors have shape (..., 1)."""
 
     side: int
     """0 for the density of P, 1 for the density of Q."""
     place: Tensor
-    """The position in the variable of integration, with its derivatives by the parameters."""
+    """The position of the break as a value of v, with derivatives by the parameters."""
     jumps: Tensor
     """A mask of the batch elements that have a jump at `place`; other elements have a corner or no break."""
     bend: Tensor
@@ -69,7 +70,7 @@ def find_breaks(
             inside = inside & (fixed.abs() < OUTERMOST)
             if not bool(inside.any()):
                 continue
-            # A break outside the panels gets a constant position, because its derivatives may be infinite.
+            # A break outside the panels gets a constant position, because the position may have infinite derivatives.
             low, high = line.coordinate.low, line.coordinate.high
             low = low if low is None else torch.where(inside, low, 0.0)
             high = high if high is None else torch.where(inside, high, 1.0)

@@ -18,23 +18,26 @@ from kullback.pairs.integration.panels import Places
 from kullback.pairs.integration.pieces import Both, Piece
 
 SAME = 1e-11
-"""A |log p - log q| below this is rounding error: a change of its sign is not a crossing.
+"""If |log p - log q| is below SAME, the sign of log p - log q is rounding error: a change of sign is no crossing.
 
-benchmarks/panel_constants.py: the value 1e-13 takes 13 % more points, and all answers are correct up to 1e-9.
+In benchmarks/panel_constants.py, 1e-13 needs 13 % more evaluation points than 1e-11, and all answers are correct for
+values up to 1e-9.
 """
-# The largest number of crossings at which a scan cuts a piece.
-# benchmarks/panel_constants.py: the value 2 takes 12 % more points.
+# A scan (see `line.scan_points`) cuts a piece at no more than _CROSSINGS crossings. In benchmarks/panel_constants.py,
+# the value 2 needs 12 % more evaluation points than 8.
 _CROSSINGS = 8
 # `last_where` divides the width of an interval by 2^_BITS, a little more than the precision of float64. Fewer than
-# _FEW_INTERVALS intervals are cut into four parts in each step.
-# benchmarks/panel_constants.py: one pair takes 8 % more time if all intervals are bisected.
+# _FEW_INTERVALS intervals are cut into four parts in each step. In benchmarks/panel_constants.py, one pair takes 8 %
+# more time if `last_where` bisects all intervals.
 _BITS, _FEW_INTERVALS = 56, 1000
 
 
 def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level: float) -> Tensor:
-    """Return the crossings on a piece, shape (..., crossings), from the log-densities at the points v of a scan.
+    """Return the points v where log p - log q crosses `level` on a piece, shape (..., crossings).
 
-    Batch elements with fewer crossings than the others are padded with arbitrary points.
+    The arguments `log_p` and `log_q` are the log-densities at the sorted points `v` of a scan.
+
+    Batch elements with fewer crossings than other elements are padded with arbitrary points.
     """
     above = log_p > log_q + level
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
@@ -43,7 +46,7 @@ def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level
 
 
 def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -> Places:
-    """Return the panels, each cut at the first crossing of `level` by log p - log q between its nodes."""
+    """Return the panels, each cut at the first crossing of `level` by log p - log q between nodes."""
     v, _ = panel_nodes(lower, upper)
     v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
     log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
@@ -64,14 +67,15 @@ def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -
 
 
 def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, corner: Corner) -> Tensor:
-    """Return 0 with the second derivatives that the crossings of one corner of the terms contribute.
+    """Return the value 0, whose second derivatives are the contributions of the crossings of one corner of the terms.
 
     Let s be the slope of log p - log q at a crossing. The contribution is p / |s| times the change of f' at the corner,
     times the square of the derivative of log p - log q by a parameter. See also `corner_terms`.
     """
     v = panel_nodes(lower, upper)[0].flatten(-2).sort(-1).values
     d = piece.log_ratio(v) - corner.at
-    is_reliable = (d.abs() > SAME) & d.isfinite()  # at a crossing, the sign of d is rounding error
+    # At a crossing, the sign of d is rounding error.
+    is_reliable = (d.abs() > SAME) & d.isfinite()
     last = torch.where(is_reliable, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
     crosses = is_reliable & is_reliable.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
@@ -91,7 +95,7 @@ def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, 
 
 
 def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
-    """Return the crossings of `level` by log p - log q between two points; `rises` means a crossing upwards."""
+    """Return the points v between two points where log p - log q crosses `level`, upwards where `rises` is true."""
 
     def is_left(v: Tensor) -> Tensor:
         at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
@@ -101,11 +105,11 @@ def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: 
 
 
 def last_where(holds: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two adjacent floats between `first` and `second`: a condition is true at one and false at the other.
+    """Return two adjacent floats between `first` and `second`: a condition is true at the first and false at the other.
 
-    `holds` gets the same number of points of each interval, one interval after the other along the last dimension. Few
-    intervals are cut into four parts in each step, which halves the number of calls. Many intervals are bisected, which
-    needs fewer points.
+    `holds` gets the same number of points of each interval, one interval after the other along the last dimension. If
+    there are few intervals, each step cuts an interval into four parts, and `holds` is called half as often. If there
+    are many intervals, each step bisects an interval, and `holds` gets fewer points.
     """
     if not first.numel():
         return first, second

@@ -1,7 +1,8 @@
-"""The integrands q f(p / q) of the divergences other than KL.
+"""The integrands q f(p / q), called terms, of the divergences other than KL.
 
-The integrand is homogeneous in p and q. So a node's weight times the integrand is a term of finite distributions whose
-masses are weight times density. A kind's `total` and `derivatives` apply to these masses.
+The integrand is homogeneous of degree 1 in p and q. So a node of weight w contributes the integrand at the masses w p
+and w q. The sum over the nodes is the divergence of two finite distributions with these masses. The `total` and the
+`derivatives` of a kind of divergence apply to these masses.
 """
 
 from __future__ import annotations
@@ -22,25 +23,29 @@ from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import differentiable_backward, expanded
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
-# The logarithm of a mass so small that the mass and its square root round to 0.
+# _NO_MASS replaces log 0, because the mass e^-2000 and its square root e^-1000 both round to 0.
 _NO_MASS = -2000.0
-# The logarithm of a negligible mass whose derivative is nevertheless exact: rounding is e^-37.
+# _ALONE is the logarithm of the mass of an additional node, where only one density has mass. The mass e^-60 is
+# negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative by this mass is
+# exact.
 _ALONE = -60.0
-# The largest logarithm of a derivative: e^709 is the largest float, so a sum of e^42 such derivatives is finite.
+# Logarithms of derivatives are clamped to _LARGEST_LOG_DERIVATIVE. The largest float is e^709, so a sum of e^42 such
+# derivatives is finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
 
 class DivergenceTerms(NamedTuple):
-    """The terms of a divergence, their derivatives, and their approximate size where they overflow or underflow."""
+    """The terms of a divergence, their derivatives, and approximate logarithms of terms that overflow or underflow."""
 
     kind: Divergence
     beyond: int | None = None
-    """The side, 0 for P and 1 for Q, that may have mass outside the other side's support, next to a shared end.
-    Outside, the divergence is a multiple of this mass. The derivatives by this side's masses leave the multiple out."""
+    """The density, 0 for P and 1 for Q, that may have mass outside the support of the other density, next to a shared
+    end. Outside this support, the divergence is a multiple of the mass. The derivatives by the masses of this density
+    do not include the multiple."""
     log_scale: Tensor | None = None
-    """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of distant P and Q; else None.
-    The terms are then p^a q^(1 - a) / e^log_scale. The terms of the power divergence add up to a multiple of S - 1,
-    which loses the digits of a small S."""
+    """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of distant P and Q; else None. If
+    `log_scale` is given, the terms are p^a q^(1 - a) / e^log_scale. The terms of the power divergence would add up to a
+    multiple of S - 1, and this subtraction would lose the digits of a small S."""
 
     @property
     def order(self) -> float:
@@ -55,24 +60,28 @@ class DivergenceTerms(NamedTuple):
 
     @property
     def is_of_ratio(self) -> bool:
-        """Whether the terms are known only as a function of p / q, like the terms of a user's own kind."""
+        """Whether the terms are known only as a function of p / q, like the terms of a kind that a user defines."""
         return isinstance(self._additive(), OfRatio)
 
     def _additive(self) -> Divergence:
         """Return the kind whose terms are integrated.
 
-        Renyi's divergence of order 0 is a function of Q's mass where p > 0. Total variation replaces its terms.
+        Renyi's divergence of order 0 is a function of Q's mass where p > 0. For this divergence, the terms of total
+        variation are integrated.
         """
         if isinstance(self.kind, Renyi) and self.order == 0:
             return TotalVariation()
         return self.kind if isinstance(self.kind, BuiltIn | OfRatio) else OwnTerms(self.kind)
 
     def _whole(self) -> Divergence:
-        """Return the kind that computes the total and its derivatives, from the terms if the kind is additive."""
+        """Return the kind that computes the divergence and its derivatives.
+
+        If `kind` is additive, this is `_additive()`; otherwise `kind` itself.
+        """
         return self._additive() if self.kind.additive else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the terms at masses with the given logarithms, of the same shape."""
+        """Return the terms at masses with the logarithms `log_p` and `log_q`; the shape of the result is the same."""
         if self.log_scale is not None:
             scale = self.log_scale.reshape(*self.log_scale.shape, *[1] * (log_p.ndim - self.log_scale.ndim))
             return torch.exp(self._log_power(log_p, log_q) - scale)
@@ -103,9 +112,9 @@ class DivergenceTerms(NamedTuple):
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the divergence by log p and by log q; 0 where the mass is 0.
 
-        The derivative by log p has an error relative to p, even if q is far larger, and vice versa. This accuracy is
-        needed in the tails, where the derivative of a log-density by a parameter is huge. Both results are
-        differentiable.
+        The error of the derivative by log p is small relative to p, even if q is far larger. The error of the
+        derivative by log q is likewise small relative to q. This accuracy is needed in the tails, where the derivative
+        of a log-density by a parameter is huge. Both results are differentiable.
         """
         if 0 != self.order != 1 and self.order < math.inf:
             derivatives = self._power_derivatives(log_p, log_q)
@@ -116,7 +125,8 @@ class DivergenceTerms(NamedTuple):
         sides: list[Tensor] = []
         for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
             clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
-            if side != self.beyond:  # the total mass is 1, so the derivative by it is rounding
+            # The total mass is 1, so the derivative by the total mass is only rounding error, and is subtracted.
+            if side != self.beyond:
                 mass = torch.exp(log)
                 mean = clean.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
                 clean = clean - mass * mean
@@ -124,21 +134,23 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(self.kind, Renyi):  # order 0 depends on which masses are 0, order inf on a single class
+        # Order 0 depends on which masses are 0, and order inf on a single class, so that masses of 0 must not be
+        # replaced.
+        if isinstance(self.kind, Renyi):
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
-        # A mass of 0 is replaced by a negligible mass, whose derivative is defined.
+        # A negligible mass replaces a mass of 0, because the derivative by log 0 is undefined.
         logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
         return self._whole().derivatives(pair_of_logs(*logs))
 
     def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Return the derivatives by log p and log q; `side` leaves out the multiple that `beyond` describes."""
+        """Return the derivatives by log p and log q; for `side`, without the multiple that `beyond` describes."""
         logs = log_p, log_q
         alone = [torch.full_like(x[..., :1], _ALONE if k == side else -torch.inf) for k, x in enumerate(logs)]
         if self.kind.additive:
             sides = list(self._derivatives(*logs))
             alone[side] = torch.zeros_like(alone[side])
             multiple = self._derivatives(*alone)[side]
-        else:  # the derivative at each node depends on all nodes
+        else:  # the derivative at each node depends on the masses of all nodes
             both = (torch.cat(x, -1) for x in zip(logs, alone, strict=True))
             sides = list(self._derivatives(*both))
             multiple = sides[side][..., -1:] * math.exp(-_ALONE)
@@ -168,12 +180,14 @@ class DivergenceTerms(NamedTuple):
         """Return (A - p) / (alpha - 1) and (q - A) / alpha times the kind's factor, for A = p^alpha q^(1 - alpha)."""
         alpha = self.order
         log_power = self._log_power(log_p, log_q)
-        if self.log_scale is not None:  # without multiples of p and q, which `derivatives` removes
+        # These derivatives omit multiples of p and q, because `derivatives` removes such multiples.
+        if self.log_scale is not None:
             shares = torch.softmax(log_power, -1)
             return alpha / (alpha - 1) * shares, -shares
         there = log_power > -torch.inf
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
-        if isinstance(self.kind, Renyi):  # the derivatives of Alpha times alpha / sum of A
+        # Renyi's derivatives are the derivatives of `Alpha` times alpha / sum of A.
+        if isinstance(self.kind, Renyi):
             log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
         else:
             power = power_of(self.kind)
@@ -210,7 +224,7 @@ class DivergenceTerms(NamedTuple):
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
 
     def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the approximate derivative of a non-additive divergence by its sum of terms, times 2 for safety."""
+        """Return the approximate derivative of a non-additive divergence by the sum of terms, times 2 for safety."""
         by_total = self.kind.derivatives(pair_of_logs(log_p, log_q))
         by_terms = self._additive().derivatives(pair_of_logs(log_p, log_q))
         sizes = [
@@ -248,7 +262,7 @@ def with_derivatives(
 
 
 class _WithDerivatives(torch.autograd.Function):
-    """The operation that returns `value` and gets its gradient from `derivatives(log_p, log_q)`."""
+    """The autograd operation that returns `value`, with the gradient from `derivatives(log_p, log_q)`."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, derivatives: Any, log_p: Tensor, log_q: Tensor) -> Tensor:

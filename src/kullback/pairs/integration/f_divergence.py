@@ -1,8 +1,9 @@
 """Divergences other than KL of two densities: an integral over both supports, or a sum over their integers.
 
 On the real line, each piece between ends of supports has panels, and the panels of all pieces are refined together. On
-the integers, every term is summed. Weight times density at the nodes gives the masses of two finite distributions, and
-a kind's `total` and `derivatives` give their divergence and its derivatives.
+the integers, every term is summed. At the nodes, weight times density gives the masses of two finite distributions. The
+`total` and the `derivatives` of a kind of divergence give the divergence of these distributions and the derivatives by
+their masses.
 """
 
 from __future__ import annotations
@@ -34,17 +35,20 @@ from kullback.pairs.integration.pieces import Both, Needed, Piece, pieces_of
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
-# A node with a fraction e^-60 of a density's mass is negligible, because rounding is e^-37.
+# A node with a fraction e^-_FEW of a density's mass is negligible, because rounding errors are about e^-37.
 _FEW = 60.0
-# Errors of the derivatives near a narrow component, relative to the sum of their absolute values. Panels are refined
-# until the error is at most _AIM_OF_SLOPES; a result with an error above _LARGEST_OF_SLOPES is refused.
-# benchmarks/panel_constants.py: all answers are correct if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
+# These constants limit the error of the terms' derivatives near a component of P or Q that is much narrower than the
+# others. The error is relative to the integral of the absolute derivatives. Panels are refined until the error is at
+# most _AIM_OF_SLOPES. A result with an error above _LARGEST_OF_SLOPES is refused. In benchmarks/panel_constants.py, all
+# answers are correct if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
-# The assumed relative error of a panel that contains a corner of the terms, such as |p - q| at p = q.
-# benchmarks/panel_constants.py: without it 6 % fewer points are needed, but both rules may miss a corner.
+# If a panel contains a corner of the terms, such as |p - q| at p = q, the relative error of the panel is assumed to be
+# at least _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but
+# then both quadrature rules may miss a corner.
 _OF_A_CORNER = 0.03
 
-# A function that splits P and Q into pairs of densities with the sums P and Q; each pair has its own length scale.
+# `Shares` is a function that splits P and Q into pairs of densities. The pairs add up to P and Q, and each pair has its
+# own length scale.
 Shares = Callable[[Density, Density], list[Both]]
 
 
@@ -66,7 +70,8 @@ def _integral(
         log_masses: returns the logarithms of the masses of two densities at the nodes, shape (..., nodes).
         error: returns the error of the sum of terms, from the logarithms of the masses.
         diverges: a mask of the batch elements whose divergence is infinite.
-        second_order: returns 0 with the second derivatives that the sum over the nodes lacks.
+        second_order: returns the value 0, whose second derivatives are the contributions that the sum over the nodes
+            lacks.
     """
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)
@@ -81,7 +86,7 @@ def _integral(
             by_p, by_q = terms.derivatives(log_p, log_q)
             return torch.where(finite, by_p, 0), torch.where(finite, by_q, 0)
 
-        # Masks of the nodes at which the derivatives of a density are not negligible.
+        # `needed_p` and `needed_q` are masks of the nodes at which the derivatives of a density are not negligible.
         with torch.no_grad():
             needed_p, needed_q = (
                 finite & log.isfinite() & ((by != 0) | (log > UNDERFLOW))
@@ -119,7 +124,8 @@ def integrate_divergence(
         first = [first_panels(piece, breakpoints, terms) for piece, breakpoints in placed]
         integrands = [partial(_integrated, piece, terms, len(fixed) > 1) for piece in pieces]
         diverges, fails = (torch.stack(flags).any(0) for flags in tuple(zip(*first, strict=True))[1:3])
-        # In the length scale of a pair, its derivatives are much smaller than its value: they have separate errors.
+        # In the length scale of a pair, the derivatives are much smaller than the value, so they have a separate error
+        # estimate.
         in_units = [k for k, piece in enumerate(pieces) if piece.share < len(fixed) - 1]
 
         def slope_error(parts: list[Panels]) -> Tensor:
@@ -171,14 +177,14 @@ def _integrated(
 ) -> tuple[Tensor, ...]:
     """Return for each panel the integral of the terms, its error, the error of both masses, and the rounding error.
 
-    If `with_slopes`, two tensors of shape (2, ..., panels) follow: the errors of the integrals of the derivatives by
-    log p and by log q, and the integrals of the absolute derivatives.
+    If `with_slopes`, two tensors of shape (2, ..., panels) follow. The first tensor has the errors of the integrals of
+    the derivatives by log p and by log q. The second tensor has the integrals of the absolute derivatives.
     """
     v, half = panel_nodes(lower, upper)
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
-    for corner in terms.growth.corners:  # both rules may miss a corner at a crossing
+    for corner in terms.growth.corners:  # both quadrature rules may miss a corner
         at_ends = piece.log_ratio(torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack(at_ends.chunk(2, -1), -1)], -1)
         crosses = (d > corner.at + SAME).any(-1) & (d < corner.at - SAME).any(-1)
@@ -198,7 +204,8 @@ def _log_masses(
 ) -> tuple[Tensor, Tensor]:
     """Return log(mass of P) and log(mass of Q) at all nodes of all pieces.
 
-    The panel edges at jumps of the densities, and so the nodes, have the derivatives of the positions of the jumps.
+    If the edge of a panel is at a jump of a density, the position of the jump determines the edge and the nodes, so
+    they have derivatives by the parameters.
     """
     logs: list[Tensor] = []
     start = 0
@@ -223,7 +230,7 @@ def _second_order(
     terms: DivergenceTerms,
     logs: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Return 0 with the second derivatives that the corners of the densities and of the terms contribute."""
+    """Return a 0 whose second derivatives are the contributions of the corners of the densities and of the terms."""
     total = torch.zeros(logs[0].shape[:-1], dtype=torch.float64, device="cpu")
     for piece, places in measured:
         densities = tracked[piece.share]
@@ -247,7 +254,7 @@ def _second_order(
 def sum_divergence(
     p: Density, q: Density, terms: DivergenceTerms, batch_shape: torch.Size, target: Tolerance
 ) -> Integral:
-    """Sum the terms of a divergence over every integer that matters; see `integrate_kl` for the arguments."""
+    """Sum the terms of a divergence over all integers with relevant terms; see `integrate_kl` for the arguments."""
     with torch.no_grad():
         n, after, most, diverges, cut_off = _window(p.detached(), q.detached(), batch_shape, terms, target)
 
@@ -257,7 +264,7 @@ def sum_divergence(
 
     def error(log_p: Tensor, log_q: Tensor) -> Tensor:
         sizes = terms.terms(log_p, log_q).abs()
-        if terms.log_scale is not None:  # the exponents are large, and so is their rounding
+        if terms.log_scale is not None:  # the rounding error grows with the exponents
             sizes = sizes * (1 + sum(torch.where(log.isfinite(), log.abs(), 0) for log in (log_p, log_q)))
         return 1e-15 * sizes.sum(-1) + torch.where(cut_off & ~diverges, torch.inf, 0.0)
 
@@ -267,9 +274,10 @@ def sum_divergence(
 def _window(
     p: Density, q: Density, batch_shape: torch.Size, terms: DivergenceTerms, target: Tolerance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the integers to sum, the last needed integer, the end of the supports, and two masks.
+    """Return the integers to sum, the last needed integer, the larger upper end of the supports, and two masks.
 
-    The masks say where the sum diverges, and where the limit on nodes cuts it off.
+    The first mask selects the batch elements whose sum diverges. The second mask selects the batch elements whose sum
+    is truncated by the limit on nodes.
     """
     shape = torch.Size([*batch_shape, 1])
     doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64, device="cpu")

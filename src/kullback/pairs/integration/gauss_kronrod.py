@@ -11,11 +11,13 @@ from torch import Tensor
 from kullback.pairs.integration.panels import Rule
 
 SAFETY = 4.0
-"""The reported error is this factor times the error estimate, because on some panels the rules agree by chance.
+"""The reported error is this factor times the error estimate, because Kronrod's and Gauss's rules may agree by chance.
 
-benchmarks/panel_constants.py: a factor of 1 saves 2 % of the points, and 16 takes 7 % more.
+In benchmarks/panel_constants.py, a factor of 1 needs 2 % fewer evaluation points than 4, and a factor of 16 needs 7 %
+more.
 """
-# The nodes and weights from the middle of [-1, 1] outwards, as in QUADPACK. Gauss's rule uses every other node.
+# The nodes and weights are listed from the middle of [-1, 1] outwards, as in QUADPACK. Gauss's rule uses every other
+# node.
 _POSITIVE_NODES = (
     0.0,
     0.207784955007898467600689403773245,
@@ -78,9 +80,10 @@ def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Return Kronrod's integrals over the panels and their error estimates, both of shape (..., panels).
 
-    The error estimate is QUADPACK's power 3/2 of the difference of Kronrod's and Gauss's rules, which falls as fast as
-    the error of a smooth integrand. If this difference is not 100 times smaller than the difference of Kronrod's rule
-    and a third rule of lower degree, the integrand may have a corner. Then the estimate is the difference itself.
+    The error estimate is, as in QUADPACK, a power 3/2 of the difference between Kronrod's and Gauss's rules. This power
+    falls as fast as the error of a smooth integrand. The integrand may have a corner if the difference exceeds 1/100 of
+    the difference between Kronrod's rule and a third rule of lower degree. Then the estimate is the difference itself,
+    without the power.
     """
     weights = WEIGHTS.to(f.device)
     fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)
@@ -92,7 +95,7 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def relative_errors(errors: Tensor, sizes: Tensor) -> Tensor:
-    """Return errors divided by the sum of sizes over all panels: the largest along the first dimension."""
+    """Return the largest errors along the first dimension, relative to the sum of `sizes` over all panels."""
     return (errors / sizes.sum(-1, keepdim=True).clamp(min=1e-300)).amax(0)
 
 

@@ -1,7 +1,8 @@
-"""The integrands of the Kullback-Leibler divergence, on the real line and on the integers.
+"""The integrands of the Kullback-Leibler divergence, called terms, on the real line and on the integers.
 
-The terms have two forms: p log(p / q), and p log(p / q) - p + q, which is not negative. Both have the same sum if the
-nodes contain all of Q's mass. Then the second form has no cancellation for nearly equal P and Q.
+The terms have two forms: p log(p / q), and p log(p / q) - p + q, which is not negative. If the nodes contain all mass
+of Q, both forms have the same sum. Then p log(p / q) - p + q is used, because the terms of this form do not cancel for
+nearly equal P and Q.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class KLTotals(NamedTuple):
 
 
 class KLColumns(NamedTuple):
-    """Integrals over each panel. The first three fields stack both forms of the terms, with Q's mass and without."""
+    """Integrals over each panel. The first three fields stack the forms p log(p / q) - p + q and p log(p / q)."""
 
     values: Tensor
     errors: Tensor

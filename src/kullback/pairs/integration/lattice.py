@@ -1,8 +1,8 @@
 """Panels of integers, and Gauss's rule for sums.
 
-A panel has 16 2^k consecutive integers. A panel of 16 integers is summed term by term; it has no error and is never
-halved. A larger panel is summed at 16 nodes with the weights of Gauss's rule for sums, which is exact for polynomials
-of degree 31. The rule's orthogonal polynomials are Chebyshev's polynomials on equidistant points.
+A panel has 16 2^k consecutive integers. A panel of 16 integers is summed term by term. Such a panel has no error and is
+never halved. A larger panel is summed at 16 nodes with the weights of Gauss's rule for sums, which is exact for
+polynomials of degree 31. The rule's orthogonal polynomials are Chebyshev's polynomials on equidistant points.
 
 Calculation of Gauss Quadrature Rules (Golub and Welsch, 1969)
 Orthogonal Polynomials: Computation and Approximation (Gautschi, 2004), on discrete Chebyshev polynomials
@@ -20,11 +20,11 @@ from torch import Tensor
 from kullback.pairs.integration.panels import Panels, Places, Rule, integrate
 
 _NODES = 16
-# The approximate maximum number of panels in a window before any panel is halved.
-# benchmarks/panel_constants.py: all answers are correct for values from 8 to 128.
+# Before any panel is halved, a window has at most about _PANELS panels. In benchmarks/panel_constants.py, all answers
+# are correct for values from 8 to 128.
 _PANELS = 32
-# The widest window, 34 panels of 2^220 integers, has 6e67 integers. If a density needs more, the caller sees a mass
-# below 1.
+# The widest window, 34 panels of 2^220 integers, has 6e67 integers. If the support of a density needs more integers,
+# the caller finds a mass below 1.
 _LARGEST_POWER = 220
 
 
@@ -34,7 +34,8 @@ class _Tables(NamedTuple):
     sizes: Tensor
     nodes: Tensor
     weights: Tensor
-    details: Tensor  # details times terms: the coefficients of the polynomials of degrees 14 and 15
+    # The product of `details` and the terms gives the coefficients of the orthogonal polynomials of degrees 14 and 15.
+    details: Tensor
 
 
 @functools.cache
@@ -72,7 +73,8 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
     size = sizes_of(kind)
     first = torch.floor(low / size)
     count = torch.floor(high / size) - first + 1
-    if smooth:  # the caller notices the missing mass of a wider window
+    # A wider window would contain more panels. The caller finds that the mass of the clamped window is below 1.
+    if smooth:
         count = count.clamp(max=_PANELS + 2)
     index = torch.arange(int(count.max()) if count.numel() else 1, dtype=low.dtype, device=low.device)
     starts = (first + index) * size
@@ -85,7 +87,10 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
 
 
 def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
-    """Return the halves of panels. A panel of priority 0 or of 16 integers is not halved: its right half is empty."""
+    """Return the halves of panels.
+
+    A panel of priority 0 or of 16 integers is not halved, and its right half is empty.
+    """
     is_halved = (kinds > 1) & (priorities > 0)
     half = torch.where(is_halved, kinds - 1, kinds)
     middle = starts + torch.where(is_halved, sizes_of(half), 0)
@@ -94,12 +99,12 @@ def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
 
 LATTICE = Rule(_NODES, lambda priorities: max(4, priorities.shape[-1] // 4), _halves)
 """The rule for panels of integers, whose `Places` are their first integers and their kinds."""
-# All panels with a priority are halved at once.
+# This rule halves all panels with a positive priority at once.
 _TOGETHER = LATTICE._replace(halvings=lambda priorities: int((priorities > 0).sum(-1).max()))
 
 
 def resolved(places: Places, marks: Tensor) -> Places:
-    """Halve each panel that is wider than 4 times the distance of a breakpoint in it from the nearest breakpoint."""
+    """Halve panels until no breakpoint in a panel is closer than 1/4 of the panel's width to the next breakpoint."""
     distances = (marks.unsqueeze(-1) - marks.unsqueeze(-2)).abs()
     distances = torch.where(distances > 0, distances, torch.inf).amin(-1)
 
@@ -121,10 +126,11 @@ def nodes_of(starts: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_panels(f: Tensor, weights: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of f over panels and their error estimates, which ignore infinite values of f.
+    """Return the sums of f over panels, and error estimates that ignore infinite values of f.
 
-    The coefficients of f in orthogonal polynomials are assumed to fall geometrically. So QUADPACK's power 3/2 of the
-    coefficients of degrees 14 and 15 estimates the coefficient of degree 32, the first degree with an error.
+    The coefficients of f in orthogonal polynomials are assumed to fall geometrically. So the power 3/2 of the
+    coefficients of degrees 14 and 15, as in QUADPACK, estimates the coefficient of degree 32. The rule has no error for
+    lower degrees.
     """
     values = (f * weights).sum(-1)
     f = torch.where(f.isinf(), 0, f)

@@ -1,8 +1,8 @@
-"""The variable of integration v for a part of the real line, and the first panels in v.
+"""The variable of integration v for a part of the real line, and the first panels, as intervals of v.
 
-A `Coordinate` maps the part of the line to a coordinate t that runs over all reals, and t = center + width sinh(v).
-This map is nearly linear near the center, and grows fast enough to reach the end of every tail. The panels span the
-part where the integrand is not negligible, and are cut where the densities have peaks.
+A `Coordinate` maps the part of the line to a coordinate t that runs over all reals, and t = center + width sinh(v). The
+map from v to t is nearly linear near the center, and grows fast enough to reach the end of every tail. The panels span
+the part where the integrand is not negligible, and are cut where the densities have peaks.
 """
 
 from __future__ import annotations
@@ -19,38 +19,42 @@ from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import Places
 
 NEGLIGIBLE = 46.0
-"""An integrand below e^-46 = 1e-20 of its largest value is ignored, because that is far below rounding.
+"""An integrand below e^-46 = 1e-20 of its largest value is ignored, because this fraction is far below rounding errors.
 
-benchmarks/panel_constants.py: the value 60 takes 7 % more points.
+In benchmarks/panel_constants.py, the value 60 needs 7 % more evaluation points than 46.
 """
 OUTERMOST = 690.0
-"""The largest |v|: beyond it sinh overflows."""
+"""The largest |v|: for |v| > 710, sinh(v) overflows float64."""
 NEAREST = -345.0
-"""The logarithm of the smallest distance from an end whose inverse has a finite square: e^690 is a float."""
+"""The logarithm of the smallest distance d from an end: 1 / d^2 = e^690 does not overflow float64."""
 UNDERFLOW = -700.0
-"""Below this logarithm a mass rounds to 0 or nearly to 0: e^-708 is the smallest normal float."""
-# The number of panels between an end of the line and the nearest panel that contributes to the value.
-# benchmarks/panel_constants.py: all answers are correct for values from 8 to 48.
+"""The logarithm below which a mass counts as 0: the smallest normal float is e^-708."""
+# `out_to_ends` adds _OUTER_PANELS panels between an end of the line and the nearest panel that contributes to the
+# value. In benchmarks/panel_constants.py, all answers are correct for values from 8 to 48.
 _OUTER_PANELS = 24
-# The relative rounding error of a few operations. tests/pairs/test_sweep.py compares the bounds with true errors.
+# _EPS bounds the relative rounding error of a few operations. tests/pairs/test_sweep.py compares the error bounds with
+# the true errors.
 _EPS = 8 * torch.finfo(torch.float64).eps
-# Breakpoints of a density, in widths from its center. The breakpoints from 40 to 5e9 widths are for the log-density of
-# a mixture, which nearly has a corner wherever another component becomes the largest.
+# _LADDER lists the distances of a density's breakpoints from its center, in units of the density's width. The distances
+# from 40 to 5e9 are needed for the log-density of a mixture, which nearly has a corner wherever another component
+# becomes the largest.
 _LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
 _STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64, device="cpu")
-# The breakpoints that suffice unless a density is a narrow peak: the center and the points two widths from it.
+# _COARSE selects the breakpoints that suffice unless a peak is narrow: the center and the points two widths from the
+# center.
 _MIDDLE = len(_LADDER)
 _COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
 _IS_COARSE = torch.tensor([k in _COARSE for k in range(len(_STEPS))], device="cpu")
-# The breakpoints up to 40 widths from the center: farther out, a peak has negligible mass.
+# _NEAR selects the breakpoints up to 40 widths from the center. Farther from the center, a peak has negligible mass.
 _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
-# If there are more peaks than this, nearby peaks share breakpoints.
-# benchmarks/panel_constants.py: all answers are correct for values from 4 to 64.
+# If the densities have more than _MANY_PEAKS peaks, nearby peaks share breakpoints. In benchmarks/panel_constants.py,
+# all answers are correct for values from 4 to 64.
 _MANY_PEAKS = 16
-# A peak is narrow if its width is less than this fraction of a panel.
-# benchmarks/panel_constants.py: the value 0.05 saves 2 % of the points, and 1 takes 3 % more.
+# A peak is narrow if its width is less than _NARROW times the width of a panel. In benchmarks/panel_constants.py, the
+# value 0.05 needs 2 % fewer evaluation points than 0.25, and the value 1 needs 3 % more.
 _NARROW = 0.25
-# The positive points v of every scan: dense up to 10, then geometrically spaced up to the limit of v.
+# A scan evaluates the densities on a sorted grid of points v, to find the span of the first panels. Every scan includes
+# these positive points v. The spacing is 1/8 up to 10, and then geometric up to OUTERMOST.
 _POSITIVE = [
     torch.arange(0.125, 10.0, 0.125, dtype=torch.float64, device="cpu"),
     torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64, device="cpu"),
@@ -60,7 +64,7 @@ _GRID = torch.cat(
 )
 
 
-# A density, and the coordinate that maps its support to the line.
+# `Placed` is a density with the coordinate that maps the density's support to the whole line.
 Placed = tuple[Density, Coordinate]
 
 
@@ -80,7 +84,7 @@ class Line(NamedTuple):
         return torch.asinh((t - self.center) / self.width)
 
     def points(self, v: Tensor) -> tuple[Points, Tensor]:
-        """Return the points at v, and log dx/dv there."""
+        """Return the points x at v, and log dx/dv at these points."""
         t = self.t(v)
         log_cosh = v.abs() + torch.log1p(torch.exp(-2 * v.abs())) - math.log(2)
         log_jacobian = self.coordinate.log_jacobian(t) + torch.log(self.width) + log_cosh
@@ -117,9 +121,9 @@ class Line(NamedTuple):
 def breakpoints_on(
     coordinate: Coordinate, densities: Sequence[Placed], shape: torch.Size, *places: Tensor
 ) -> list[Tensor]:
-    """Return breakpoints as values of a coordinate: shape (..., steps) for each peak of a density, (..., 1) for others.
+    """Return breakpoints as values of a coordinate: shape (..., steps) for each peak, (..., 1) for others.
 
-    The breakpoints besides peaks are the points at which a density is not smooth, and the points x in `places`.
+    The breakpoints of shape (..., 1) are the points at which a density is not smooth, and the points x in `places`.
     """
     breakpoints: list[Tensor] = []
     for density, own in densities:
@@ -161,8 +165,8 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> Places:
     """Return the edges of the first panels: equal panels from `start` to `stop`, cut at the breakpoints in between.
 
-    A peak that is much narrower than a panel is cut at all its breakpoints within one panel's size of its center.
-    Otherwise all nodes of a panel next to the peak could miss it.
+    If a peak is much narrower than a panel, the panels are cut at all breakpoints of the peak within one panel's size
+    of its center. Without these cuts, the peak could fall between the nodes of a panel.
     """
     size = (stop - start) / panels
     steps = torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)
@@ -207,7 +211,7 @@ def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
 
 
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
-    """Return the breakpoints, but of each peak only its center and the two points 2 widths from it."""
+    """Return the breakpoints; of the breakpoints of a peak, only the center and the points 2 widths from the center."""
     return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
 
 
@@ -217,7 +221,10 @@ def matters(log_f: Tensor) -> Tensor:
 
 
 def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point of a sorted grid before all needed points, and the first point after them; (..., 1)."""
+    """Return the last point of a sorted grid before all needed points, and the first point after them.
+
+    Both have shape (..., 1).
+    """
     last = v.shape[-1] - 1
     first = is_needed.to(torch.uint8).argmax(-1, keepdim=True)
     final = last - is_needed.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
@@ -242,7 +249,7 @@ def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
 
 
 def outer_edge(lower: Tensor, upper: Tensor, side: int) -> Tensor:
-    """Return the outermost edge of each batch element's panels, shape (..., 1): the lowest if `side` is -1."""
+    """Return the lowest edge of each batch element's panels if `side` is -1, else the highest edge; shape (..., 1)."""
     return lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
 
 

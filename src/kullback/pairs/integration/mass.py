@@ -1,4 +1,4 @@
-"""A check that the density of a user's own class integrates to 1. Otherwise its divergence has no meaning."""
+"""A check that the density of a user's own class integrates to 1. With another mass, the divergence has no meaning."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from kullback.pairs.sampling.generator import DrawsFrom
 
 LIBRARIES = ("torch.", "kullback.")
 """Prefixes of module names. Classes in these modules have normalized densities and are not checked."""
-# The edges of panels are every 16th of 1,000 sorted draws, so that panels are small where the density has mass.
-# _EVALUATIONS is the limit on nodes. tests/pairs/densities/test_black_box.py has densities with and without mass 1.
+# The first panels have an edge at every 16th of 1,000 sorted draws, so that panels are small where the density has
+# mass. _EVALUATIONS is the limit on nodes. tests/pairs/densities/test_black_box.py checks densities with mass 1 and
+# with other masses.
 _DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
-# The allowed difference of a mass from 1, in addition to its error: about 250 times the machine epsilon of float32.
+# A mass may differ from 1 by _ALLOWED plus 10 times the estimated error of the mass. _ALLOWED is about 250 times the
+# machine epsilon of float32.
 _ALLOWED = 3e-5
-# A larger mass is reported as infinite: its computed value depends only on the range of float64.
+# A mass above _LARGEST is reported as infinite, because its computed value depends only on the range of float64.
 _LARGEST = 1e100
 
 

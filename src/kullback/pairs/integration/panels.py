@@ -1,9 +1,9 @@
 """The adaptive refinement of panels, for integrals over the real line and for sums over integers.
 
-A caller gives the first panels, a function that integrates several integrands over panels, and a judge of their errors.
-The integrands of a divergence are its terms and the densities of P and Q. The integrand of a mean is a statistic times
-a density. All elements of a batch have the same number of panels. Each element halves the panels where its own error
-is largest.
+A panel is an interval of the real line or a range of consecutive integers. A caller gives the first panels, a function
+that integrates several integrands over panels, and a judge of the errors. The integrands of a divergence are its terms
+and the densities of P and Q. The integrand of a mean is a statistic times a density. All elements of a batch have the
+same number of panels. Each element halves the panels on which the error of this element is largest.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class Rule(NamedTuple):
     """Returns the `Places` of all left halves and then of all right halves, from places and priorities."""
 
 
-# The position of each panel in two tensors, (..., panels): its lower and upper edge, or its first integer and its kind.
+# `Places` are two tensors of shape (..., panels): the lower and upper edges of panels of the real line, or the first
+# integers and the kinds of panels of integers (see lattice.py).
 Places = tuple[Tensor, Tensor]
-# A function of `Places` that returns columns: the integrals over each panel, their errors, and numbers for the judge.
+# `Integrands` is a function of `Places` that returns columns: the integrals over each panel, the errors of these
+# integrals, and numbers for the judge.
 Integrands = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
@@ -62,7 +64,8 @@ class Panels(NamedTuple):
         return Panels((columns[0], columns[1]), tuple(columns[2:]))
 
 
-# A function that returns a mask of the batch elements that are exact enough, and the panels' priorities of each part.
+# `Judge` is a function that returns a mask of the batch elements that are exact enough and, for each part of the
+# domain, the priorities of its panels.
 Judge = Callable[[list[Panels]], tuple[Tensor, list[Tensor]]]
 
 
@@ -73,7 +76,7 @@ def integrate(
 
     Arguments:
         rule: the rule of integration.
-        parts: the first panels of each part of the domain, and the function that integrates over them.
+        parts: the first panels of each part of the domain, and the function that integrates over these panels.
         judge: decides whether the integrals are exact enough, and which panels are halved otherwise.
         max_evaluations: the limit on nodes for each element of the batch.
     """

@@ -1,7 +1,8 @@
 """The first panels on a piece of the line, and the batch elements whose terms diverge or underflow on the piece.
 
-In the tails, one density may round to 0 before the terms of the divergence are negligible. The panels end at the last
-point where the terms can be computed, and the integral beyond it is estimated.
+A scan evaluates the densities on a sorted grid of points v, to find the span of the panels. In the tails, one density
+may round to 0 before the terms of the divergence are negligible. The panels end at the last point where float64 can
+represent the terms, and the integral beyond this point is estimated.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from kullback.pairs.integration.panels import Places
 from kullback.pairs.integration.pieces import Piece
 from kullback.pairs.support import is_divergence_finite
 
-# The number of equal panels before cuts. benchmarks/panel_constants.py: 6 take 13 % more points, and 24 take 18 % more.
+# _FIRST_PANELS is the number of equal panels before they are cut at breakpoints. In benchmarks/panel_constants.py, 6
+# panels need 13 % more evaluation points than 12, and 24 panels need 18 % more.
 _FIRST_PANELS = 12
-# The number of points added between the last point of a scan that has terms and the exact end of the terms.
-# benchmarks/panel_constants.py: all answers are correct for values from 6 points to 100.
+# A scan gets _POINTS_TO_THE_END additional points between its last point that has terms and the exact end of the terms.
+# In benchmarks/panel_constants.py, all answers are correct for 6 to 100 points.
 _POINTS_TO_THE_END = 25
-# The decay of the terms is measured over this many points of a scan.
-# benchmarks/panel_constants.py: all answers are correct for values from 6 points to 24.
+# The decay of the terms is measured over _FALL points of a scan. In benchmarks/panel_constants.py, all answers are
+# correct for 6 to 24 points.
 _FALL = 12
 
 
 class FirstPanels(NamedTuple):
-    """Panels over the part that is not negligible, and masks of the batch elements that diverge or underflow."""
+    """Panels where the terms are not negligible, and masks of the batch elements whose terms diverge or underflow."""
 
     places: Places
     diverges: Tensor
@@ -49,26 +51,28 @@ class FirstPanels(NamedTuple):
 
 
 def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms) -> FirstPanels:
-    """Return panels over the part of a piece that is not negligible, cut at breakpoints and crossings."""
+    """Return panels over the part of a piece where terms are not negligible, cut at breakpoints and crossings."""
     p, q = piece.fixed
     growth = terms.growth
     v = scan_points(breakpoints)
     log_p, log_q, has_terms = _scanned(piece, v, growth)
     if not growth.is_bounded and not bool(has_terms.all()):
-        # The points of the scan may be too far from each other near the last point that has terms.
+        # Near the last point that has terms, the points of the scan may be too sparse.
         v = _with_points_to_the_end(piece, v, has_terms, growth)
         log_p, log_q, has_terms = _scanned(piece, v, growth)
     either = torch.maximum(log_p, log_q)
     log_size = torch.where(has_terms, terms.log_size(log_p, log_q), -torch.inf)
     diverges = runs_away(log_size, has_terms) | runs_away(log_size.flip(-1), has_terms.flip(-1))
-    if bool(diverges.any()):  # the terms may grow in the tails only by rounding, so the tails decide
+    # Rounding errors alone may make the terms grow in the tails, so the known decay of the tails decides.
+    if bool(diverges.any()):
         diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
     is_needed = either_matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     is_lost = (is_needed & (vanishing < UNDERFLOW) & (log_size > either)).any(-1)
     underflows = is_lost & ~diverges & (not terms.is_of_ratio and terms.log_scale is None)
-    if not (p.is_splittable() and q.is_splittable()):  # extrapolated tails prove no divergence
+    # The tails of a density that cannot be split are extrapolated, and extrapolated tails prove no divergence.
+    if not (p.is_splittable() and q.is_splittable()):
         underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
     start, stop = span(v, is_needed)
     rest = torch.zeros_like(diverges, dtype=v.dtype)
@@ -91,7 +95,7 @@ def either_matters(log_size: Tensor, either: Tensor) -> Tensor:
 
 
 def runs_away(log_size: Tensor, has_terms: Tensor) -> Tensor:
-    """Return a mask of the batch elements whose terms do not fall up to the last point that has terms."""
+    """Return a mask of the batch elements whose terms do not decrease towards the last point that has terms."""
     log_size = torch.where(has_terms, log_size, -torch.inf)
     last = _last(has_terms)
     end, before = (log_size.gather(-1, (last - k).clamp(min=0)).squeeze(-1) for k in (0, _FALL))
@@ -140,7 +144,7 @@ def _with_points_to_the_end(piece: Piece, v: Tensor, has_terms: Tensor, growth: 
 
 
 def _beyond(v: Tensor, has_terms: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point that has terms, and a safe estimate of the integral of the terms beyond it."""
+    """Return the last point that has terms, and twice the estimated integral of the terms beyond this point."""
     last = _last(has_terms)
     before = (last - _FALL).clamp(min=0)
     end, size = v.gather(-1, last), log_size.gather(-1, last)

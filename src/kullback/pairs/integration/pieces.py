@@ -1,4 +1,4 @@
-"""Pieces of the real line: each is entirely inside or entirely outside the support of P, and likewise for Q.
+"""Pieces of the real line: no piece is partly inside and partly outside the support of P, or the support of Q.
 
 The real line is cut at the ends of the supports. On each piece, the variable of integration runs over all reals.
 """
@@ -15,13 +15,14 @@ from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, find_breaks
 from kullback.pairs.integration.line import Line, breakpoints_on, without_ladders
 
-# Points with a larger |log dx/dv| are dropped: log p and log dx/dv nearly cancel, with a rounding error of 0.02 each.
+# Points where |log dx/dv| exceeds _FARTHEST are dropped, because log p and log dx/dv nearly cancel at these points, and
+# each has a rounding error of 0.02.
 _FARTHEST = 1e14
-# The width of a `Line` may exceed the width of a density by at most this factor. benchmarks/panel_constants.py and
-# test_narrow_partners.py: all answers are correct for values from 1e2 to 1e6.
+# The width of a `Line` may exceed the width of a density by at most the factor _NARROW. In
+# benchmarks/panel_constants.py and test_narrow_partners.py, all answers are correct for values from 1e2 to 1e6.
 _NARROW = 1e4
-# Breakpoints at a distance below this fraction of the narrowest density count as equal.
-# benchmarks/panel_constants.py: all answers are correct for values from 1e-4 to 1.
+# Breakpoints count as equal if their distance is below _ONE_PLACE times the width of the narrowest density. In
+# benchmarks/panel_constants.py, all answers are correct for values from 1e-4 to 1.
 _ONE_PLACE = 1e-2
 
 Both = tuple[Density, Density]
@@ -34,10 +35,10 @@ Needed = tuple[Tensor, Tensor] | None
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the real line that is inside or outside each support, and its variable of integration."""
+    """A part of the real line that is inside or outside each support, and the variable of integration for this part."""
 
     share: int
-    """The index of this P and Q in the list of pairs of densities that add up to the original P and Q."""
+    """The index of `fixed` in the list of pairs of densities that add up to P and Q."""
     number: int
     """The index of the piece on the real line, from left to right."""
     exists: Tensor
@@ -49,7 +50,10 @@ class Piece:
     fixed_ends: Ends
 
     def line(self, densities: Both | None = None) -> Line:
-        """Return the `Line` of this piece. With `densities`, its ends are differentiable by their parameters."""
+        """Return the `Line` of this piece.
+
+        If `densities` are given, the ends of the line are differentiable by the parameters of the densities.
+        """
         ends = self.fixed_ends
         if densities is not None:
             ends = _pieces(densities, self.center.shape)[self.number]
@@ -66,9 +70,9 @@ class Piece:
     def logs(
         self, v: Tensor, densities: Both | None = None, needed: Needed = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v. The first two are -inf where p or q is not needed.
+        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v.
 
-        The default of `densities` is P and Q without derivatives.
+        A log-density is -inf where `needed` is false. By default, the densities are P and Q without derivatives.
         """
         line = self.line(densities)
         at, log_jacobian = line.points(v)
@@ -81,7 +85,7 @@ class Piece:
         return log_p, log_q, log_jacobian
 
     def log_ratio(self, v: Tensor, densities: Both | None = None) -> Tensor:
-        """Return log p - log q."""
+        """Return log p - log q at v."""
         log_p, log_q, _ = self.logs(v, densities)
         return log_p - log_q
 
@@ -118,9 +122,10 @@ def _ends(density: Density) -> Ends:
 
 
 def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the center of a piece, the median of its breakpoints, and its width, half their median distance from it.
+    """Return the center and the width of a piece, from its breakpoints as values of the coordinate.
 
-    On an infinite piece, a density that is far narrower than this width determines both instead.
+    The center is the median of the breakpoints, and the width is half their median distance from the center. On an
+    infinite piece, a density that is far narrower than this width determines both the center and the width.
     """
     coarse = [torch.where(x.abs() < 1e300, x, torch.nan) for x in without_ladders(breakpoints)]
     marks = torch.cat(coarse, -1)
@@ -160,7 +165,7 @@ def _density_on(density: Density, line: Line, at: Points, needed: Tensor) -> Ten
 
 
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
-    """Return the points, with the density's center where `lives` is false, because the log-density is finite there."""
+    """Return the points, with the density's center instead where `lives` is false, to make the log-density finite."""
     center = density.coordinate().points(density.center_and_width()[0].detach())
 
     def replaced(x: Tensor | None, own: Tensor | None, otherwise: Tensor | float) -> Tensor | None:

@@ -1,7 +1,8 @@
 """The KL divergence of two densities on the real line: adaptive quadrature over P's support, with an error.
 
-The nodes are constants, and a differentiable sum over them gives the value. So every parameter gets its gradient,
-including the ends of the support. The derivatives by the ends of a Uniform need no integral.
+The nodes are constants in the variable of integration v, and a differentiable sum over the nodes gives the value. So
+every parameter has a gradient, including the ends of the support. The derivatives by the ends of a Uniform need no
+integral.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
-# The number of equal panels before cuts. benchmarks/panel_constants.py: 8 take 1 % more points, and 32 take 4 % more.
+# _FIRST_PANELS is the number of equal panels before they are cut at breakpoints. In benchmarks/panel_constants.py, 8
+# panels need 1 % more evaluation points than 16, and 32 panels need 4 % more.
 _FIRST_PANELS = 16
-# If log q falls below this, a log q of -inf farther out is an overflow, not the end of Q's support.
+# If log q falls below _OVERFLOW, log q = -inf farther out is an overflow, not the end of Q's support.
 _OVERFLOW = -1e250
-# The smallest distance from an end at 0 at which q is evaluated: its square does not underflow.
+# _LEAST_DISTANCE is the smallest distance from an end at 0 at which q is evaluated. The square of this distance does
+# not underflow.
 _LEAST_DISTANCE = 1e-100
 
 
@@ -65,7 +68,8 @@ class _Pair(NamedTuple):
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v.
 
-        NaN becomes -inf. At extreme points where log q is -inf by overflow, log p is set to -inf too: they count as 0.
+        NaN becomes -inf. At extreme points where log q is -inf by overflow, log p is set to -inf, so that the integrand
+        is 0.
         """
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
@@ -86,10 +90,11 @@ def integrate_kl(
 ) -> Integral:
     """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
-    If P is not Uniform, the nodes depend on the ends of P's support. If P is Uniform, the nodes are constants. The
-    result then includes the integral from an end, as a variable, to its current value. This integral is the difference
-    of both times the integrand at their mean: its value is 0, and its first and second derivatives are exact. So the
-    derivatives use q next to the end, which the nodes may be too sparse to resolve.
+    If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. The
+    result then includes, for each end, the integral of the terms from the end, as a variable, to its current value. The
+    midpoint rule gives this integral: the distance between the variable and its current value, times the integrand at
+    the midpoint. The value of this integral is 0, and its first and second derivatives are exact. So the derivatives
+    use q next to the end, where the nodes may be too sparse to resolve q.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
@@ -97,7 +102,7 @@ def integrate_kl(
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
         q_reaches_out: whether a change of a parameter may leave some of Q's mass outside P's support.
-        has_derivatives: whether a parameter of P or Q may have a derivative.
+        has_derivatives: whether the derivative by a parameter of P or Q may be needed.
     """
     uniform = None
     if isinstance(p, UniformDensity) and torch.is_grad_enabled():
@@ -113,7 +118,8 @@ def integrate_kl(
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
         line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
         pair = _Pair(fixed_p, fixed_q, line)
-        # If the ends of P and Q differ, Q's mass on P's support is not 1, and depends on P's ends.
+        # If the ends of P and Q differ, Q's mass on P's support is not 1 and depends on P's ends, so the terms must
+        # exclude q.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
         judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels
@@ -134,7 +140,7 @@ def integrate_kl(
         mean = totals.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         value = totals.value + mean * unintegrated
         is_finite = value.isfinite()
-        # If log q overflows, the value is inf or NaN, but the integral may be finite: the error is then infinite.
+        # If log q overflows, the value is inf or NaN, but the integral may be finite. So the error is set to infinity.
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
         error = torch.where(is_finite, SAFETY * totals.error + totals.rounding, endless)
     if torch.is_grad_enabled():
@@ -159,13 +165,13 @@ def integrate_kl(
 
 
 def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
-    """Return 0 with the derivatives of the integral of p (log(p / q) - mean) from `end` to its current value."""
+    """Return a 0 with the derivatives of the integral of p (log(p / q) - mean) from `end` to its current value."""
     fixed = end.detach()
     level = q.detached().log_density(Points(fixed))
     is_known = level.isfinite()
     middle = (p.lower + p.upper).detach() / 2
     low, high = q.detached().ends()
-    # At an end of Q's support, log q may have no derivative, so log q is evaluated just inside.
+    # At an end of Q's support, log q may have no derivative, so log q is evaluated just inside the support.
     inside = fixed + (middle - fixed).sign() * (
         4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
     )
@@ -200,10 +206,10 @@ def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
 
 
 def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Places, Tensor]:
-    """Return the first panels over the part that is not negligible, and a mask of elements whose log q overflows."""
+    """Return the first panels where the terms are not negligible, and a mask of elements whose log q overflows."""
     v = scan_points(marks)
     log_p, log_q, _ = pair.clean_log_densities(v)
-    # The approximate size of the integrand: p (1 + |log p / q|).
+    # `log_size` is the logarithm of the approximate size of the integrand, p (1 + |log(p / q)|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
     start, stop = span(v, matters(torch.stack([log_size, log_p])).any(0))
@@ -229,9 +235,10 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
 
 
 def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tensor, upper: Tensor) -> Places:
-    """Add panels near an end of P that depends on a parameter, if breakpoints of Q are closer to it than the panels.
+    """Add panels near an end of P that depends on a parameter, if a breakpoint is closer to this end than all panels.
 
-    P's mass on the added panels is negligible for the value, but q on them determines the derivative by the end.
+    P's mass on the added panels is negligible for the value, but q on these panels determines the derivative by the
+    end.
     """
     with torch.no_grad():
         places = torch.cat(without_ladders(marks), -1)
@@ -257,11 +264,11 @@ def _differentiable_sum(
     is_finite: Tensor,
     mean: Tensor,
 ) -> Tensor:
-    """Return the sum of the terms over the nodes, plus `mean` times (1 - P's mass on the nodes), which is about 0.
+    """Return the sum of the terms over the nodes, plus `mean` times (1 - P's mass on the nodes).
 
-    The second term changes the factor of the derivative of p from log(p / q) to log(p / q) - mean. Without it, the
-    rounding error of the derivative of P's mass would be multiplied by `mean`, which may be large. The result is 0
-    for batch elements with an infinite value.
+    The second summand, which is about 0, changes the factor of the derivative of p from log(p / q) to log(p / q) -
+    mean. Without this change, the rounding error of the derivative of P's mass would be multiplied by `mean`, which may
+    be large. The result is 0 for batch elements with an infinite value.
     """
     whole = is_whole.unsqueeze(-1)
     breaks = find_breaks((pair.p, pair.q), pair.line, fixed.log_densities, lower, upper)

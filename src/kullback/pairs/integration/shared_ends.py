@@ -1,9 +1,10 @@
 """Derivatives by an end that the supports of P and Q share, if the end of P or of Q depends on a parameter.
 
-A divergence has different formulas for the end of Q's support outside and inside P's support. So its derivatives by a
-shared end are one-sided. The library returns the derivatives of the formula for the larger support of Q. A kind that is
-finite only if Q's support is smaller, such as an alpha divergence of negative order, uses the other formula. An end
-with an infinite derivative counts as a constant. At P = Q the derivatives are 0.
+A divergence has one formula if the end of Q's support is outside P's support, and another formula if this end is
+inside. So the derivatives by a shared end are one-sided. The library returns the derivatives of the formula for a
+larger support of Q. Some kinds, such as an alpha divergence of negative order, are finite only if Q's support is
+smaller than P's. For these kinds, the library returns the derivatives of the other formula. An end with an infinite
+derivative counts as a constant. At P = Q the derivatives are 0.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.line import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
-# A divergence below this counts as 0, because P and Q are then equal up to rounding.
-# benchmarks/panel_constants.py: all answers are correct for values from 1e-14 to 1e-10.
+# A divergence below LEAST_VALUE counts as 0, because P and Q are then equal up to rounding. In
+# benchmarks/panel_constants.py, all answers are correct for values from 1e-14 to 1e-10.
 LEAST_VALUE = 1e-12
 # The growth of a derivative is measured between log(p / q) = _NEARER and log(p / q) = _FARTHER. A growth with an
-# exponent below _LEAST_ORDER is no power: a logarithm doubles, as a power with exponent .035 would.
+# exponent below _LEAST_ORDER does not count as a power, because a logarithm doubles between these values, like a power
+# with the exponent 0.035.
 _NEARER, _FARTHER, _LEAST_ORDER = 20.0, 40.0, 0.05
 # A density that is neither 0 nor infinite at its end has nearly constant derivatives next to the end. The derivatives
-# at this distance replace those at smaller distances. The unit is the distance of the density's center from its end.
-# benchmarks/panel_constants.py: all answers are correct for values from 1e-9 to 1e-5.
+# at the distance _FLAT replace the derivatives at smaller distances. The unit of _FLAT is the distance of the density's
+# center from the end. In benchmarks/panel_constants.py, all answers are correct for values from 1e-9 to 1e-5.
 _FLAT = 1e-7
 
 
@@ -48,7 +50,7 @@ class SharedEnds(NamedTuple):
 
 
 def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
-    """Return densities that equal P and Q, with the derivatives by shared ends that the top of this file describes.
+    """Return densities that equal P and Q, with the derivatives by shared ends that this module's docstring describes.
 
     The result is None if no shared end depends on a parameter.
     """
@@ -95,7 +97,7 @@ def _log_size(d: Density, side: int) -> Tensor:
 
 
 def _power(tail: Tail) -> Tensor:
-    """Return a if the mass within the distance d of the end is about d^a.
+    """Return the exponent a for which the mass within the distance d of the end is about d^a.
 
     The result is infinite for a mass smaller than every power, 0 for a mass larger than every power, and NaN if the
     tail is unknown.
@@ -110,12 +112,12 @@ def _power(tail: Tail) -> Tensor:
 
 
 def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: bool) -> tuple[Tensor, Tensor]:
-    """Return masks of the elements whose nodes keep their distance from the inner end, and from the outer end.
+    """Return the masks of elements whose nodes keep their distance from the inner end, and from the outer end.
 
-    An element in neither mask gets constant ends.
-    The inner density has the smaller support. At the distance d from the end, the inner density is about d^(a - 1) and
-    the outer density is about d^(b - 1). The integrand of the derivative by the outer end is d^(s a + (1 - s) b - 2),
-    with an order s of the kind. If b is 1, the derivative of the outer density is bounded.
+    In elements outside both masks, the ends are constants. The inner density has the smaller support. At the distance d
+    from the end, the inner density is about d^(a - 1) and the outer density is about d^(b - 1). The integrand of the
+    derivative by the outer end is d^(s a + (1 - s) b - 2), where s is an order of the kind (see `_orders`). If b is 1,
+    the derivative of the outer density is bounded, so the nodes keep their distance from the inner end.
     """
     near, far = _orders(kind, q_is_smaller)
     order = torch.where(inner > outer, near, torch.where(inner < outer, far, 0.0))
@@ -123,16 +125,17 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
     of_outer = torch.where(order == 1, 0, (1 - order) * outer)
     is_zero = order == torch.inf
     is_finite = is_zero | (of_inner + of_outer > 1)
-    # The outer density is too steep for nodes with a constant distance from the inner end, except in a sum of powers.
+    # The outer density is too steep for nodes with a constant distance from the inner end, unless the kind is a power
+    # divergence or Renyi's.
     is_steep = (outer < 1) & (order_of(kind) is None) & ~is_zero
     return (outer == 1) | (is_finite & ~is_steep), is_finite & is_steep & (inner > 1)
 
 
 def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
-    """Return s such that the derivative by log q is about p^s q^(1 - s), for p / q to 0 and for p / q to infinity.
+    """Return s for p / q to 0, and s for p / q to infinity: the derivative by log q is about p^s q^(1 - s).
 
-    Multiples of q are left out; s is infinite if the derivative is 0. If Q's support is smaller than P's, P and Q are
-    exchanged.
+    Multiples of q are excluded from this derivative; s is infinite if the derivative is 0. If Q's support is smaller
+    than P's, P and Q are exchanged.
     """
     order = order_of(kind)
     if order is not None:
@@ -188,8 +191,8 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 class _FollowingDensity(DelegatingDensity):
     """A density `part` at nodes that keep their distance from an equal end of another density, `lower` or `upper`.
 
-    The masks `at_low` and `at_high` select the batch elements. In them, the distance of a node from the end of `part`
-    is differentiable by both ends.
+    The masks `at_low` and `at_high` select the batch elements. In the selected elements, the distance of a node from
+    the end of `part` is differentiable by both ends.
     """
 
     part: Density
@@ -229,7 +232,7 @@ class _FollowingDensity(DelegatingDensity):
 
 
 def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:
-    """Return log(distance + more), where the value of `more` is 0, but its derivatives are not."""
+    """Return log(distance + more), where `more` has the value 0 but derivatives that are not 0."""
     follows = follows & (more.detach() == 0)
     log_distance = torch.where(follows & (log_distance < least), least, log_distance)
     return log_distance + torch.log1p(

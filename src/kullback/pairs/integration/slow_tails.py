@@ -11,22 +11,23 @@ from kullback.pairs.densities.density import Density
 from kullback.pairs.integration.line import NEGLIGIBLE, Line
 from kullback.pairs.support import tail_margins
 
-# The logarithm of the distance where panels end and a closed form begins: log q may grow as the square of the distance,
-# which is a float.
-# benchmarks/panel_constants.py: all answers are correct for values from 300 to 350.
+# At the distance e^_FARTHEST, panels end and a closed form begins. log q may grow as the square of this distance, and
+# the square does not overflow float64. In benchmarks/panel_constants.py, all answers are correct for values from 300 to
+# 350.
 _FARTHEST = 345.0
-# A safe bound on the relative deviation of the tail from a pure power at the distance e^_FARTHEST = 7e149.
+# _NOT_A_POWER bounds the relative deviation of the tail from a pure power at the distance e^_FARTHEST = 7e149.
 _NOT_A_POWER = 1e-12
-# The error of a tail's power that is measured from values of the density; see densities/black_box.py.
+# _READ is the error of the power of a tail if the power is measured from values of the density; see
+# densities/black_box.py.
 _READ = 1e-7
 
 
 class SlowTail(NamedTuple):
     """An end of P's support where p log(p / q) falls as a small power of the distance u, for some batch elements.
 
-    With s = log u, the integrand is C e^(-margin s) for s > _FARTHEST. So its integral from _FARTHEST to infinity is
-    its value at _FARTHEST divided by the margin. `side` is -1 for the lower end and 1 for the upper end; `is_slow` is
-    the mask of the batch elements, and `v` and `t` are the coordinates of s = _FARTHEST.
+    With s = log u, the integrand is C e^(-margin s) for s > _FARTHEST. So the integral from _FARTHEST to infinity is
+    the integrand at _FARTHEST divided by the margin. `side` is -1 for the lower end and 1 for the upper end. `is_slow`
+    is the mask of the batch elements with such a tail, and `v` and `t` are the coordinates of s = _FARTHEST.
     """
 
     side: int
@@ -42,7 +43,7 @@ class SlowTail(NamedTuple):
         return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)
 
     def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the integral over the tail beyond _FARTHEST, with its gradient, and its error.
+        """Return the integral over the tail beyond _FARTHEST, with its gradient, and the error of this integral.
 
         Both are 0 for batch elements without a slow tail or with an infinite divergence.
         """

@@ -1,8 +1,8 @@
 """The divergence of two densities on the integers by summation, with an error for each element of the batch.
 
 The sum runs over a window of integers that contains all terms that are not negligible. Beyond the window, the terms
-fall at least geometrically, which bounds their sum. The window is cut into panels of integers. The nodes are constants,
-and a differentiable sum over them gives the value.
+fall at least geometrically, so a geometric series bounds their sum. The window is cut into panels of integers. The
+nodes are constants, and a differentiable sum over them gives the value.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from kullback.pairs.integration.lattice import LATTICE, first_panels, nodes_of, 
 from kullback.pairs.integration.panels import Integral, Panels, integrate
 from kullback.pairs.solve_options import Tolerance
 
-# Terms are ignored if p (1 + |log p / q|) times P's width is less than e^-140 = 1e-61, so a sum of 1e-40 is exact to 20
-# digits. benchmarks/panel_constants.py: all answers are correct for values from -70 to -280.
+# Terms are ignored if p (1 + |log(p / q)|) times P's width is less than e^-140 = 1e-61, so a sum of 1e-40 is exact to
+# 20 digits. In benchmarks/panel_constants.py, all answers are correct for values from -70 to -280.
 _NEGLIGIBLE = -140.0
 # _LOG_ZERO replaces log 0, because e^-700 is negligible but does not round to 0.
 _LOG_ZERO = -700.0
-# The largest width of a density. -_HUGE as a lower bound on a log-ratio of successive terms means no bound.
+# _HUGE is the largest width of a density. As a lower bound on the log-ratio of successive terms, -_HUGE means that
+# there is no bound.
 _HUGE = 1e60
-# Breakpoints of a density, in widths from its center.
+# _STEPS are the distances of a density's breakpoints from its center, in units of the density's width.
 _STEPS = torch.tensor([-2.0, 0.0, 2.0], dtype=torch.float64, device="cpu")
 
 _LogSize = Callable[[Tensor], Tensor]
@@ -36,12 +37,12 @@ _LogSize = Callable[[Tensor], Tensor]
 def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance) -> Integral:
     """Return the sum of the terms of KL over the integers where P has mass; see `integrate_kl` for the arguments.
 
-    If every term has to be summed, the number of nodes may exceed its limit.
+    If every term has to be summed, the number of nodes may exceed the limit.
     """
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
         low, high, missing = _window(fixed_p, fixed_q, batch_shape)
-        # The breakpoints of the peaks of P and of Q. NaN replaces infinite breakpoints.
+        # `marks` are the breakpoints of the peaks of P and Q, with NaN in place of infinite breakpoints.
         peaks = [marks for density in (fixed_p, fixed_q) for marks in density.breakpoints(_STEPS)]
         marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in peaks], -1)
         marks = torch.where(marks.isfinite(), marks, torch.nan)
@@ -119,7 +120,7 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
     width = torch.ceil(p.center_and_width()[1].expand(shape).clamp(1, _HUGE))
     low, high = _reach(log_size, bottom, -width, least), _reach(log_size, top, width, most)
     rate = _rate_of(p)
-    # |log p / q| grows at most as x^2. So the ratio of successive terms may be as large as e^-rate (1 + 1 / x)^2.
+    # |log(p / q)| grows at most as x^2. So the ratio of successive terms may be as large as e^-rate (1 + 1 / x)^2.
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
     if not _is_smooth(q):
@@ -138,7 +139,7 @@ def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tens
     negligible = _NEGLIGIBLE - torch.log(step.abs())
     matters = log_size(start + step * doubling) > negligible
     last = torch.where(matters, doubling, 0).amax(-1, keepdim=True)
-    # Terms become negligible between `last` and twice `last`: a linear search there finds a nearer integer.
+    # The terms become negligible between the distances `last` and 2 `last`. A linear search finds a nearer integer.
     linear = torch.ceil(last * torch.linspace(1, 2, 33, dtype=start.dtype, device=start.device))
     matters = log_size(start + step * linear) > negligible
     distance = torch.where(matters, linear + torch.ceil(last / 32), 0).amax(-1, keepdim=True)
@@ -148,12 +149,13 @@ def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tens
 
 def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | float) -> Tensor:
     """Bound the sum of e^log_size beyond an edge by a geometric series: the ratio of successive terms does not grow."""
-    # Far out, successive terms are nearly equal, and successive integers may be the same float: blocks replace them.
+    # Far from 0, successive terms are nearly equal, and successive integers may be the same float. So blocks of
+    # integers replace single integers.
     block = 2.0 ** torch.floor(torch.log2(edge.abs().clamp(min=1)) - 20).clamp(min=0)
     first, second = log_size(edge + sign * block), log_size(edge + 2 * sign * block)
     empty = first == -torch.inf
     log_ratio = (second - torch.where(empty, 0, first)).clamp(min=log_slowest * block)
-    # Each term of a block is at most the term at its end divided by the ratio of successive blocks.
+    # Each term of a block is at most the term at the end of the block divided by the ratio of successive blocks.
     largest = torch.exp(first - torch.where(block > 1, log_ratio.clamp(min=_LOG_ZERO), 0))
     bound = block * largest / -torch.expm1(log_ratio)
     return torch.where(empty, 0, torch.where(log_ratio < 0, bound, torch.inf))
@@ -162,15 +164,15 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
 def _drift(density: Density, x: Tensor) -> Tensor:
     """Return |x - mean| mean / variance, the derivative of the log-density at x by the logarithm of the mean.
 
-    mean / variance is clamped to 1. Only a Binomial's mean exceeds its variance, and a Binomial also stores the
-    probability of failure to full precision.
+    The ratio mean / variance is clamped to 1. Only for a Binomial is the ratio larger. A Binomial also stores the
+    probability of failure to full precision, so the rounding of its mean has less effect.
     """
     mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _mass_outside(q: Density, starts: Tensor, kinds: Tensor) -> Tensor:
-    """Bound Q's mass outside the panels; the bound is infinite if Q's probabilities are not known to fall there."""
+    """Bound Q's mass outside the panels; the bound is infinite if Q's probabilities may not fall outside."""
     first = torch.where(kinds > 0, starts, torch.inf).amin(-1, keepdim=True)
     last = torch.where(kinds > 0, starts + sizes_of(kinds) - 1, 0).amax(-1, keepdim=True)
     least, most = q.ends()

@@ -1,10 +1,10 @@
 r"""Monte Carlo estimates of divergences with a standard error, for `method="monte_carlo"` only.
 
-KL: with d = log p - log q at draws from P, the mean of d estimates KL. So does the mean of d + c (q / p - 1) for any c,
-because E_P[q / p] = 1. The control variate's coefficient c is fitted for the least variance. Each half of the draws
-uses the c of the other half, which keeps the estimate unbiased. If q / p has an infinite variance, or a mean other than
-1, c is 0. If P is a mixture, each component is sampled. Draws that are functions of normal numbers are quasi-random. KL
-is at least 0, so a negative mean is noise, and the value becomes 0 with the gradient of the mean.
+KL: with d = log p - log q at draws from P, the mean of d estimates KL. The mean of d + c (q / p - 1) also estimates KL,
+for any c, because E_P[q / p] = 1. The control variate's coefficient c is fitted for the least variance. Each half of
+the draws uses the c of the other half, which keeps the estimate unbiased. If q / p has an infinite variance, or a mean
+other than 1, c is 0. If P is a mixture, each component is sampled. Draws that are functions of normal numbers are
+quasi-random. KL is at least 0, so a negative mean is noise, and the value becomes 0 with the gradient of the mean.
 
 Gradients of KL: if P can be reparameterized, gradients flow through the draws only. P's parameters in log p count as
 constants, because the score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). If P cannot be
@@ -52,15 +52,16 @@ from kullback.pairs.solve_options import FEWEST_DRAWS, SolveOptions
 from kullback.pairs.support import is_infinite
 from kullback.results.estimate import Estimate
 
-# The largest relative standard error of the sum S in Renyi's divergence log(S) / (alpha - 1). Up to this error, log S
-# is biased by less than half its square, .05. tests/pairs/monte_carlo/test_other_kinds.py covers it.
+# _LARGEST_ERROR is the largest accepted relative standard error of the sum S in Renyi's divergence log(S) / (alpha -
+# 1). The bias of log S is about half the square of this error, so at most 0.05.
+# tests/pairs/monte_carlo/test_other_kinds.py checks pairs with larger and smaller errors.
 _LARGEST_ERROR = 0.3
-# If the tail index is at least this, the variance of the terms is infinite.
+# If the tail index is at least _LARGEST_INDEX, the variance of the terms is infinite.
 _LARGEST_INDEX = 0.5
 
 
 def serves(kind: Divergence) -> bool:
-    """Return whether draws can estimate a kind: it is a mean of terms, or Renyi's function of such a mean."""
+    """Return whether draws can estimate a kind: an additive kind, or Renyi's divergence of a positive finite order."""
     return kind.additive or (isinstance(kind, Renyi) and 0 < kind.alpha < math.inf)
 
 
@@ -165,7 +166,7 @@ def _check_numbers(call: str, p: Distribution, q: Distribution, log_p: Tensor, l
             call,
             "method",
             wanted="log-densities that are numbers at the draws for method='monte_carlo'",
-            got=f"NaN or infinite ones at {float(wrong.double().mean()):.2g} of the draws for "
+            got=f"NaN or infinite values at {float(wrong.double().mean()):.2g} of the draws for "
             f"{names_of(type(p), type(q))}",
             instead="parameters in float64, or a log_prob that is -inf outside its support",
         )
@@ -185,7 +186,7 @@ def _check_other_side(call: str, p: Distribution, q: Distribution, draws: int, r
 
 
 def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
-    """Return a mask of the batch elements whose KL is infinite by the supports or tails, which draws rarely show."""
+    """Return a mask of the elements whose KL is infinite because of supports or tails, which draws rarely show."""
     while isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         p, q = p.base_dist, q.base_dist
     infinite = torch.zeros((), dtype=torch.bool, device="cpu")
@@ -248,10 +249,10 @@ def _standard_error(x: Tensor, sequences: int) -> Tensor:
 
 
 class _Half(NamedTuple):
-    """The numbers computed from the draws of one side.
+    """The numbers computed from the draws of P, or from the draws of Q.
 
-    They are the terms of the divergence, changes that are 0 but carry the gradients of the terms, and the terms of
-    Renyi's sum.
+    `terms` are the terms of the divergence, `changes` are zeros with the gradients of the terms, and `powers` are the
+    terms of the sum S in Renyi's divergence.
     """
 
     terms: Tensor
@@ -320,7 +321,7 @@ def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
 
 
 def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return the average of the means of both halves, and its standard error; +inf and 0 if a term is infinite."""
+    """Return the average of the means of both halves, and its standard error: +inf and 0 if a term is infinite."""
     infinite = torch.stack([x.isinf().any(0) for x, _ in halves]).any(0)
     numbers = [(torch.where(infinite, 0, x), sequences) for x, sequences in halves]
     value = sum((x.mean(0) for x, _ in numbers), torch.zeros_like(infinite, dtype=torch.float64)) / 2

@@ -34,13 +34,13 @@ from kullback.pairs.monte_carlo.maps import is_of_numbers, maps_outside, pushed
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
-# Rounded draws are refused if their rounding changes the mean by more than this fraction of its standard error. A
-# smaller change does not matter in a confidence interval. tests/pairs/monte_carlo/test_lost_digits.py has draws on both
-# sides of this limit.
+# Rounded draws are refused if the rounding changes the mean of log p - log q by more than the fraction _SHARE of the
+# standard error of this mean. A smaller change is negligible in a confidence interval.
+# tests/pairs/monte_carlo/test_lost_digits.py checks draws below and above this limit.
 _SHARE = 1e-3
 # A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the log-determinant
 # claims a change of more than _UNITS times the rounding error, the map is not a bijection.
-# tests/pairs/monte_carlo/test_lost_digits.py has both kinds of maps.
+# tests/pairs/monte_carlo/test_lost_digits.py checks flat maps and maps that are no bijections.
 _STEP, _UNITS = 1e-3, 100.0
 
 
@@ -50,18 +50,18 @@ class AtDraws(NamedTuple):
     x: Tensor
     """The draws, without a gradient."""
     log_p: Tensor
-    """log p with the gradient through the draws. The gradient of log p by P's parameters has mean 0 and is left out."""
+    """log p with the gradient through the draws. The gradient of log p by P's parameters has mean 0 and is excluded."""
     log_q: Tensor
     score: Tensor | None
     """log p with the gradient by P's parameters if the draws are not reparameterized; otherwise None."""
     sequences: int = 0
-    """The number of quasi-random sequences; draw i is in sequence i % sequences. 0 if all draws are independent."""
+    """The number of quasi-random sequences, or 0 for independent draws. Draw i is in sequence i % sequences."""
     weights: Tensor | None = None
     """The weights of the components of a mixture P, shape (components, ...); each component has equally many draws."""
 
 
 class _Draws(NamedTuple):
-    """Draws u of P before the maps `steps`, the images x of the draws, and log p at x."""
+    """Draws x of P, and log p at x. The maps `steps` turn the draws u of P's base distribution into x."""
 
     u: Tensor
     x: Tensor
@@ -124,9 +124,10 @@ def _drawn(p: Distribution, count: int) -> _Draws:
 
 
 def _with_right_draws(p: Distribution) -> Distribution:
-    """Return P, or a corrected copy if P is LKJCholesky: its draws in torch do not follow its density.
+    """Return P; for LKJCholesky, return a corrected copy, because torch's draws do not follow the density.
 
-    Without the diagonal, the squared norm of row i of the factor should be Beta(i / 2, ...); torch uses i - 1 / 2.
+    Without the diagonal, the squared norm of row i of the factor should have the distribution Beta(i / 2, ...), but
+    torch uses Beta(i - 1 / 2, ...).
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
     if not isinstance(p, LKJCholesky):
@@ -268,7 +269,7 @@ def _check_digits(
 ) -> None:
     """Raise if the rounding of draws changes the result.
 
-    Draws may be rounded if several are equal to the smallest or largest draw, or if a map is flat at a draw.
+    Draws may be rounded if several draws are equal to the smallest or largest draw, or if a map is flat at a draw.
     """
     support = _support(p)
     if support is not None and support.is_discrete:
@@ -334,7 +335,7 @@ def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
 
 
 def _inward(x: Tensor) -> Tensor:
-    """Return each number moved to the next float towards the median of the draws, or to +-4 tiny if it is near 0."""
+    """Return each number moved to the next float towards the median of the draws, or to +-4 tiny for numbers near 0."""
     info = torch.finfo(x.dtype)
     middle = x.nan_to_num(nan=0.0).median(0).values
     near_zero = x.abs() < 4 * info.tiny

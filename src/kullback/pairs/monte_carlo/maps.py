@@ -1,6 +1,7 @@
 """Distributions as maps of base distributions: draws before a map have all their digits.
 
-tanh(20) rounds to 1, and e^100 is infinite in float32. So a draw after such a map does not determine the draw before.
+tanh(20) rounds to 1, and e^100 is infinite in float32. So a draw after such a map does not determine the draw before
+the map.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-r"""A test whether densities are normalized, from draws: if they are, the mean of q / p over draws of P is at most 1.
+r"""A test whether densities are normalized: for normalized P and Q, the mean of q / p over draws of P is at most 1.
 
-E_P[q / p] is Q's mass on the support of P. If this is at most 1, the product of 1 + b (q / p - 1) over independent
-draws has a mean of at most 1, for each b from 0 to 1. By Markov's inequality, the product exceeds 1 / a with a
-probability of at most a, for any number of draws and any tails. A mean of q / p below 1 proves nothing, because draws
-of P may rarely reach the mass of Q.
+The mean E_P[q / p] is Q's mass on the support of P. If this mass is at most 1, the product of 1 + b (q / p - 1) over
+independent draws has a mean of at most 1, for each b from 0 to 1. By Markov's inequality, the product exceeds 1 / a
+with a probability of at most a, for any number of draws and any tails. A mean of q / p below 1 proves nothing, because
+draws of P may rarely reach the mass of Q.
 
 Estimating Means of Bounded Random Variables by Betting (Waudby-Smith and Ramdas, 2023)
 """
@@ -19,12 +19,12 @@ from torch.distributions import Distribution
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.pairs.registry import names_of
 
-# The largest probability of a false alarm: a call refuses normalized densities.
+# _LEVEL bounds the probability of a false alarm, that is, an error for normalized densities.
 _LEVEL = 1e-6
-# The bets b. A small bet detects a small excess over 1 from many draws, a large bet a large excess from few draws. Each
-# bet gives a valid test, and so does the average of the products for all bets.
+# _BETS are the values of b, called bets. A small bet detects a small excess over 1 from many draws, a large bet a large
+# excess from few draws. Each bet gives a valid test, and so does the average of the products for all bets.
 _BETS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
-# The allowed excess of the mean over 1 is the rounding of densities in float32, as in `integration/mass.py`.
+# The mean may exceed 1 by _ALLOWED, because densities may be rounded to float32, as in `integration/mass.py`.
 _ALLOWED = 3e-5
 
 

@@ -13,17 +13,17 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, log_ratio, safe_log
 from kullback.pairs.numerics.parameters import given_logits
 
-# If two logits differ by less than this, the log-ratios are computed from the difference, without cancellation.
+# If two logits differ by less than _CLOSE, the log-ratios are computed from the difference, without cancellation.
 _CLOSE = 1.0
-# Below this |log p / q|, the term of KL is p times a function of the log-ratio. Above it, the term is at least 4 % of
-# the numbers that are subtracted, so at most two digits are lost.
+# If |log(p / q)| is below _NEAR, the term of KL is computed as p times a function of the log-ratio. Otherwise the term
+# is at least 4 % of the numbers that are subtracted, so at most two digits are lost.
 _NEAR = 0.3
 # Numbers below _LEAST are multiplied by _UNIT, because their products with small factors would be subnormal floats.
 _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x, with derivative 0 where `edge` is true, because KL may have an infinite derivative there."""
+    """Return x, with derivative 0 where `edge` is true, because KL may have an infinite derivative at an edge."""
     return torch.where(edge, x.detach(), x)
 
 
@@ -42,7 +42,7 @@ def probabilities_of(distribution: Any) -> Probabilities:
     if given_logits(distribution):
         logits = upcast(distribution.logits)
         success, failure = logsigmoid(logits), logsigmoid(-logits)
-        # torch.sigmoid has derivative 0 where it rounds to 1, but exp(logsigmoid) does not.
+        # Where torch.sigmoid rounds to 1, its derivative is 0, but the derivative of exp(logsigmoid) is not 0.
         return Probabilities(torch.exp(success), torch.exp(failure), success, failure, logits)
     success = upcast(distribution.probs)
     success = stop_gradient_where((success == 0) | (success == 1), success)
@@ -61,7 +61,8 @@ def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
     """Return log(p / q) for the probabilities of success and for the probabilities of failure; 0 where p or q is 0.
 
     The log-ratios of nearly equal probabilities have full precision. If the logits differ by d, the ratio p / q of the
-    probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). From probabilities it is 1 + (p - q) / q.
+    probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). If the user passed probabilities, p / q is
+    computed as 1 + (p - q) / q.
     """
     success = _difference(p.log_success, q.log_success)
     failure = _difference(p.log_failure, q.log_failure)
@@ -102,8 +103,8 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
 def generalized_kl_of(p: Tensor, q: Tensor) -> Tensor:
     """Return `generalized_kl` of rates or probabilities p and q.
 
-    The term is proportional to the unit of p and q, and its derivatives do not depend on the unit. So numbers near the
-    smallest float are multiplied by _UNIT first.
+    If p and q are multiplied by a factor, so is the term, but the derivatives of the term do not change. So numbers
+    near the smallest float are multiplied by _UNIT first.
     """
     tiny = (p < _LEAST) & (q < _LEAST)
     p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))

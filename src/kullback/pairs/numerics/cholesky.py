@@ -17,12 +17,13 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import itakura_saito
 from kullback.pairs.numerics.parameters import matrix_of
 
-# If the squared norm of the whitened difference of the covariances is below this, M is computed from the difference.
-# The identity plus a difference of norm below 1 is positive definite, so the exact value does not matter.
+# If the squared norm of the whitened difference of the covariances is below _NEAR, M is computed from the difference.
+# The identity plus a difference of norm below 1 is positive definite, so the exact value of _NEAR does not matter.
 _NEAR = 0.02
-# The smallest number of columns in a block of `solve_lower`, as in `triangular`: benchmarks/bench_normals.py.
+# _LEAST_WIDTH is the smallest number of columns in a block of `solve_lower`, chosen by benchmarks/bench_normals.py,
+# like the width in `triangular`.
 _LEAST_WIDTH = 128
-# The squares of ratios in this range are normal floats.
+# The squares of ratios from _LEAST_RATIO to _MOST_RATIO are normal floats.
 _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
@@ -84,12 +85,14 @@ class Mixed(NamedTuple):
 
 
 def of_root(root: Tensor) -> Covariance:
-    """Return the covariance of a Cholesky factor."""
+    """Return the `Covariance` with the Cholesky factor `root`."""
     return Covariance(root.tril())
 
 
 def of_matrix(matrix: Tensor) -> Covariance:
-    """Return a covariance from its matrix. The Cholesky factor is corrected by its residual, in twice the precision.
+    """Return a covariance from its matrix.
+
+    The residual of the Cholesky factor, computed in twice the precision, corrects the factor.
 
     The relative error of the factor is then rounding times the square root of the condition number of the matrix,
     instead of rounding times the condition number. Only the correction is differentiable, and this gradient is more
@@ -113,7 +116,7 @@ def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
 
 
 def _corrected(root: Tensor, change: Tensor) -> Tensor:
-    """Return the Cholesky factor of root (I + change) root^T for a small `change`, exact to second order in it."""
+    """Return the Cholesky factor of root (I + change) root^T for a small `change`; exact to second order."""
     first = _lower_half(change)
     return root + root @ _lower_half(change - first @ first.mT)
 
@@ -163,7 +166,7 @@ def solve_lower(root: Tensor, x: Tensor) -> Tensor:
 
 
 def identity_like(x: Tensor) -> Tensor:
-    """Return the identity matrix with as many columns as x, and with its dtype and device."""
+    """Return the identity matrix with as many columns as x, in the dtype and on the device of x."""
     return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
@@ -212,7 +215,7 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
 
 
 def mixed_with_one(m: Relative, share: float) -> Mixed:
-    """Return (1 - share) I + share M M^T as `Mixed`; I for batch elements where this is not positive definite."""
+    """Return (1 - share) I + share M M^T as `Mixed`; I where this matrix is not positive definite."""
     step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
     change = share * (step + step.mT + step @ step.mT)
     exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
@@ -239,7 +242,7 @@ def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
     """Return the name and the matrix that the user passed, without batch dimensions that `expand` added."""
     name = matrix_of(d) or "covariance_matrix"
     matrix: Tensor = getattr(d, name)
-    own: Tensor | None = vars(d).get("_unbroadcasted_scale_tril")  # GPyTorch's distributions have none
+    own: Tensor | None = vars(d).get("_unbroadcasted_scale_tril")  # GPyTorch lacks this attribute
     if own is not None and matrix.numel():
         matrix = without_expansion(matrix, own)
     return name, upcast(matrix)

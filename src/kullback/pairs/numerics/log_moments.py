@@ -21,7 +21,7 @@ from kullback.common.special import (
     trigamma_decrease,
 )
 
-# For x above this, e^x - 1 rounds to e^x, because e^-40 is less than half the machine epsilon.
+# For x > _WIDE, e^x - 1 rounds to e^x, because e^-40 is less than half the machine epsilon.
 _WIDE = 40.0
 
 
@@ -66,9 +66,9 @@ class LogMoments(ABC):
 
 
 class Factor(NamedTuple):
-    """A factor G^power, where G is Gamma(concentration, 1); sign -1 makes it a divisor.
+    """A factor G^power of X, where G is Gamma(concentration, 1), or a divisor if `sign` is -1.
 
-    An example with a divisor is a Beta variable.
+    A Beta variable, for example, has a divisor.
     """
 
     concentration: Tensor
@@ -77,7 +77,7 @@ class Factor(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """E X and the variance of X / E X, each as a pair (dividend, divisor), because their quotient may overflow."""
+    """E X and the variance of X / E X, each as a pair (dividend, divisor), because the quotient may overflow."""
 
     mean: tuple[Tensor, Tensor]
     variance: tuple[Tensor, Tensor]

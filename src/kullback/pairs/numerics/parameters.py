@@ -20,7 +20,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 """The matrix parameters of a MultivariateNormal or Wishart, in the order of `MatrixKind`."""
 
-# The names of the attributes that store the inner distributions of torch's distributions.
+# _PARTS are the names of the attributes that store the inner distributions of torch's distributions.
 _PARTS = (
     "base_dist",
     "_categorical",
@@ -47,10 +47,10 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
         torch._assert_async(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             (a == b).all(),
             f"kl_divergence: different {name} have no closed form, and a graph cannot choose another rule. Write: "
-            "torch.compile(...) without fullgraph=True, or call it outside",
+            "torch.compile(...) without fullgraph=True, or make the call outside of the graph",
         )
         return True
-    if is_batched(a) or is_batched(b):  # the values of a vmap cannot be read, and integrals refuse them
+    if is_batched(a) or is_batched(b):  # values inside a vmap cannot be read
         return False
     return are_equal(a, b)
 
@@ -61,7 +61,7 @@ def are_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def outside_of_graphs(function: FunctionT) -> FunctionT:
-    """Return a function that reads values; while `torch.compile` traces, wrapped so that it runs between two graphs."""
+    """Return `function`; while `torch.compile` traces, return a wrapper that runs `function` between two graphs."""
     if not torch.compiler.is_compiling():
         return function
     return cast(FunctionT, torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
@@ -78,7 +78,7 @@ def is_whole_graph() -> bool:
         return True
 
 
-# With this attribute, torch.compile evaluates the function once, while it traces (see kullback.losses.reduction).
+# With this attribute, torch.compile evaluates the function only once, during tracing (see kullback.losses.reduction).
 is_whole_graph._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -141,7 +141,7 @@ def _attributes_by_name(distribution: Distribution) -> list[object]:
 
 
 def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | None:
-    """Return the name in `names` that was set first, at construction; None without any.
+    """Return the name in `names` whose attribute was set first, at construction; None if no attribute was set.
 
     Attributes that torch computes on demand are set later.
     """
@@ -166,7 +166,7 @@ def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:
 
 
 def given_logits(distribution: Distribution) -> bool:
-    """Return whether a distribution was made from logits; torch then derives its probabilities, which loses digits."""
+    """Return whether a distribution was made from logits. Torch then derives probabilities, which lose digits."""
     attributes = vars(distribution)
     probs, logits = attributes.get("probs"), attributes.get("logits")
     if probs is None or logits is None:

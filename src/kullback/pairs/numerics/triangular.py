@@ -16,15 +16,17 @@ from kullback.common.dtypes import upcast
 from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 
-# For 2,000 dimensions (benchmarks/bench_normals.py), the widths 64, 96, 128, 192 and 256 took 73, 66, 62, 66 and 70 ms.
+# _WIDTH is the number of rows and columns of a block. In benchmarks/bench_normals.py, for 2,000 dimensions, the widths
+# 64, 96, 128, 192 and 256 took 73, 66, 62, 66 and 70 ms.
 _WIDTH = 128
 
 
 def squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
     """Return the sum of the squares below the diagonal of root^-1 left, for lower triangular matrices.
 
-    If `is_difference`, the sum is computed from root^-1 (left - root), which is equal below the diagonal and accurate
-    for nearly equal matrices. Entries above the diagonals are not read. No transform of torch.func may be active.
+    If `is_difference`, the sum is computed from root^-1 (left - root), which has the same entries below the diagonal
+    and is accurate for nearly equal matrices. Entries above the diagonals are not read. No transform of torch.func may
+    be active.
     """
     if torch.is_grad_enabled() and (left.requires_grad or root.requires_grad):
         return _SquaresBelow.apply(left, root, is_difference)
@@ -38,7 +40,7 @@ def plain_squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> T
 
 
 def as_function_of(matrix: Tensor, factor: Tensor) -> Tensor:
-    """Return a Cholesky factor that was computed before, with the gradient by its matrix."""
+    """Return `factor`, the Cholesky factor of `matrix` from an earlier computation, with the gradient by `matrix`."""
     return _Cholesky.apply(matrix, factor)
 
 
@@ -105,7 +107,7 @@ class _Cholesky(torch.autograd.Function):
 
             return *gradients_of(reference, (matrix,), grad, (True,)), None
         by_matrix = torch.empty_like(factor)
-        for start, stop in _blocks(factor.shape[-1]):  # F + F^T
+        for start, stop in _blocks(factor.shape[-1]):  # this loop computes F + F^T
             rows = factor[..., start:, start:stop].mT @ grad[..., start:, :stop]
             corner = rows[..., start:].tril_()
             corner.diagonal(dim1=-2, dim2=-1).div_(2)

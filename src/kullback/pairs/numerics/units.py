@@ -1,7 +1,7 @@
 """A change of the unit of P and Q, for parameters so large or small that their squares leave the range of float64.
 
 A divergence does not depend on the unit. Division of parameters by a power of two is exact. The chain rule multiplies
-the derivatives by this power: they overflow only if the derivatives by the original parameters do.
+the derivatives by this power. So the derivatives overflow only if the derivatives by the original parameters overflow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kullback.common.inputs import can_inspect
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.family import FAMILIES, Units
 
-# Exponents of 2: parameters beyond 2^-_MILD or 2^_MILD need another unit, and one unit covers a ratio of 2^_WIDEST.
+# _MILD and _WIDEST are exponents of 2. A parameter below 2^-_MILD or above 2^_MILD needs another unit. One unit
+# suffices for P and Q if the ratio of the largest parameter to the smallest is below 2^_WIDEST.
 _MILD, _WIDEST = 250, 1990
 _LEAST, _LARGEST = 2.0**-_MILD, 2.0**_MILD
 

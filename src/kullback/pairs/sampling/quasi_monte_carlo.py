@@ -26,7 +26,7 @@ from kullback.pairs.density_overrides import overrides
 
 SEQUENCES = 16
 """The number of independent sequences. A standard error from 16 means has a relative error of 1 / sqrt(30) = 18 %."""
-# The smallest length of a sequence. If there are fewer draws, they are random.
+# _LEAST is the smallest length of a sequence. If there are too few draws for this length, all draws are random.
 _LEAST = 8
 # torch's Sobol numbers are multiples of 2^-30, and 2^-31 is added so that no number is 0.
 _HALF_STEP = 2.0**-31
