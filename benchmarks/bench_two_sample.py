@@ -1,9 +1,13 @@
-"""Size and power of `two_sample_test` and of Kolmogorov-Smirnov, energy, kernel and chi-squared tests.
+"""Size and power of `two_sample_test`, and of seven other tests.
 
 python benchmarks/bench_two_sample.py [--repetitions 400]
 
 Every test uses the same draws, at the level 0.05. Tests without a known null distribution use 199 permutations. Cases
-of more than 1000 draws get half of the repetitions.
+with P = Q get twice the repetitions, and those of more than 1000 draws half of them, but at least 200.
+
+`--tests ours` measures only ours again: a row of the output keeps the other tests' results if it has as many
+repetitions. So does `--only 2-D` with the other cases. `--before FILE` adds the power of an earlier version, the FILE
+that was written by `--tests ours --output FILE` with that version.
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
+from scipy.spatial import cKDTree
 from scipy.spatial.distance import pdist, squareform
 from timing import RESULTS, machine
 
@@ -102,12 +108,48 @@ def ring(rng: np.random.Generator, n: int) -> Draws:
     return 1.4 * np.stack([np.cos(angle), np.sin(angle)], 1) + 0.35 * rng.standard_normal((n, 2))
 
 
+def skewed(shape: float) -> Draw:
+    """A gamma distribution with mean 0 and variance 1."""
+    return lambda rng, n: (rng.gamma(shape, size=(n, 1)) - shape) / shape**0.5
+
+
+def zeros_and_lognormal(share: float = 0.4, mean: float = 0.0) -> Draw:
+    return lambda rng, n: rng.lognormal(mean, 1, (n, 1)) * (rng.random((n, 1)) >= share)
+
+
+def copula(dof: float | None, rho: float = 0.5, d: int = 2) -> Draw:
+    """Standard normal margins with the copula of Student's t, or of a normal distribution if `dof` is None."""
+
+    def draws(rng: np.random.Generator, n: int) -> Draws:
+        z = correlated(rho, d)(rng, n)
+        if dof is None:
+            return z
+        t = z / np.sqrt(rng.chisquare(dof, (n, 1)) / dof)
+        return scipy.stats.norm.ppf(scipy.stats.t.cdf(t, dof))
+
+    return draws
+
+
+def spiral(turned: float, noise: float) -> Draw:
+    """An arm of a spiral of four turns, turned by an angle, with normal errors."""
+
+    def draws(rng: np.random.Generator, n: int) -> Draws:
+        angle = 8 * np.pi * np.sqrt(rng.random(n))
+        arm = angle[:, None] * np.stack([np.cos(angle + turned), np.sin(angle + turned)], 1)
+        return arm / (2 * np.pi) + noise * rng.standard_normal((n, 2))
+
+    return draws
+
+
 SMALL, UNEVEN = (100, 100), (100, 2000)
 CASES = [
     Case("1-D, equal", normal(), normal(), SMALL, equal=True),
     Case("1-D, rounded, equal", rounded(1), rounded(1), SMALL, equal=True),
+    Case("1-D, zeros and lognormal, equal", zeros_and_lognormal(), zeros_and_lognormal(), SMALL, equal=True),
     Case("1-D, Poisson, equal", poisson(5), poisson(5), (500, 500), equal=True),
     Case("2-D, 60 % zero rows, equal", zeros(0.6, 2), zeros(0.6, 2), (200, 200), equal=True),
+    Case("2-D, 80 % zero rows, equal", zeros(0.8, 2), zeros(0.8, 2), (200, 200), equal=True),
+    Case("2-D, a spiral, equal", spiral(0, 0.1), spiral(0, 0.1), SMALL, equal=True),
     Case("2-D, rounded, equal", rounded(2), rounded(2), (200, 200), equal=True),
     Case("3-D, rounded, equal", rounded(3), rounded(3), SMALL, equal=True),
     Case("three yes or no, equal", yes_or_no(3), yes_or_no(3), (200, 200), equal=True),
@@ -124,6 +166,24 @@ CASES = [
     Case("1-D, normal and two modes", normal(), bimodal, SMALL),
     Case("1-D, Poisson and a rounded normal", poisson(5), rounded_normal(5), (500, 500)),
     Case("1-D, uniform and a comb", lambda rng, n: rng.random((n, 1)), comb, (500, 500)),
+    Case("1-D, normal and skewed", normal(), skewed(6), (200, 200)),
+    Case(
+        "1-D, zeros and lognormal, two means",
+        zeros_and_lognormal(0.4),
+        zeros_and_lognormal(0.3, 0.25),
+        (120, 120),
+    ),
+    Case(
+        "1-D, zeros and lognormal, two shares",
+        zeros_and_lognormal(0.5),
+        zeros_and_lognormal(0.38),
+        (150, 150),
+    ),
+    Case("2-D, copulas of normal and of t with 2", copula(None), copula(2), (200, 200)),
+    Case("2-D, copulas of normal and of t with 4", copula(None), copula(4), (300, 300)),
+    Case("5-D, copulas of normal and of t with 4", copula(None, d=5), copula(4, d=5), (100, 100)),
+    Case("2-D, two arms of a spiral", spiral(0, 0.1), spiral(np.pi, 0.1), SMALL),
+    Case("2-D, two arms of a spiral, wider", spiral(0, 0.2), spiral(np.pi, 0.2), (200, 200)),
     Case("2-D, shift 0.4 of one component", normal(d=2), first_shifted(2, 0.4), SMALL),
     Case("2-D, correlation 0.5", normal(d=2), correlated(0.5), SMALL),
     Case("2-D, normal and a ring", normal(d=2), ring, SMALL),
@@ -183,27 +243,77 @@ def gaussian_kernel(points: Draws) -> Draws:
     return np.exp(-np.square(distances) / (2 * max(median, 1e-9) ** 2))
 
 
+def anderson_darling(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+    shuffles = scipy.stats.PermutationMethod(n_resamples=SHUFFLES, rng=rng)
+    samples = [x[:, 0], y[:, 0]]
+    return float(scipy.stats.anderson_ksamp(samples, variant="midrank", method=shuffles).pvalue)
+
+
+def kernels(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+    """Gaussian kernels of nine widths: the smallest p-value is compared with the shuffles' (Schrab et al., 2023)."""
+    distances = squareform(pdist(np.concatenate([x, y]))).astype(np.float32)
+    median = max(float(np.median(distances[np.triu_indices(len(distances), 1)])), 1e-9)
+    labels = np.r_[np.full(len(x), 1 / len(x)), np.full(len(y), -1 / len(y))].astype(np.float32)
+    rows = np.stack([labels, *(rng.permutation(labels) for _ in range(SHUFFLES))], 1)
+    exponents = -np.square(distances / np.float32(median)) / 2
+    values = []
+    for width in 2.0 ** np.arange(-5, 4):
+        kernel = np.exp(
+            np.maximum(exponents / np.float32(width**2), -60)
+        )  # products of denormal numbers are slow
+        values.append(np.einsum("ij,ij->j", rows, kernel @ rows))
+    ranks = scipy.stats.rankdata(-np.round(values, 9), method="max", axis=1).min(0)
+    return float((ranks <= ranks[0]).mean())
+
+
+def neighbors(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+    """The number of draws' five nearest neighbors that are of the same sample (Schilling, 1986)."""
+    points = rng.permutation(both := np.arange(len(x) + len(y)))
+    draws = np.concatenate([x, y])[points]
+    near = cKDTree(draws).query(draws, 6)[1][:, 1:]
+    rows = np.stack([points < len(x), *(rng.permutation(both) < len(x) for _ in range(SHUFFLES))])
+    same = (rows[:, near] == rows[:, :, None]).sum((1, 2))
+    return float((same >= same[0]).mean())
+
+
 TESTS = {
     "ours": ours,
     "Kolmogorov-Smirnov": kolmogorov_smirnov,
+    "Anderson-Darling": anderson_darling,
     "energy": by_similarity(lambda points: -squareform(pdist(points))),
     "MMD": by_similarity(gaussian_kernel),
+    "MMDAgg": kernels,
+    "neighbors": neighbors,
     "χ²": chi_squared,
 }
 
 
 def applies(test: str, case: Case) -> bool:
     d = case.p(np.random.default_rng(0), 1).shape[1]
-    return {"Kolmogorov-Smirnov": d == 1, "χ²": d <= 3}.get(test, True)
+    limits = {
+        "Kolmogorov-Smirnov": d == 1,
+        "Anderson-Darling": d == 1,
+        "MMDAgg": sum(case.sizes) <= 1000,  # its nine matrices take seconds for more draws
+        "neighbors": d > 1,
+        "χ²": d <= 3,
+    }
+    return limits.get(test, True)
 
 
-def measured(case: Case, repetitions: int) -> dict[str, Any]:
-    rejected = {test: 0 for test in TESTS if applies(test, case)}
+def repetitions(case: Case, usual: int) -> int:
+    number = 2 * usual if case.equal else usual
+    return max(number // 2, 200) if sum(case.sizes) > 1000 else number
+
+
+def measured(case: Case, repetitions: int, tests: Sequence[str]) -> dict[str, Any]:
+    applied = [test for test in TESTS if applies(test, case)]
+    rejected = {test: 0 for test in applied if test in tests}
     for seed in range(repetitions):
-        streams = [np.random.default_rng([seed, i]) for i in range(2 + len(rejected))]
+        streams = [np.random.default_rng([seed, i]) for i in range(2 + len(applied))]
         x, y = case.p(streams[0], case.sizes[0]), case.q(streams[1], case.sizes[1])
-        for test, rng in zip(rejected, streams[2:], strict=True):
-            rejected[test] += TESTS[test](x, y, rng) <= LEVEL
+        for test, rng in zip(applied, streams[2:], strict=True):
+            if test in tests:
+                rejected[test] += TESTS[test](x, y, rng) <= LEVEL
     shares = {test: count / repetitions for test, count in rejected.items()}
     return {
         "case": case.name,
@@ -218,17 +328,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=400)
     parser.add_argument("--only", nargs="*", help="cases whose names have these words")
+    parser.add_argument("--tests", nargs="*", default=list(TESTS), help="the tests; all by default")
+    parser.add_argument("--output", type=Path, default=RESULTS / "two_sample.json")
+    parser.add_argument("--before", type=Path, help="the output of an earlier version")
     arguments = parser.parse_args()
+    before, old = rows_of(arguments.before), rows_of(arguments.output)
     rows = []
     for case in CASES:
-        if arguments.only and not any(word in case.name for word in arguments.only):
-            continue
-        few = arguments.repetitions // 2 if sum(case.sizes) > 1000 else arguments.repetitions
-        rows.append(measured(case, few))
-        print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-    if not arguments.only:
-        document = {"schema": SCHEMA, "machine": machine(), "level": LEVEL, "rows": rows}
-        (RESULTS / "two_sample.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        key = case.name, repetitions(case, arguments.repetitions)
+        if not arguments.only or any(word in case.name for word in arguments.only):
+            row = measured(case, key[1], arguments.tests)
+            row["rejects"] = old.get(key, {}).get("rejects", {}) | row["rejects"]
+            row["rejects"] = {test: row["rejects"][test] for test in TESTS if test in row["rejects"]}
+            if key in before:
+                row["before"] = before[key]["rejects"]["ours"]
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+            rows.append(row)
+        else:
+            rows += [row for (name, _), row in old.items() if name == case.name]
+    document = {"schema": SCHEMA, "machine": machine(), "level": LEVEL, "rows": rows}
+    arguments.output.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def rows_of(path: Path | None) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the rows of results, by case and number of repetitions."""
+    rows = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
+    return {(row["case"], row["repetitions"]): row for row in rows}
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 _KL = KL()
-# These are the accepted methods for two representations of finite distributions.
+# The methods that the functions accept for two representations of finite distributions.
 _FINITE_METHODS = ("auto", "summation")
-# This is the name of the method that computes the divergence of the proportions of counts.
+# The name of the method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
 _ROWS = {
@@ -115,7 +115,8 @@ def kl_divergence(
     options = _options("kl_divergence", method, rtol, atol, max_evaluations, draws, generator)
     unit = 1.0 if base is None else nats_per_unit("kl_divergence", _KL, base)
     if method == "auto":
-        # This is a fast path: for a small batch, the other steps would take longer than the divergence.
+        # For a small batch, the other steps would take longer than the divergence, so they are skipped for common
+        # arguments.
         if type(p) is type(q) and type(p) in _OF_CLASSES:
             value = _value_of_rows(cast(Representation, p), cast(Representation, q))
         else:
@@ -350,11 +351,11 @@ def _options(
     draws: int,
     generator: torch.Generator | None,
 ) -> SolveOptions:
-    """Return the options as `SolveOptions` after a check; equal options are checked only once."""
+    """Return the options as a `SolveOptions`, after a check. A cache avoids a second check of equal options."""
     check = _checked_options if torch.compiler.is_compiling() else _remembered_options
     try:
         options = check(call, method, rtol, atol, max_evaluations, draws)
-    except TypeError:  # a number is not hashable, or a check failed and raises its error again
+    except TypeError:  # a number is not hashable, or the check failed: repeat it without the cache
         options = _checked_options(call, method, rtol, atol, max_evaluations, draws)
     if generator is None:
         return options
@@ -378,12 +379,12 @@ def _remembered_options(call: str, method: str, *numbers: Any) -> SolveOptions:
     return _checked_options(call, method, *numbers)
 
 
-# The functions below import the estimators only for draws. This import takes as long as all other imports together, and
-# most calls have no draws.
+# The functions below import the estimators only if there are draws. The import takes as long as all other imports
+# together, and most calls have no draws.
 
 
 def _check_estimator(call: str, method: object) -> None:
-    """Raise unless `method` is the name of an estimator."""
+    """Raise unless `method` is the name of an estimator for draws."""
     from kullback.estimators.choose_estimator import METHODS as SAMPLE_METHODS
 
     if not isinstance(method, str) or method not in SAMPLE_METHODS:
@@ -406,7 +407,7 @@ def _answer(
     *,
     exact: bool = False,
 ) -> Estimate:
-    """Return the divergence of two operands, in units of `unit` nats."""
+    """Return the divergence of P and Q in the unit of the result, which is `unit` nats."""
     method, are_counts = options.method, isinstance(p, Counts) and isinstance(q, Counts)
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
@@ -434,8 +435,8 @@ def _answer(
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
-    """Return the value of an estimate; if its interval has no finite upper limit, warn with the notes of the
-    estimate.
+    """Return the value of an estimate. If the interval of the estimate has no finite upper limit, warn with the notes
+    of the estimate.
     """
     if answer.n is not None and (answer.interval is None or not bool(answer.interval[1].isfinite().all())):
         from kullback.estimators import EstimateWarning
@@ -452,9 +453,9 @@ def between_distributions(
     kind: Divergence,
     options: SolveOptions,
 ) -> Estimate:
-    """Return the divergence of two torch distributions, with its method and error."""
+    """Return the divergence of two torch distributions as an `Estimate`, with its method and error."""
     kind = kind if isinstance(kind, KL) else kind.simplest()
-    if isinstance(kind, ReverseKL | Jeffreys):  # before P and Q are exchanged
+    if isinstance(kind, ReverseKL | Jeffreys):  # so that errors name P and Q correctly
         check_domains(call, p, q)
     if isinstance(kind, ReverseKL):
         return estimate_exchanged(call, p, q, options)
@@ -464,7 +465,7 @@ def between_distributions(
 
 
 def _sum(a: Estimate, b: Estimate) -> Estimate:
-    """Return the sum of two estimates, with the less exact of both methods."""
+    """Return the sum of two estimates. The method of the sum is the less exact of the two methods."""
     error = None if a.error is None or b.error is None else a.error + b.error
     standard_error = None
     if a.standard_error is not None and b.standard_error is not None:
@@ -477,7 +478,9 @@ def _sum(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
-    """Return KL of two representations of the same type; None unless shapes, dtypes, devices and `dim` are equal."""
+    """Return KL of two representations of the same type, or None unless shapes, dtypes, devices and `dim` are equal and
+    neither has labels.
+    """
     if p.labels is not None or q.labels is not None:
         return None
     a, b = p.tensor, q.tensor

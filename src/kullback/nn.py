@@ -52,10 +52,11 @@ _Result = TypeVar("_Result")
 
 
 def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Return a decorator of `forward` that also accepts keyword-only arguments by position, for trainers.
+    """Return a decorator of `forward` that makes the keyword-only arguments `names` positional too. Trainers pass
+    arguments by position.
 
-    The student is the first argument, as in torch's losses. Positional arguments may be exchanged by mistake, so the
-    call raises an error if the teacher requires a gradient and the student does not.
+    The student is the first argument, as in torch's losses. A user may exchange student and teacher by mistake.
+    Therefore the call raises an error if the teacher requires a gradient and the student does not.
     """
 
     def decorate(forward: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -145,7 +146,9 @@ class KLDivLoss(torch.nn.KLDivLoss):
 
 
 class _LossModule(torch.nn.Module):
-    """A loss with checked settings: each setting is an attribute with the name of the loss's argument."""
+    """The base class of losses with checked settings. Each setting is an attribute with the name of the loss's
+    argument.
+    """
 
     kind: Divergence
     temperature: float
@@ -162,12 +165,14 @@ class _LossModule(torch.nn.Module):
             setattr(self, name, value)
 
     def extra_repr(self) -> str:
-        """Show the settings of the loss."""
+        """Return the settings of the loss as text for its repr."""
         owner = next(kind for kind in type(self).__mro__ if _LossModule in kind.__bases__)
         return shown_options(self, owner, always=("kind", "temperature", "reduction"))
 
     def _settings(self, others: tuple[str, ...]) -> dict[str, Any]:
-        """Return the settings of the loss by name: the fields of `LossSettings`, and `others`."""
+        """Return a dict from names to settings of the loss: the fields of `LossSettings`, and the attributes named in
+        `others`.
+        """
         return {name: getattr(self, name) for name in LossSettings._fields + others}
 
 

@@ -24,9 +24,9 @@ _OPERANDS = (Representation, Samples, Distribution)
 
 
 def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
-    """Return P and Q, with SciPy distributions converted to torch.
+    """Return P and Q, with SciPy distributions replaced by torch distributions.
 
-    If one operand is a representation and the other a Categorical, the Categorical becomes a representation.
+    If P or Q is a representation and the other a Categorical, a representation replaces the Categorical.
     """
     if isinstance(p, Distribution) and isinstance(q, Distribution) and have_ordinary_tensors(p, q):
         if not (isinstance(p, Independent) or isinstance(q, Independent)):
@@ -42,7 +42,7 @@ def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
 
 
 def operand(call: str, argument: str, x: object) -> Any:
-    """Return an operand, converted to torch if it is a SciPy distribution; raise if its type is not accepted."""
+    """Return the operand `x`, converted to torch if it is a SciPy distribution. Raise if its type is not accepted."""
     if not isinstance(x, _OPERANDS):
         if not is_frozen(x):
             raise _not_a_distribution(call, argument, x)
@@ -53,7 +53,9 @@ def operand(call: str, argument: str, x: object) -> Any:
 
 
 def of_classes(d: object) -> object:
-    """Return the logits or probabilities of a Categorical or OneHotCategorical; return other objects unchanged."""
+    """Return the logits or probabilities of a Categorical or OneHotCategorical as a representation. Return other
+    objects unchanged.
+    """
     part = categorical_of(d)
     if part is None:
         return d
@@ -63,7 +65,7 @@ def of_classes(d: object) -> object:
 
 
 def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
-    """Return the error for operands of incompatible types."""
+    """Return the error for P and Q of types that no rule can compare."""
     return no_rule(
         call,
         "p, q",
@@ -74,7 +76,7 @@ def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
 
 
 def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeError:
-    """Return the error for a bare tensor, or for another object that is not a distribution."""
+    """Return the error for a tensor whose meaning is not declared, or for another object that is not a distribution."""
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
     if isinstance(x, Tensor):
         wording = "{got} does not say what it holds; {instead}"
@@ -118,7 +120,7 @@ _BASE = Arguments(
 
 
 def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
-    """Return the number of nats in the unit of the result."""
+    """Return the number of nats in one unit of the result: log(base), or 1 without a base."""
     if base is None:
         return 1.0
     if not kind.logarithmic:
@@ -133,7 +135,7 @@ def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
 
 
 def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Return P and Q, with labeled classes aligned on the union of the labels.
+    """Return P and Q on the same classes: labeled classes are aligned on the union of the labels.
 
     Raise if devices, dtypes or shapes do not match.
     """
@@ -169,7 +171,9 @@ def comparable(call: str, p: Representation, q: Representation) -> tuple[Represe
 
 
 def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Return P and Q in one dtype: the dtype of a tensor has priority over arrays, and an array's dtype over lists."""
+    """Return P and Q in the same dtype. The dtype of a tensor has priority over the dtype of an array, which has
+    priority over numbers in a list.
+    """
     sides = [side for side in (p, q) if side.tensor.is_floating_point()]  # integer counts fit any dtype
     dtypes = [side.tensor.dtype for side in sides]
     if len(set(dtypes)) < 2:

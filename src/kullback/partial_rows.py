@@ -16,14 +16,16 @@ from kullback.common.short_repr import ShortRepr
 
 
 class RowBlock:
-    """The base of dataclasses whose tensors have one row for each position; a slice or a mask selects positions."""
+    """The base class of dataclasses whose tensors have one row for each position. Indexing by a slice or a mask selects
+    positions.
+    """
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
         tensors = self.tensors()
         return replace(cast("Any", self), **{name: tensor[rows] for name, tensor in tensors.items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors, keyed by the names of their fields."""
+        """Return a dict from the names of the fields to the tensors of the dataclass."""
         values = {field.name: getattr(self, field.name) for field in fields(cast("Any", self))}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -124,14 +126,14 @@ class TopKBlock(RowBlock):
 
     @property
     def counts(self) -> Tensor:
-        """The number of known classes of each position, int64, shape (n,)."""
+        """The number of known classes at each position, int64, shape (n,)."""
         return (self.log_probs != -torch.inf).sum(-1)
 
 
 def summarize_rows(
     logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
 ) -> ReferenceBlock:
-    """Return the parts of logits that a reference file stores, on the CPU.
+    """Return the part of the logits that a reference file stores, on the CPU.
 
     Arguments:
         logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites these logits.
@@ -142,7 +144,7 @@ def summarize_rows(
     """
     rows, classes = logits.shape
     device = logits.device
-    # Usually every class has mass. This test is faster than counting the classes with mass.
+    # Usually every class has mass. Testing this is faster than counting the classes with mass.
     whole = bool((logits.amin(-1) > -torch.inf).all())
     support = torch.full((rows,), classes, device="cpu") if whole else logits.isfinite().sum(-1)
     at_label = logits.gather(-1, labels.to(device)[:, None])
@@ -153,7 +155,8 @@ def summarize_rows(
     cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     tail = peak + total.log()
-    # The levels are below the total, so that a drawn class has a weight above 0.
+    # The levels select classes by cumulative weights. They are below the total weight, so that every drawn class has a
+    # weight above 0.
     levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
     drawn = torch.where(total > 0, drawn, 0)
@@ -177,13 +180,13 @@ def summarize_rows(
 
 
 def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest entries of each row, the largest first. Equal entries are ordered by
-    index.
+    """Return the indices of the k largest entries of each row, shape (rows, k), in descending order of the entries.
+    Equal entries are in the order of their indices.
     """
     rows = len(x)
     least = x.topk(k).values[:, -1:]
-    # `row` and `index` locate the entries that are at least the k-th largest of their row. With ties, a row has more
-    # than k such entries.
+    # `row` and `index` are the positions of the entries that are at least as large as the k-th largest entry of their
+    # row. If entries are equal, a row may have more than k such entries.
     row, index = (x >= least).nonzero().unbind(-1)
     counts = torch.bincount(row, minlength=rows)
     place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
@@ -192,13 +195,15 @@ def top_classes(x: Tensor, k: int) -> Tensor:
     candidates[row, place] = index
     values = torch.full((rows, most), -torch.inf, dtype=x.dtype, device=x.device)
     values[row, place] = x[row, index]
-    # The sort is stable, so padding stays behind classes with the value -inf.
+    # The sort is stable, so padding comes after classes with the value -inf.
     order = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return candidates.gather(-1, order)
 
 
 def log_tail_mass(log_probs: Tensor) -> Tensor:
-    """Return log(1 - s) for the sum s of the probabilities, float64; -inf where s is at least 1."""
+    """Return log(1 - s) in float64, where s is the sum of the probabilities of a row. The result is -inf if s is at
+    least 1.
+    """
     kept = torch.logsumexp(log_probs.double(), -1)
     some = kept < 0
     return torch.where(some, torch.log(-torch.expm1(torch.where(some, kept, -1.0))), -torch.inf)

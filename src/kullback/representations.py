@@ -2,8 +2,8 @@
 
 `kullback.samples` has the class for draws.
 
-A tensor can contain scores, log-probabilities, probabilities, counts or draws. With the wrong interpretation, a
-divergence is a plausible but meaningless number. These classes declare the interpretation and check the values.
+A tensor can contain scores, log-probabilities, probabilities, counts or draws. If the values are interpreted wrongly,
+the divergence is a plausible but meaningless number. These classes declare the interpretation and check the values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from kullback.common.labels import Labeled, Labels, check_one_type, labeled, lab
 from kullback.common.words import RepresentationName
 from kullback.errors import ArgumentValueError, Name, Text, invalid_type, invalid_value, safe_repr
 
-# The tolerance for the sum of a row is the rounding error of a softmax over a large vocabulary, for each dtype.
+# For each dtype, the tolerance for the difference of a row's sum from 1. The tolerance is the rounding error of a
+# softmax over a large vocabulary.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _WIDE = (torch.float32, torch.float64)
 
@@ -66,14 +67,15 @@ class Representation(ABC):
     ) -> None:
         has_defaults = type(dim) is int and dim == -1 and labels is None and validate is True
         if has_defaults and self.is_floating and are_logits(x) and cast("Tensor", x).shape[-1]:
-            # This is a fast path, because the other checks would take longer than the divergence of a small tensor.
+            # For a small tensor, the other checks would take longer than the divergence, so they are skipped for common
+            # arguments.
             self._source, self.tensor, self.dim = None, recordable(cast("Tensor", x)), -1
             if can_inspect_all((self.tensor,)):
                 self._check(self.tensor)
             return
         named = None if isinstance(x, Tensor) else labeled(self._call, x)
         values = x if named is None else named.values
-        self._source = None if isinstance(values, Tensor) else values  # `in_dtype` converts the source again
+        self._source = None if isinstance(values, Tensor) else values  # `in_dtype` converts this source again
         self.tensor = self._numbers(self._read(values))
         dims = dim
         if isinstance(dim, tuple):
@@ -104,34 +106,38 @@ class Representation(ABC):
 
     @property
     def class_shape(self) -> torch.Size:
-        """The sizes of the class dimensions: of one dimension, or of several that were flattened to one."""
+        """The size of the class dimension, or the sizes of several class dimensions that were flattened to one."""
         return self._table_shape or torch.Size((self.classes,))
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The shape without the class dimension; each element of the batch is one distribution."""
+        """The shape without the class dimension. Each element of the batch is one distribution."""
         return self.weights().shape[:-1]
 
     def weights(self) -> Tensor:
-        """Return the tensor with the class dimension moved to the end: log-weights if `in_logs`, else weights."""
+        """Return the values with the class dimension moved to the end: log-weights if `in_logs`, else weights."""
         return self.tensor if self.dim == -1 else self.tensor.movedim(self.dim, -1)
 
     @property
     def dtype_rank(self) -> int:
-        """The priority of the dtype: 2 for a tensor, 1 for an array, 0 for Python numbers without a dtype."""
+        """The priority of the dtype of the values: 2 for a tensor, 1 for an array, and 0 for Python numbers, which have
+        no dtype.
+        """
         return 2 if self._source is None else 1 if hasattr(self._source, "dtype") else 0
 
     def in_dtype(self, dtype: torch.dtype) -> Self:
-        """Return a copy in another dtype; a list is converted again from its numbers, without intermediate rounding."""
+        """Return a copy in the dtype `dtype`. Numbers in a list are converted directly to this dtype, without rounding
+        to another dtype first.
+        """
         converted = copy.copy(self)
         is_list = isinstance(self._source, list | tuple) and len(self._source) > 0
         converted.tensor = torch.as_tensor(self._source, dtype=dtype) if is_list else self.tensor.to(dtype)
         return converted
 
     def aligned_with(self, other: Representation) -> tuple[Representation, Representation]:
-        """Return both representations on the union of their labels, in order of first appearance.
+        """Return both representations on the union of their labels, in the order of first appearance.
 
-        A label that is missing in one representation has no mass in that representation.
+        If a label is missing in a representation, its class has no mass there.
         """
         p, q = self.labels, other.labels
         if p is None and q is None:
@@ -156,13 +162,13 @@ class Representation(ABC):
         return self._on(union), other._on(union)
 
     def _on(self, union: Labels) -> Self:
-        """Return this distribution on the classes `union`, which contain all labels of this distribution in any
-        order.
+        """Return this distribution on the classes `union`, which contain all labels of this distribution, in
+        any order.
         """
         labels = cast("Labels", self.labels)
         place = {label: i for i, label in enumerate(labels)}
-        x = Representation.weights(self)  # `Counts.weights` would add the prior
-        # The last entry of `padded` is the weight of missing labels.
+        x = Representation.weights(self)  # not `Counts.weights`, which would add the prior
+        # The last entry of `padded` is the weight of a missing label.
         padded = torch.nn.functional.pad(x, (0, 1), value=-torch.inf if self.in_logs else 0)
         index = torch.tensor([place.get(label, len(labels)) for label in union], device=x.device)
         aligned = copy.copy(self)
@@ -173,7 +179,7 @@ class Representation(ABC):
         return aligned
 
     def _take_labels(self, named: Labeled, dim: int | tuple[int, ...]) -> None:
-        """Set the labels of the class dimension, and the labels of the rows of a table."""
+        """Set the labels of the class dimension and, for a table, the labels of its rows."""
         columns, rows = named.labels, named.rows
         axes = [cast("int", whole_from(axis)) for axis in (dim if isinstance(dim, tuple) else (self.dim,))]
         if len(axes) == 2 and rows is not None:
@@ -209,7 +215,9 @@ class Representation(ABC):
         )
 
     def _check_unlabeled(self, other: Representation) -> None:
-        """Raise if only one side has labels, unless these are 0, 1, 2, ..., the class numbers of the other side."""
+        """Raise if only one representation has labels, unless the labels are 0, 1, 2, ..., which are the class numbers
+        of the other representation.
+        """
         named, plain = (self, other) if other.labels is None else (other, self)
         labels = cast("Labels", named.labels)
         if same_labels(labels, tuple(range(plain.classes))):
@@ -225,7 +233,7 @@ class Representation(ABC):
         )
 
     def _check_rows(self, other: Representation) -> None:
-        """Raise if the rows of two tables have different labels, or the same labels in different orders."""
+        """Raise if the rows of two tables have different labels, or equal labels in different orders."""
         p, q = self._rows, other._rows
         if p is None or q is None or len(p) != len(q) or same_labels(p, q):
             return
@@ -246,7 +254,7 @@ class Representation(ABC):
         return invalid_value(self._call, "x", wanted=wanted, got=got, instead=instead)
 
     def _read(self, x: object) -> Tensor:
-        """Return `x` as a tensor; integers in lists and arrays become floating-point numbers, except in `Counts`."""
+        """Return `x` as a tensor. Integers in lists and arrays become floating-point numbers, except in `Counts`."""
         tensor = as_tensor(self._call, "x", x)
         if isinstance(x, Tensor) or not self.is_floating or tensor.is_floating_point():
             return tensor
@@ -266,8 +274,8 @@ class Representation(ABC):
         return x
 
     def _joined(self, dims: tuple[int, ...]) -> tuple[Tensor, torch.Size]:
-        """Return the tensor with the class dimensions moved to the end and flattened to one, and the sizes of these
-        dimensions.
+        """Return two results: the tensor with the class dimensions moved to the end and flattened to one dimension, and
+        the sizes of the class dimensions.
         """
         x = self.tensor
         numbers = [whole_from(dim) for dim in dims]
@@ -310,7 +318,7 @@ class Representation(ABC):
 
     @abstractmethod
     def _check(self, x: Tensor) -> None:
-        """Raise if the values are invalid for this class."""
+        """Raise if the values are not valid for this class."""
 
     def _no_nan(self, x: Tensor) -> None:
         if bool(torch.isnan(x).any()):
@@ -381,7 +389,7 @@ class Logits(Representation):
     """
 
     def _check(self, x: Tensor) -> None:
-        # A fast check for small batches: if the sum is finite, every score is finite.
+        # If the sum of the scores is finite, every score is finite. For a small tensor, this test is fast.
         if x.numel() <= 4096 and x.dtype in _WIDE:
             numbers = x.detach() if x.requires_grad else x
             if math.isfinite(numbers.sum().item()):
@@ -553,7 +561,7 @@ class Counts(Representation):
         if x.dtype not in (torch.uint16, torch.uint32, torch.uint64):
             return x
         signed = x.to(torch.int64)
-        # The conversion makes values above the int64 range negative.
+        # The conversion to int64 makes values above the range of int64 negative.
         if x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any()):
             raise invalid_value(
                 "Counts",
@@ -584,7 +592,7 @@ class Counts(Representation):
 
 
 def _some(labels: Labels) -> str:
-    """Return the first three labels as text."""
+    """Return the first three labels as text, followed by "..." if there are more."""
     shown = ", ".join(safe_repr(label) for label in labels[:3])
     return f"{shown}, ..." if len(labels) > 3 else shown
 

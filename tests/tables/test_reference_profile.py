@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from click.testing import CliRunner
 
@@ -17,7 +19,7 @@ from kullback.cli.commands import kullback
 from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import Profile, profile_table
-from kullback.tables.compare_two_tables import compare_tables
+from kullback.tables.compare_two_tables import compare_tables, corrected_together
 from kullback.tables.reference_profile import (
     batch_profile,
     is_profile,
@@ -152,6 +154,44 @@ def test_identifiers_do_not_seem_to_drift_because_their_profile_is_short(files):
     ids = next(each for each in json.loads(result.stdout)["columns"] if each["name"] == "id")
     assert (ids["psi"]["value"], ids["psi"]["interval"]) == (None, [0, "Infinity"])
     assert "unnamed-categories" in {each["code"] for each in json.loads(result.stdout)["findings"]}
+
+
+def test_p_values_are_corrected_for_all_columns_of_all_batches(files):
+    batches = ("like.parquet", "half1.parquet", "half2.csv", "shifted.ndjson")
+    result = run("watch", "reference.parquet", *batches, "--json", "all.json")
+    assert result.stdout.startswith("4 batches; p-values are corrected for all of them.")
+    columns = [
+        each for batch in json.loads(Path("all.json").read_text())["batches"] for each in batch["columns"]
+    ]
+    columns = [
+        each for each in columns if isinstance(each["p_value"], float) and np.isfinite(each["p_value"])
+    ]
+    truth = scipy.stats.false_discovery_control([each["p_value"] for each in columns])
+    np.testing.assert_allclose([each["p_adjusted"] for each in columns], truth, rtol=1e-12)
+
+
+def test_at_most_seven_percent_of_months_of_equal_batches_show_a_difference():
+    """Each month has 22 batches of 13 columns with uniform p-values, as if P = Q."""
+    table = pd.DataFrame({f"c{place}": [0, 1] * 20 for place in range(13)})
+    comparison = compare_tables(table, table)
+    random = np.random.default_rng(0)
+    alone = together = 0
+    for _ in range(200):
+        month = [
+            replace(
+                comparison,
+                columns=tuple(replace(each, p_value=random.random()) for each in comparison.columns),
+            )
+            for _ in range(22)
+        ]
+        alone += any(
+            each.p_adjusted < 0.05 for batch in month for each in corrected_together([batch])[0].columns
+        )
+        together += any(
+            each.p_adjusted < 0.05 for batch in corrected_together(month) for each in batch.columns
+        )
+    assert alone > 100
+    assert together <= 14
 
 
 def test_several_batches_are_checked_one_by_one(files):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 LARGEST_TAIL_INDEX = 0.4
-"""If the tail index of q / p is above this number, the control variate is not used, as its variance is nearly infinite.
+"""If the tail index of q / p is at least this number, the control variate is not used.
 
-`tail_index` defines the tail index. The variance of q / p is infinite from 0.5 on.
+`tail_index` defines the tail index. The variance of q / p is infinite if the tail index is 0.5 or more.
 """
 # The control variate is used only if it explains at least this fraction of the variance of d. With a smaller fraction,
 # the heavy tails of q / p can add more variance than the control variate removes. The coverage tests in

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console
 
-# GitHub Actions executes a line that begins with two colons as a command. Other build servers execute text after `##[`
-# or `##vso[`.
+# These patterns match commands for build servers in a text. GitHub Actions executes a line that begins with two colons
+# as a command. Other build servers execute text after `##[` or `##vso[`.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 
-# These functions of torch are private. No public function detects the batched tensors of vmap and of batched gradients.
+# The names of torch below are private, because no public function detects the batched tensors of vmap and of batched
+# gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 _is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 _dispatch_mode: Callable[[Any], Any] = torch._C._get_dispatch_mode  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -136,14 +137,18 @@ def whole_from(x: object) -> int | None:
 
 
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return the source text of an expression that converts `x`, called `name`, to a tensor; None if none exists."""
+    """Return the source text of an expression that converts `x`, called `name`, to a tensor; None if none exists.
+
+    `floating` says whether the tensor must be floating-point.
+    """
     if hasattr(x, "to_numpy") or isinstance(x, np.ndarray):
         return _array_remedy(name, x, floating=floating)
     if not isinstance(x, list | tuple | float):
         return None
     parts = cast("list[object]", list(x)) if isinstance(x, list | tuple) else []
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    # `generate` of Hugging Face models returns its scores as a tuple of tensors.
+    # `generate` of Hugging Face models returns its scores as a tuple of tensors. The remedy for such a tuple is
+    # `torch.stack`.
     if tensors and len(tensors) == len(parts):
         first = tensors[0]
         alike = all(part.shape == first.shape and part.device == first.device for part in tensors)
@@ -159,7 +164,10 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
 
 
 def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return the source text of an expression that converts an array or Series to a tensor; None if not numeric."""
+    """Return the source text of an expression that converts the array or Series `x`, called `name`, to a tensor.
+
+    If `x` is not numeric, return None. `floating` says whether the tensor must be floating-point.
+    """
     try:
         array = x if isinstance(x, np.ndarray) else array_of(x)
     except (TypeError, ValueError):
@@ -180,7 +188,10 @@ def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
 
 
 def _made(name: str, tensor: Tensor, *, floating: bool) -> str | None:
-    """Return the source text of a call that makes `tensor` from the object `name`; None for complex numbers."""
+    """Return the source text of a call that makes `tensor` from the object called `name`.
+
+    If `floating`, the new tensor is floating-point, and the result is None for complex numbers.
+    """
     if floating and tensor.is_complex():
         return None
     dtype = ", dtype=torch.float32" if floating and not tensor.is_floating_point() else ""
@@ -252,7 +263,10 @@ def are_logits(*tensors: Any) -> bool:
 
 
 def unusual(x: Tensor) -> tuple[str, str] | None:
-    """Return a description of `x`, and the method that makes `x` dense; None if `x` is dense or of an unknown class."""
+    """Return a description of `x`, and the call that makes `x` dense, both as text.
+
+    If `x` is dense or of an unknown class, return None.
+    """
     module, dtype = type(x).__module__, x.dtype
     cases = (
         (module.startswith("torch.distributed.tensor"), "a DTensor", "full_tensor()"),
@@ -302,7 +316,10 @@ def is_other_storage(x: Tensor) -> bool:
 
 
 def can_inspect(x: Tensor) -> bool:
-    """Return whether Python can read the values of `x`; False while compiling, under ``vmap``, or without values."""
+    """Return whether Python can read the values of `x`.
+
+    This is impossible while torch compiles, under ``vmap``, and for a tensor without values.
+    """
     return can_inspect_all((x,))
 
 
@@ -330,7 +347,10 @@ def first_of(mask: Tensor) -> str:
 
 
 def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
-    """Return a text about the `values` for which `wrong` is true: the first one, its index, and their number."""
+    """Return a text about the entries of `values` for which the mask `wrong` is true.
+
+    The text has the first such value, its index, and the number of such values. `place` is appended to the index.
+    """
     index = tuple(int(i) for i in wrong.nonzero()[0])
     count = f"the first of {int(wrong.sum())} in {wrong.numel()}"
     return f"{values[index].item():g} at index {index}{place}, {count}"

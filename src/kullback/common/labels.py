@@ -32,7 +32,7 @@ class Labeled(NamedTuple):
         values: the numbers; the last dimension is the dimension of the classes.
         labels: one label for each class; None without labels.
         rows: for a table, the labels of the rows.
-        may_count_rows: whether the labels are an index of integers, which may be the numbers of classes or of rows.
+        may_count_rows: whether the labels are an index of integers, which may be mere positions of classes or rows.
     """
 
     values: object
@@ -86,7 +86,7 @@ def labels_from(call: str, labels: object) -> Labels:
 
 
 def _unified(label: Any) -> Any:
-    """Return the label, or one fixed object for NaN of any type, and another one for NaT."""
+    """Return one fixed object for NaN of any type, another fixed object for NaT, and any other label unchanged."""
     if isinstance(label, str) or label is None:
         return label
     if isinstance(label, tuple):
@@ -188,7 +188,7 @@ def _type_of(label: Any) -> str:
 
 
 def _spelling(label: Any) -> str:
-    """Return the label as text. A number, the number in another precision, and the number as text give one result."""
+    """Return the label as text. A number, the same number in another precision, and the number as text become equal."""
     if isinstance(label, bytes):
         return label.decode(errors="replace")
     if isinstance(label, str | Number | np.number) and not isinstance(label, bool | np.bool_):
@@ -277,7 +277,16 @@ def _kind(column: Any) -> str:
 
 
 def _has_labels_first(call: str, kinds: list[str], second: object, *, is_table: bool) -> bool:
-    """Return whether the first of two columns contains labels, so that only the second contains numbers."""
+    """Return whether the first of two columns contains labels and only the second contains numbers.
+
+    Raise an error if the first column has integers, which may be labels or numbers.
+
+    Arguments:
+        call: the name of the call for the error message.
+        kinds: the letters of `_kind` for the two columns.
+        second: the name of the second column.
+        is_table: whether the names of columns or rows show that both columns are numbers.
+    """
     if kinds[0] not in "iuf":
         return kinds[1] in "iuf"
     if str(second).lower() in _COUNT_NAMES:

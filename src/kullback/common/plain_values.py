@@ -30,8 +30,8 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
 
     The path to a number in a dict ends with its key. The limits of an ``interval`` get the keys ``lower`` and
     ``upper``. The only number of a list gets the path of the list, and the numbers of a longer list get their positions
-    as keys. Dicts in a list get their column, model or batch as keys or, if two of these names are equal, their
-    positions. Lists of dicts without names, such as the worst rows, are left out.
+    as keys. The key of a dict in a list is the name of its column, model or batch or, if two dicts have the same name,
+    its position. Lists of dicts without names, such as the worst rows, are left out.
 
     Arguments:
         value: the fields of a result.
@@ -50,7 +50,10 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
 
 
 def _items(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and parts of a dict or list; the only number of a list has the key ``""``."""
+    """Yield the keys and parts of a dict or list `value`; the only number of a list has the key ``""``.
+
+    `name` is the path to `value`, because the last part of the path shows whether `value` is an interval.
+    """
     if isinstance(value, dict):
         yield from cast("dict[str, Any]", value).items()
     elif isinstance(value, list | tuple):

@@ -13,18 +13,20 @@ from kullback.common.arrays import Floats
 
 # `tests/common/test_rounding_errors.py` checks these constants on copies with noise and on continuous draws.
 
-# Two numbers are close if their difference is at most the assumed rounding error: `_OF_NUMBER` times the number. If all
-# numbers are float32 values, the error is `_OF_SINGLE` times the number, four units in the last place of float32.
+# Two numbers are close if their difference is at most the assumed rounding error. This error is `_OF_NUMBER` times the
+# larger absolute value of the two. If all numbers are float32 values, `_OF_SINGLE` replaces `_OF_NUMBER`: about four
+# units in the last place of float32.
 _OF_NUMBER, _OF_SINGLE = 1e-11, 4 * 2.0**-24
-# The assumed rounding error is at least `_OF_SPREAD` times the interquartile range. This lower bound is reduced to
-# `_MOST_OF_NUMBER` times the number if it is larger, because numbers near 0 may have many scales. In any case, the
-# error is at least `_PRECISION` times the interquartile range, about the precision of float64.
+# The assumed rounding error is at least `_OF_SPREAD` times the interquartile range. But numbers near 0 may have many
+# scales, so this lower bound is at most `_MOST_OF_NUMBER` times the larger absolute value. In any case, the error is at
+# least `_PRECISION`, about the precision of float64, times the interquartile range.
 _OF_SPREAD, _MOST_OF_NUMBER, _PRECISION = 1e-9, 1e-3, 1e-15
 # Close numbers must also be closer than `_OF_DISTANCE` times the mean gap between neighboring values. The mean is over
 # the fraction `_AROUND` of the values on either side. Two neighboring continuous draws are this close with a
 # probability of about `_OF_DISTANCE`.
 _OF_DISTANCE, _AROUND = 0.01, 0.05
-# If less than this fraction of the numbers are close to another number, they are assumed to be close by chance.
+# If less than this fraction of the numbers are close to another number, they are assumed to be close by chance, and no
+# number is changed.
 _LEAST_CLOSE = 0.1
 
 

@@ -42,7 +42,8 @@ _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.
 # `_EVEN_NODES` and `_EVEN_WEIGHTS` are for Gaussian quadrature with four nodes on [0, 1] and the weight function 1.
 _EVEN_NODES = (0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288)
 _EVEN_WEIGHTS = (0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929)
-# If |b - a| / (a + b) is below this bound, quadrature with four nodes gives thirteen correct digits.
+# If |b - a| / (a + b) is below this bound, `stirling_bregman` uses quadrature with four nodes, which gives thirteen
+# correct digits.
 _RULE_NEAR = 0.05
 # With these coefficients, -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x. For x above `_FAR`, the omitted
 # terms are below float64's last digits.
@@ -65,9 +66,9 @@ def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def expm1mx(d: Tensor) -> Tensor:
-    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; non-negative, and 0 at 0.
+    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d.
 
-    For d above 709, the result is +inf with derivative 0.
+    The result is non-negative, and 0 at d = 0. For d above 709, the result is +inf with derivative 0.
     """
     small = d.clamp(-_EXPM1MX_NEAR, _EXPM1MX_NEAR)
     large = d.clamp(max=LARGEST_EXPONENT)
@@ -83,7 +84,7 @@ def scaled_expm1mx(c: Tensor, d: Tensor, log_scaled: Tensor | None = None) -> Te
     if log_scaled is None:
         large = d > LARGEST_EXPONENT
         beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
-    else:  # for large d, the derivatives of these terms with respect to c do not cancel each other
+    else:  # for large d, the derivatives of the two terms below with respect to c do not cancel each other
         large = d > _FAR
         beyond = bounded_exp(torch.where(large, log_scaled, 0)) - c * (1 + torch.where(large, d, 0))
     return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
@@ -278,9 +279,9 @@ def trigamma_decrease(b: Tensor) -> Tensor:
 def _since_one(
     b: Tensor, term: Callable[[Tensor, Tensor], Tensor], derivative: Callable[[Tensor], Tensor], far: Tensor
 ) -> Tensor:
-    """Return f(1 + b) - f(1), with full precision for small b; for b of 0.5 or more, return `far`.
+    """Return f(1 + b) - f(1) for a function f, with full precision for small b; for b of 0.5 or more, return `far`.
 
-    For smaller b, the result is the sum of ten terms of a recurrence, plus the integral of f' from 11 to 11 + b.
+    For smaller b, the result is the sum of ten terms of a recurrence of f, plus the integral of f' from 11 to 11 + b.
 
     Arguments:
         b: the distances from 1, non-negative.
@@ -317,7 +318,7 @@ def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Te
 
 
 def lgamma_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:
-    """Return lgamma(b) - lgamma(a) - (b - a) digamma(a); `distance` as in `stirling_bregman`."""
+    """Return lgamma(b) - lgamma(a) - (b - a) digamma(a); `distance` is b - a, as in `stirling_bregman`."""
     distance = b - a if distance is None else distance
     return stirling_bregman(a, b, distance) + b * itakura_saito(a, b, -distance)
 

@@ -35,6 +35,8 @@ def merge_moments(states: Tensor) -> Tensor:
 
     .. math:: M_2 = \sum_k M_{2,k} + \sum_k n_k (\bar x_k - \bar x)^2
 
+    State k has the count :math:`n_k` and the mean :math:`\bar x_k`, and :math:`\bar x` is the mean of all values.
+
     The merged sum is differentiable with respect to `states`. The merged M_2 is a constant for autograd.
 
     Example:

@@ -18,12 +18,13 @@ _MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
 # A measured dimension counts as d if it is at least a + `_SHARE` (b - a). Here a is the dimension measured for a normal
 # distribution with d - 1 components, and b the dimension measured for a normal distribution with d components.
 _SHARE = 0.25
-# A dimension up to this many standard errors below the dimension of a normal distribution may be chance.
+# A measured dimension may be below the dimension of a normal distribution by chance, by up to this number of standard
+# errors.
 _CHANCE = 2.0
 # `fills_less` compares the dimensions of P's and Q's draws for these two numbers of neighbors, for at most
 # `_MOST_DIMENSIONS` components. Dimensions that differ by more than `_ONE_LESS` count as unequal.
 _KS, _MOST_DIMENSIONS, _ONE_LESS = (4, 16), 10, 0.7
-# The points of a normal distribution are represented by this number of quantiles of their radius.
+# A mean over the points of a normal distribution is computed as the mean over this number of quantiles of the radius.
 _RADII = 64
 
 
@@ -52,7 +53,10 @@ def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> f
 
 
 def fills_less(x: Array, y: Array) -> bool:
-    """Return whether the intrinsic dimensions of two sets of points differ by about 1 or by more than 1."""
+    """Return whether the intrinsic dimensions of two sets of points, shape (n, d), differ by more than `_ONE_LESS`.
+
+    The result is False if d is 1 or above `_MOST_DIMENSIONS`.
+    """
     if not 1 < x.shape[1] <= _MOST_DIMENSIONS:
         return False
     fewer = [
@@ -68,7 +72,7 @@ def _spread(points: Array) -> Array:
 
 
 def _measured(points: Array, ks: tuple[int, int]) -> float:
-    """Return the intrinsic dimension of points; points that coincide with a neighbor are ignored."""
+    """Return the intrinsic dimension of points by `dimension_of`; points that coincide with a neighbor are ignored."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     distance = tree.query(_some(points), [ks[0] + 1, ks[1] + 1])[0]
     apart = distance[distance[:, 0] > 0]
@@ -94,8 +98,8 @@ def _some(points: Array) -> Array:
 def dimension_of(growth: float, ks: tuple[int, int]) -> float:
     r"""Return the dimension d that solves :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`.
 
-    Here :math:`\rho_k` is the distance to the k-th neighbor. For K = k + 1, the result is the estimate of Levina and
-    Bickel, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
+    Here :math:`\rho_k` is the distance to the k-th neighbor, and :math:`\psi` is the digamma function. For K = k + 1,
+    the result is the estimate of Levina and Bickel, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
 
     Arguments:
         growth: the mean of the log-ratio of the distances to the K-th and to the k-th neighbor.
@@ -107,12 +111,12 @@ def dimension_of(growth: float, ks: tuple[int, int]) -> float:
 def fewest_dimensions(ks: tuple[int, int], n: int, d: int) -> float:
     """Return the measured dimension below which n draws of d components count as having fewer than d dimensions.
 
-    The limit depends on n: if n is small, neighbors are distant, and `dimension_of` returns less than d even for draws
-    of a normal distribution.
+    `ks` is the argument of `dimension_of`. The limit depends on n: if n is small, neighbors are distant, and
+    `dimension_of` returns less than d even for draws of a normal distribution.
     """
     full, below = _of_normal(ks, n, d), _of_normal(ks, n, d - 1)
-    # The log-ratio of the distances to two neighbors has the variance of a sum of exponential variables. The factor 2
-    # allows for neighbors that several queries have in common.
+    # `spread` is the standard error of the measured dimension. The log-ratio of the distances to two neighbors has the
+    # variance of a sum of exponential variables. The factor 2 allows for neighbors that several queries have in common.
     spread = full * math.sqrt(2 * sum(1 / j**2 for j in range(*ks)) / n) / _steps(ks)
     return min(below + _SHARE * (full - below), full - _CHANCE * spread)
 
@@ -123,7 +127,7 @@ def _steps(ks: tuple[int, int]) -> float:
 
 @lru_cache(maxsize=256)
 def _of_normal(ks: tuple[int, int], n: int, d: int) -> float:
-    """Return the result of `dimension_of` for n draws of a standard normal distribution in d dimensions."""
+    """Return the result of `dimension_of` with `ks` for n draws of a standard normal distribution in d dimensions."""
     special = load("scipy.special", "nearest_neighbors")
     square = 2 * special.gammaincinv(d / 2, (np.arange(_RADII) + 0.5) / _RADII)
     masses = [math.exp(float(special.digamma(k) - special.digamma(n))) for k in ks]

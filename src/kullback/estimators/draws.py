@@ -17,8 +17,8 @@ from kullback.samples import Samples
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-# A neighbor search takes a few seconds with these numbers of draws of each side, by the number of dimensions.
-# `benchmarks/bench_neighbors.py` measures the time. `_AFFORDABLE_BY_PRODUCTS` is for more than ten dimensions.
+# With these numbers of draws of each side, a neighbor search takes a few seconds (`benchmarks/bench_neighbors.py`). The
+# keys of `_AFFORDABLE` are numbers of dimensions. `_AFFORDABLE_BY_PRODUCTS` is for more than ten dimensions.
 _AFFORDABLE = {6: 30_000, 7: 15_000, 8: 10_000, 9: 8000, 10: 6000}
 _AFFORDABLE_BY_PRODUCTS = 20_000
 # Values up to this limit have finite fourth powers in float64, whose largest number is about 1e308.
@@ -179,14 +179,17 @@ def affordable_draws(d: int) -> int | None:
     """Return the number of draws that a neighbor search in d dimensions handles in seconds; None below 6 dimensions.
 
     Below 6 dimensions, the search is fast for every number of draws. From 6 to 10 dimensions, a search tree visits more
-    of its leaves in each further dimension, so the number decreases. In more dimensions, all distances are computed by
+    of its leaves in each further dimension, so the result decreases. In more dimensions, all distances are computed by
     matrix products instead of a tree.
     """
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 
 
 def without_noise(*sides: Draws) -> list[Draws]:
-    """Return the draws of all sides; numbers that differ by rounding errors only, in any side, are made equal."""
+    """Return the draws of all sides; numbers of a component become equal if they differ by rounding errors only.
+
+    The numbers are compared within each side and between the sides.
+    """
     if sides[0].discrete:
         return list(sides)
     columns = list(np.concatenate(list(map(operator.attrgetter("x"), sides))).T)
@@ -267,10 +270,11 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
 
 
 def cluster_correction(sizes: Any) -> float:
-    r"""Return the factor that makes the sum of squared deviations of clusters from the overall mean unbiased.
+    r"""Return the factor f of `variance_of_sum` for clusters with these sizes; f makes the variance unbiased.
 
-    If cluster c has the proportion :math:`s_c` of the draws, the factor is :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2
-    s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
+    Without this factor, the sum of squares is too small, because the terms are deviations from a mean over the same
+    draws. If cluster c has the proportion :math:`s_c` of the draws, the factor is :math:`\sum_c s_c^2 / \sum_c s_c^2 (1
+    - 2 s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
     """
     shares = sizes / sizes.sum()
     squares = shares**2
@@ -289,10 +293,10 @@ def shown(number: Tensor | float) -> str:
 
 
 def number_from_scores(scores: Array, draws: Draws) -> float:
-    """Return the effective sample size for the means of J scores, shape (n, J).
+    """Return the effective sample size for the means of J scores of n draws; `scores` has the shape (n, J).
 
-    The result is Kish's effective sample size divided by the design effect: the ratio of the variances of these means
-    with clusters and without clusters.
+    The result is Kish's effective sample size divided by the design effect. The design effect is the variance of the
+    means with clusters, divided by their variance without clusters. Both variances are summed over the J scores.
     """
     if draws.cluster is None:
         return draws.effective

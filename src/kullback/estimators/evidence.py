@@ -20,7 +20,7 @@ from kullback.results.estimate import Estimate
 
 
 class _Side(str):
-    """The name P or Q; an f-string puts it between two marks, so that `exchanged` can find and exchange the names."""
+    """The name P or Q, which an f-string puts between two characters `_MARK`, so that `exchanged` can find the name."""
 
     __slots__ = ()
 
@@ -34,7 +34,7 @@ SIDE_P = _Side("P")
 """The name P, for the f-string of a note."""
 SIDE_Q = _Side("Q")
 """The name Q, for the f-string of a note."""
-# `SMALL_P` and `SMALL_Q` are the names of the densities, and of the arguments, p and q, for the f-string of a note.
+# `SMALL_P` and `SMALL_Q` are the names p and q, of the densities and of the arguments, for the f-string of a note.
 SMALL_P, SMALL_Q = _Side("p"), _Side("q")
 
 # With a standard error below this limit, a negative estimate shows that the divergence is nearly 0. The limit selects
@@ -113,7 +113,7 @@ class Evidence(ShortRepr):
 
 @lru_cache(maxsize=16)
 def standard_normal_quantile(confidence: float) -> float:
-    """Return half the width, in standard errors, of a two-sided normal interval, such as 1.96 for 0.95."""
+    """Return half the width, in standard errors, of a two-sided normal interval: 1.96 for a `confidence` of 0.95."""
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
 
 
@@ -144,7 +144,7 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
     r"""Return the evidence with the limits of its interval in `ends`, and with notes on these limits.
 
     If the evidence has no `ends`, the interval is normal, or from Student's t for clusters. The variance of the
-    estimate :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, with `error` c and `rate` r. If
+    estimate :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, where c is `error` and r is `rate`. If
     :math:`\hat D` is by chance smaller than t, the standard error is too small. So the upper limit is at least the
     largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
     :math:`\hat D` counts as 0. All limits are at least 0.
@@ -201,7 +201,10 @@ def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
 def _limits(
     evidence: Evidence, raw: float, error: float | None, confidence: float, sides: tuple[Draws, ...]
 ) -> tuple[float, float] | None:
-    """Return the limits without an allowance for bias, or None if the evidence has neither an error nor limits."""
+    """Return the limits without an allowance for bias, or None if the evidence has neither an error nor limits.
+
+    `raw` is the value, and `error` its standard error, or None if the error is unknown.
+    """
     if evidence.ends is not None:
         return float(evidence.ends[0]), float(evidence.ends[1])
     if evidence.resampled is not None:
@@ -224,7 +227,7 @@ def _limits(
 
 
 def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
-    """Return evidence from `interval_from` as an `Estimate`, with tensors on `device` and notes without marks."""
+    """Return evidence from `interval_from` as an `Estimate`, with tensors on `device` and notes without `_MARK`."""
 
     tensor = partial(torch.as_tensor, dtype=torch.float64, device=device)
     interval = None if evidence.ends is None else (tensor(evidence.ends[0]), tensor(evidence.ends[1]))
@@ -239,12 +242,12 @@ def infinite(note: str, n: tuple[int, int] | None = None) -> Evidence:
 
 
 def noted(evidence: Evidence, before: Sequence[str] = (), after: Sequence[str] = ()) -> Evidence:
-    """Return the evidence with notes added before and after its notes."""
+    """Return the evidence with the notes `before` ahead of its notes and the notes `after` behind them."""
     return replace(evidence, notes=(*before, *evidence.notes, *after))
 
 
 def exchanged(measure: Callable[[], Evidence]) -> Evidence:
-    """Return the evidence of `measure()`, with the names P and Q exchanged in its notes, in `n` and in errors.
+    """Return the evidence of `measure()` with P and Q exchanged in its notes and in `n`, and in messages of errors.
 
     `measure` estimates KL(Q || P) as if Q were P. The result of `measure` must be from `interval_from`, because then
     only `notes` and `n` depend on the order of the sides.
@@ -268,7 +271,10 @@ def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q
 
 
 def added(there: Evidence, back: Evidence) -> Evidence:
-    """Return the evidence of the sum of two directions; standard errors are added, as the errors may be correlated."""
+    """Return the evidence of KL(P || Q) + KL(Q || P) from the evidence of both terms.
+
+    The standard error is the sum of both standard errors, because the errors may be correlated.
+    """
     ends = error = None
     if there.ends is not None and back.ends is not None:
         ends = there.ends[0] + back.ends[0], there.ends[1] + back.ends[1]
@@ -292,7 +298,8 @@ def added(there: Evidence, back: Evidence) -> Evidence:
 def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
     """Return the evidence with the standard error and the interval multiplied by `factor`.
 
-    The distance of each limit from the value is multiplied by `factor`; the limits are from 0 to `largest`.
+    The distance of each limit from the value is multiplied by `factor`. A limit below 0 becomes 0, and a limit above
+    `largest` becomes `largest`.
     """
     value = float(evidence.value)
     if factor == 1.0 or not math.isfinite(value):
@@ -305,7 +312,10 @@ def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
 
 
 def of_two(one: Evidence, other: Evidence) -> Evidence:
-    """Return the evidence with the mean of two values, and the smallest interval that contains both intervals."""
+    """Return the evidence of the mean of two values.
+
+    The interval is the smallest interval that contains both intervals. The standard error is the larger of the two.
+    """
     ends = error = None
     if one.ends is not None and other.ends is not None:
         low, high = zip(one.ends, other.ends, strict=True)

@@ -46,8 +46,8 @@ LogDensity = Tensor | Callable[[Tensor], Tensor]
 _FEWEST = 4
 # The coefficient c is fitted only if each half has at least this number of draws.
 _FEWEST_TO_FIT = 25
-# The unobserved tail of the control variate q / p - 1 may change its mean. If this change could be more than
-# `_MOST_UNSEEN` standard errors of the mean of d, the control variate is not used.
+# The unobserved tail of the control variate q / p - 1 may change the mean of the control variate. If this change could
+# be more than `_MOST_UNSEEN` standard errors of the mean of d, the control variate is not used.
 _MOST_UNSEEN = 0.25
 # Below this effective number of draws, the weights are too unequal for a standard error, and there is no interval.
 _FEWEST_EFFECTIVE = 10.0
@@ -159,7 +159,8 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
     groups = len(units[used].unique())
     reach = quantile_of(confidence, groups) * spread
     counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
-    # If half of the largest terms are equal, the median excess in the fit of the tail is 0.
+    # If half of the largest terms are equal, their median excess is 0. The fit of the tail then divides by 0, which is
+    # harmless.
     with np.errstate(divide="ignore", invalid="ignore"):
         more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
     missed = _note_on_missing_draws(value + reach, d, weights, units, rounding)
@@ -177,8 +178,9 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
 def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
     r"""Return a note if the draws miss a part of P or the densities are not normalized; otherwise an empty string.
 
-    KL is at least 0, and :math:`E_P[q / p]` is at most 1. The result is a note if the draws contradict one of these two
-    inequalities.
+    KL is at least 0, and the draws contradict this if `high`, the upper limit, is below 0. Also, :math:`E_P[q / p]` is
+    at most 1, and the draws contradict this if the sample mean of q / p is significantly above 1. `rounding` is the
+    largest rounding error of the log-ratios d.
     """
     if high < -rounding:
         return below_zero(high, "the densities")
@@ -255,7 +257,11 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
 
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of the terms d + c (q / p - 1) with fitted c, its standard error, and the terms (n,)."""
+    """Return the weighted mean of d + c (q / p - 1) with fitted c, the standard error of this mean, and the terms.
+
+    The terms have the shape (n,). `units` has the number of each draw's cluster, or of the draw. The two halves for the
+    fits of c are the draws with even and with odd `units`.
+    """
     used = weights > 0
     extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0

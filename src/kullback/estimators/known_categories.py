@@ -17,13 +17,13 @@ from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evide
 
 # A limit of the interval is found by this number of bisections, about the number of bits of a float64 number.
 _STEPS = 50
-# The center of the upper limit is the divergence of the proportions or, if this is smaller, the bias-corrected estimate
-# plus `_RARE` / n.
+# The upper limit is a center plus a distance. Let e be the bias-corrected estimate, and D the divergence of the
+# proportions. For n effective draws, the center is max(e, min(D, e + `_RARE` / n)).
 _RARE = 0.5
 # Above this number of degrees of freedom, a normal distribution approximates the chi-squared distribution.
 _MANY = 300
-# A sum of float32 probabilities has a rounding error up to `_ROUNDING`. The terms in float64 have relative rounding
-# errors up to `_ROUNDING_OF_TERMS`.
+# A sum of float32 probabilities has a rounding error up to `_ROUNDING`. The terms log p - log q, in float64, have
+# relative rounding errors up to `_ROUNDING_OF_TERMS`.
 _ROUNDING = 1e-6
 _ROUNDING_OF_TERMS = 1e-12
 # Below this number of degrees of freedom, the interval is valid without the limit from `_near_q`.
@@ -85,8 +85,8 @@ def of_categories(
         counts: the effective number of draws in each category with draws; the sum is `n`.
         log_q: the log-probabilities of these categories under Q.
         elsewhere: Q's log-probabilities of the categories without draws.
-        variance_of: a function from the deviation of each category's term from the mean to the variance of the mean
-            over the draws.
+        variance_of: a function that returns the variance of the mean of log p - log q over the draws. Its argument has
+            the deviation from the mean for each category.
         n: the effective number of draws.
         groups: the number of independent groups of draws.
         confidence: the probability that the interval contains the divergence.
@@ -95,13 +95,14 @@ def of_categories(
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q
     mean = float(shares @ terms)
-    # At P = Q, all terms are 0, so the first-order variance of the mean is 0. The second-order variance remains.
+    # At P = Q, all terms are 0, so the first-order variance of the mean is 0. The second-order variance `others`
+    # remains.
     others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
     variance = variance_of(terms - mean)
     independent = float(shares @ (terms - mean) ** 2) / n
-    # For independent draws, the effective number of draws is n - 1. For dependent draws, the number is smaller, and
-    # follows from the ratio of two variances of the mean. If all terms are equal, both variances are 0, and an upper
-    # bound is used.
+    # `number` is the effective number of draws: n - 1 for independent draws, and smaller for dependent draws. It
+    # follows from the ratio of `independent`, the variance of the mean for independent draws, to `variance`. If all
+    # terms are equal, both variances are 0, and `number` is an upper bound.
     most = min(n, groups)
     terms_differ = independent * n > (_ROUNDING_OF_TERMS * (1 + abs(mean))) ** 2
     number = n * independent / max(variance, independent) if terms_differ else max(most - 1, most / 2)
@@ -120,9 +121,10 @@ def of_categories(
 def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
     r"""Return an estimate of :math:`-\log p` for each category, and minus the bias of the mean of this estimate.
 
-    The mean of :math:`\psi(n) - \psi(a_i)` over the n draws, with the count :math:`a_i` of category i, estimates the
-    entropy with the bias :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. The double sum is estimated from the
-    numbers of categories with one and with two draws.
+    Let :math:`a_i` be the count of category i, :math:`p_i` its probability, and :math:`\psi` the digamma function. The
+    mean of :math:`\psi(n) - \psi(a_i)` over the n draws estimates the entropy with the bias :math:`-\sum_{r \ge n}
+    \frac1r \sum_i p_i (1 - p_i)^r`. The double sum is estimated from the numbers of categories with one and with two
+    draws.
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
@@ -157,11 +159,11 @@ def ends_from_counts(
 
     which contains the proportions :math:`\hat p` (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of
     :math:`\theta` is rejected if the sample mean of d differs from the mean of d under :math:`p_\theta` by more than
-    `quantile` standard errors, computed under :math:`p_\theta`. The test has a continuity correction of half a draw at
-    the limit at which :math:`p_\theta` makes rare categories rarer. Categories without draws get half a draw: for the
-    lower limit, all of them together; for the upper limit, the category with the smallest q. The distances of the two
-    limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is at least the limit from
-    `_near_q`.
+    `quantile` standard errors, computed under :math:`p_\theta`. At the limit at which :math:`p_\theta` makes rare
+    categories rarer, the test has a continuity correction of half a draw. For the lower limit, all categories without
+    draws together get half a draw. For the upper limit, only the category among these with the smallest q gets half a
+    draw. The distances of the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is
+    at least the limit from `_near_q`.
 
     Arguments:
         counts: the counts of the categories with draws, shape (K,).
@@ -192,7 +194,8 @@ def ends_from_counts(
     low = 0.0 if theta <= -1 else min(estimate, value) - math.sqrt(below**2 + more)
     center = max(estimate, min(value, estimate + _RARE / number))
     high = center + math.sqrt(max(max(above) - value, 0.0) ** 2 + more)
-    # If the divergence of the proportions is negative, the probabilities of Q have a sum above 1.
+    # If the divergence of the proportions is negative, the probabilities of Q have a sum above 1, and `_near_q` does
+    # not apply.
     if value < -_ROUNDING:
         return low, high
     return low, max(high, _near_q(estimate, len(share) - 1 + missing, number, quantile))
@@ -201,11 +204,12 @@ def ends_from_counts(
 def _one_at_a_time(
     share: Array, log_q: Array, unseen: UnseenByP, number: float, quantile: float
 ) -> tuple[float, float]:
-    """Return the largest KL if the probability of one category is at its lower, and at its upper, Wilson limit.
+    """Return two values of KL, each the largest over the categories, for a change of one category's probability.
 
-    The maximum is over the categories. The probabilities of the other categories keep their ratios. The results matter
-    if P's proportions equal Q's probabilities: then d = 0, and the exponential family of `ends_from_counts` has only
-    one member.
+    For the first value, this probability is at its lower Wilson limit, and for the second value at its upper Wilson
+    limit. The probabilities of the other categories keep their ratios. `share` has P's proportions; the other arguments
+    are the same as for `ends_from_counts`. The results matter if P's proportions equal Q's probabilities: then d = 0,
+    and the exponential family of `ends_from_counts` has only one member.
     """
     parts = share * (np.log(share) - log_q)
     others = np.maximum(1 - share, np.finfo(np.float64).tiny)
@@ -232,8 +236,8 @@ def _one_at_a_time(
 def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
     """Return the largest divergence t that the estimate does not reject, if P is near Q; otherwise -inf.
 
-    For P near Q, 2 n KL of the proportions has a noncentral chi-squared distribution with `dof` degrees of freedom and
-    the noncentrality 2 n t, where n is `number`.
+    Let n be `number`, the effective number of draws. For P near Q, 2 n times the divergence of the proportions has a
+    noncentral chi-squared distribution with `dof` degrees of freedom and the noncentrality 2 n t.
     """
     estimate = max(estimate, 0.0)
     twice = 2 * number * estimate + dof
@@ -249,9 +253,10 @@ def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
 
 
 def spread_ties(values: Array) -> Array:
-    """Return the values, with equal values spread evenly over an interval as long as the gap to the next smaller value.
+    """Return the values, shape (n,), with equal values spread evenly over an interval around their common value.
 
-    The smallest value is subtracted, so that small differences keep their digits.
+    The interval is as long as the gap to the next smaller value. The smallest value is subtracted from all values, so
+    that small differences keep their digits.
     """
     values = values - values.min()
     distinct, index, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -308,7 +313,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the theta nearest to 0, with the sign `sign`, that the draws reject; 0 if d is constant."""
+        """Return the theta nearest to 0, with the sign `sign`, that `number` draws reject; 0 if d is constant."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0

@@ -54,18 +54,20 @@ _FEWEST = 16
 # Draws with common neighbors have correlated log-distances to their k-th neighbors. The sum of these covariances is
 # `_SHARED` times the variance of a log-distance.
 _SHARED = 0.6
-# If the density changes too much within the balls of the usual number of neighbors, this number is used instead.
+# If the density changes too much within the balls of the usual number of neighbors, this smaller number is used
+# instead.
 _FEWEST_NEIGHBORS = 3
 # This number of draws of Q shows whether Q is on the same surface as P's draws.
 _DRAWS_OF_Q = 1000
 _DRAWS_OF_BOTH = ("kl_estimate(Samples(x), Samples(", Q, ".sample((n,)))), which compares draws with draws")
 # When k increases to 4 k, the estimates for P and for a reference change. If the two changes differ by this number of
-# standard deviations or more, the shape of the reference is too unlike the shape of P.
+# standard deviations or more, the shape of the reference is too unlike the shape of P. Unless it is the nearest, this
+# reference is then ignored.
 _REFUTED = 3.0
 
 
 def _checked(call: str, p: object, q: object) -> tuple[Draws, Distribution]:
-    """Return the checked draws of P, and Q; raise an error if `p` and `q` are not draws and a distribution."""
+    """Return P as `Draws` and the distribution Q; raise an error if `p` and `q` are not draws and a distribution."""
     load("scipy", call)
     draws, q = _check_sides(call, p, q)
     discrete = _is_discrete(call, draws, q)
@@ -193,9 +195,10 @@ def _from_counts(p: Draws, q: Distribution, log_q: Array, confidence: float) -> 
 
 
 def _tail(candidates: list[Array], draws: Draws) -> Callable[[float], Shift]:
-    """Return the function for `Evidence.beyond` with the smallest `tail_allowance` of several arrays of terms."""
+    """Return the function for `Evidence.beyond` with the smallest `tail_allowance` of the arrays in `candidates`."""
     number = draws.groups * draws.effective / len(draws)
-    # If half of the largest terms are equal, the median excess in the fit of the tail is 0.
+    # If half of the largest terms are equal, their median excess is 0. The fit of the tail then divides by 0, which is
+    # harmless.
     with np.errstate(divide="ignore", invalid="ignore"):
         return partial(beyond_tail, min(tail_allowance(terms, draws.shares, number) for terms in candidates))
 
@@ -203,7 +206,8 @@ def _tail(candidates: list[Array], draws: Draws) -> Callable[[float], Shift]:
 def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[UnseenByP, bool]:
     """Return Q's log-probabilities of values without draws of P, and whether Q has finitely many values.
 
-    If Q is on unbounded integers, only x - 1 and x + 1, for observed integers x, count as values without draws.
+    `observed` has P's distinct values, and `log_q` Q's log-probabilities of these values. If Q is on unbounded
+    integers, only x - 1 and x + 1, for observed integers x, count as values without draws.
     """
     rest = max(-math.expm1(min(float(np.logaddexp.reduce(log_q)), 0.0)), np.finfo(np.float64).tiny)
     values, listed = _values_of(q, observed)
@@ -326,7 +330,7 @@ def _draws_of(q: Distribution, n: int) -> Array:
 def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
 ) -> tuple[Evidence, bool]:
-    """Return the evidence of KL from `numbers`, k and 4 k neighbors, and whether k may be too large.
+    """Return the evidence of KL, and whether the number of neighbors k may be too large; `numbers` is (k, 4 k).
 
     If the density varies much within the balls of k neighbors, k is too large, and the remaining bias is large.
     """
@@ -444,9 +448,9 @@ def _bias(
 
     The bias is proportional to k^(2 / d), or to a smaller power of k. So the remaining bias follows from a difference
     of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
-    references is partly random, so the difference between their biases may enter the standard error. If the estimate
-    for P decreases more than the estimates for both references, P has more edges or sharper peaks than the references,
-    and the upper limit allows for a larger bias.
+    references is partly random, so the difference between their biases may enter the standard error. If this change is
+    a larger decrease for P than for both references, P has more edges or sharper peaks than the references. The upper
+    limit then allows for a larger bias.
 
     Arguments:
         q: the distribution Q.
@@ -492,12 +496,12 @@ def _bias(
 
 
 class _Reference(NamedTuple):
-    """The number and the weights of draws from a reference for which the estimate of log p behaves as for P.
+    """The number and the weights of draws from a reference, chosen so that log p is estimated as well as for P's draws.
 
     Attributes:
         n: the number of draws.
-        weights: the weights to choose from at random; None if all weights are equal.
-        weights_vary: the argument of `local_log_density`.
+        weights: the weights from which `n` weights are chosen at random; None if all weights are equal.
+        weights_vary: the argument `weights_vary` of `local_log_density`.
     """
 
     n: int
@@ -520,7 +524,8 @@ def _reference(draws: Draws, density: LocalDensity, numbers: tuple[int, int]) ->
 
     The weights of the reference do not depend on position. A cluster of P's draws corresponds to one draw with a large
     weight. If P's weights depend on position, only the ratio of each weight to the mean weight of its neighbors is
-    used. P's draws are then as dense as a smaller number of draws with equal weights.
+    used. Where P's weights are large, its draws are as dense as a smaller number of draws with equal weights. So the
+    reference then has fewer draws than P.
     """
     own = np.ones(len(draws)) if draws.weights is None else draws.weights / draws.weights.mean()
     rest = np.bincount(draws.units, own * np.exp(-density.log_weights)).astype(np.float64)
@@ -539,7 +544,10 @@ def _gaussian_bias(rng: np.random.Generator, like: _Reference, d: int, numbers: 
 def _own_bias(
     q: Distribution, like: _Reference, numbers: tuple[int, int], rng: np.random.Generator
 ) -> Array | None:
-    """Return estimates of KL(Q || Q) = 0 from draws of Q, shape (2,); None if Q has no sampler or one is infinite."""
+    """Return estimates of KL(Q || Q) = 0 from draws of Q, for k and 4 k neighbors, shape (2,).
+
+    Return None if Q has no sampler, if its draws fill too few dimensions, or if an estimate is infinite.
+    """
     try:
         y = _draws_of(q, like.n)
         x, log_volume = _coordinates(q, y)
@@ -626,6 +634,6 @@ def _check_sides(call: str, p: object, q: object) -> tuple[Samples | Draws, Dist
             wanted="a q of one event, with as many components as the draws",
             got=f"{type(q).__name__} of batch_shape {tuple(q.batch_shape)} and event_shape {tuple(q.event_shape)} for "
             f"{p!r}",
-            instead="Independent(q, 1) for a product over the components, or q of a single element of the batch",
+            instead="Independent(q, 1) for a product of components, or a q without a batch, such as Normal(0.0, 1.0)",
         )
     return p, q

@@ -19,18 +19,19 @@ _MOST_STEPS = 12
 _OFF = 1e-3
 # If the rounding error of the floats is more than this fraction of the step, no lattice can be detected.
 _UNCLEAR = 0.05
-# If less than this proportion of the draws repeats the value of another draw, the ties may have occurred by chance.
+# If less than this proportion of the draws repeats the value of another draw, the ties may have occurred by chance, and
+# no lattice is searched.
 _FEW_TIES = 0.01
-# For equally likely points of a lattice, a number of distinct values is expected. Draws fill the lattice if they have
-# at least `_OCCUPIED` times this number of distinct values.
+# Draws fill a lattice if they have at least `_OCCUPIED` times the number of distinct values that is expected for
+# equally likely points of the lattice.
 _OCCUPIED = 0.5
 # With at most this number of distinct values, each value has enough draws for a bin, and no lattice is searched.
 FEWEST_VALUES = 16
 # If the mean number of draws for each distinct value is at least this number, the values are treated as categories.
 DRAWS_FOR_VALUE = 5
 # Some values count as preferred if the counts of neighboring values vary more than for a smooth density, by at least
-# `_PREFERRED` standard errors. Second differences of the counts are correlated with their neighbors, and the sum of the
-# squared correlations is 17 / 18; `_CORRELATED` is the resulting factor of the variance.
+# `_PREFERRED` standard errors. Neighboring second differences of the counts are correlated, and the sum of the squared
+# correlations is 17 / 18. So the variance of the sum of their squares is larger by the factor `_CORRELATED`.
 _PREFERRED, _CORRELATED = 5.0, 1 + 17 / 18
 # Numbers with at most `_BITS` binary digits may be rounded. float32 numbers whose median relative gap is below `_DENSE`
 # may be rounded too.

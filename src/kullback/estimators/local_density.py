@@ -89,12 +89,14 @@ def local_log_density(
 def _densities_among(
     z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array
 ) -> tuple[Array, Array, float]:
-    """Return estimates for the points z; neighbors are searched among the points `chosen`, one point of each unit.
+    """Return estimates of the log-density at the points z from their neighbors among the points `chosen`.
+
+    `units` has the number of each point's cluster, or of the point itself. `chosen` has one point of each cluster.
 
     Returns:
         the log-densities, shape (n, 2); the logarithm of the mean weight of each point's neighbors, shape (n,); and the
         logarithm of the mean, over the chosen points, of these mean weights. The last result is 0 if the mean weights
-        are a density ratio.
+        have mean 1, like the values of a density ratio.
     """
     special = load("scipy.special", "from_density")
     n, d = z.shape
@@ -106,8 +108,8 @@ def _densities_among(
         rows = np.arange(start, min(start + _BLOCK, n))
         distances, index = tree.query(z[rows], numbers[1] + 1)
         near = chosen[index]
-        # The search returns one extra neighbor. The neighbor from the query's own unit is left out or, if there is no
-        # such neighbor, the most distant neighbor.
+        # The search returns one extra neighbor. If a neighbor is from the query's own unit, this neighbor is left out.
+        # Otherwise, the most distant neighbor is left out.
         others = units[near] != units[rows][:, None]
         others[others.all(1), -1] = False
         distances = distances[others].reshape(len(rows), -1)

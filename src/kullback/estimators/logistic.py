@@ -38,12 +38,12 @@ class Labeled:
 
     @property
     def log_prior_odds(self) -> float:
-        """The prior log-odds log(n / m); the log-odds of a draw are the prior log-odds plus log(p / q)."""
+        """The prior log-odds log(n / m) for n draws of P and m of Q; adding log(p / q) gives the log-odds of a draw."""
         return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
 
 
 def log_loss(log_odds: Array, draws: Labeled) -> Array:
-    """Return the loss of each draw, shape (n + m,): minus the logarithm of the estimated probability of its side."""
+    """Return the loss of each draw, shape (n,): minus the logarithm of the estimated probability of its side."""
     return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
 
 
@@ -55,8 +55,8 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     Probabilistic Outputs for Support Vector Machines (Platt, 1999)
 
     Returns:
-        the calibrated log-odds, shape (n + m,); the influence of each draw on (a, b), shape (n + m, 2); and the
-        features (1, f), shape (n + m, 2).
+        the calibrated log-odds, shape (N,) for N draws of both sides; the influence of each draw on (a, b), shape (N,
+        2); and the features (1, f), shape (N, 2).
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
@@ -87,7 +87,7 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
 
 
 def mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
-    """Return the mean over P of the calibrated log-ratio, and the influence of each draw on this mean."""
+    """Return the mean over P of the calibrated log-ratio from the log-odds `raw`, and each draw's influence on it."""
     log_odds, influence, features = calibrated(raw, draws)
     w = np.where(draws.from_p, draws.weights, 0)
     w = w / w.sum()
@@ -144,8 +144,8 @@ def _logistic(x: Array) -> Array:
 def spreads(x: Array) -> Array:
     """Return features of the scaled draws x that do not change if a component changes its sign.
 
-    The features are log(1 + x_i^2), products of two of these, the radius, and powers of the logarithm of the radius.
-    These features show whether large components occur together.
+    The features are log(1 + x_i^2), products of two of these logarithms, the radius |x|, and powers of the logarithm of
+    the radius. They show whether large components occur together.
     """
     log_squares = np.log1p(x * x)
     first, second = np.triu_indices(x.shape[1])

@@ -52,7 +52,7 @@ class Labeling(NamedTuple):
         return cls(np.concatenate([x, first + y]), np.arange(first + second) < first, in_pairs)
 
     def of_draws(self, units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the label of each draw from labels of the units along the last dimension."""
+        """Return the label of each draw; `units` has the label of each unit along the last dimension."""
         return units if self.unit_of is None else units[..., self.unit_of]
 
     def shuffles(self, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -101,8 +101,8 @@ class BinCounts(PermutationStatistics):
         totals: the number of P's and Q's draws in each bin.
         of_counts: the statistics by name. A statistic is a function of P's counts, shape (rows, bins), that returns
             shape (rows,).
-        codes: the bin of each pooled draw; None if only P's counts are known.
-        counts: for independent draws, P's counts, which replace `codes`.
+        codes: the bin of each pooled draw; None if `counts` replaces `codes`.
+        counts: P's counts in the bins, for independent draws whose bins are not in `codes`; otherwise None.
     """
 
     totals: Integers
@@ -146,7 +146,7 @@ class QuadraticForms(PermutationStatistics):
             statistic is the sum of squared differences between the means of P and Q.
         scores: features for which the statistic is the largest absolute difference between the means of P and Q.
 
-    Features and scores have mean 0 over all draws.
+    Features and scores have mean 0 over the pooled draws.
     """
 
     matrices: dict[str, Any]
@@ -229,7 +229,7 @@ def _rounded(x: Array) -> Array:
 
 
 def _normal_scores(values: Array, sample: Array) -> Array:
-    """Return values standardized by the mean and the standard deviation of `sample`, with the skewness removed.
+    """Return `values` as normal scores: standardized by `sample`'s mean and standard deviation, and without skewness.
 
     The distribution of chi-square (Wilson and Hilferty, 1931)
     """

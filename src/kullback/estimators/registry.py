@@ -20,8 +20,8 @@ from kullback.results.estimate import Estimate
 Options = ParamSpec("Options")
 Estimator = Callable[..., Estimate]
 
-# `CATEGORICAL` and `CONTINUOUS` have the public functions for categories and for numbers, by the name of the method.
-# `METHODS` has the names of all methods.
+# `CATEGORICAL` maps the name of a method to the public function for draws of categories, and `CONTINUOUS` to the public
+# function for draws of numbers. `METHODS` has the names of all methods.
 CATEGORICAL: dict[str, Estimator] = {}
 CONTINUOUS: dict[str, Estimator] = {}
 METHODS = ["auto"]
@@ -106,7 +106,10 @@ def from_draws(
     checks: Callable[[str, Any, Any], tuple[Any, Any]] = checked,
     method: str = "",
 ) -> Callable[Concatenate[Any, Any, Options], Estimate]:
-    """Return the public function of an estimator; it checks the draws, calls `function` and computes the interval."""
+    """Return the public function of an estimator; it checks the draws, calls `function` and computes the interval.
+
+    `method` is the name of the method, by default the name of `function`.
+    """
     method = method or function.__name__
 
     @functools.wraps(function)

@@ -22,7 +22,7 @@ _LARGEST_MEAN_WEIGHT = 2
 # rounding errors do not change a seed.
 _STEPS = 2.0**20
 
-# All these functions have the arguments `confidence` and `generator`.
+# Each function that is named below has the arguments `confidence` and `generator`.
 INTERVAL = Arguments(
     "nearest_neighbors",
     "from_density",
@@ -116,8 +116,8 @@ def _check_space(call: str, p: Samples, q: Samples) -> None:
             "p, q",
             wanted="the same columns in the same order in p and q",
             got=(f"columns {list(p.columns)} in ", P, f" and {list(q.columns)} in ", Q),
-            instead="Samples(y[list(x.columns)]) as q, for frames x and y, to match columns by name; or x.to_numpy() "
-            "and y.to_numpy() to match them by position",
+            instead="Samples(y[list(x.columns)]) as q, for frames x and y, to match columns by name; or "
+            "Samples(x.to_numpy()) and Samples(y.to_numpy()) to match them by position",
         )
     if p.tensor.is_floating_point() != q.tensor.is_floating_point() or (p.labels is None) != (
         q.labels is None
@@ -149,14 +149,14 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
         wanted="a row for each draw, and weights that are not counts",
         got=f"{len(draws)} different values with whole weights of sum {float(weights.sum()):.10g}, like counts",
         instead="Samples(np.repeat(x, counts), independent=True), or Counts(counts, labels=x) for categories; "
-        "weights=w / w.sum() if each value is one draw with this weight",
+        "Samples(x, weights=w / w.sum()) if each value is one draw with this weight",
     )
 
 
 def rng_of(*sides: Draws) -> np.random.Generator:
     """Return a random generator whose seed is a checksum of the sorted and scaled draws.
 
-    So the same draws give the same estimate, whatever the order of their rows and the units of their columns.
+    So the same draws give the same estimate, for any order of their rows and any units of measurement of their columns.
     """
     seed = 0
     for side in sides:

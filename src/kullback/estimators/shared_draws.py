@@ -84,7 +84,7 @@ def _weighted(side: Draws, shared: Flags, chosen: Flags) -> Draws:
 def shared_draws(p: Draws, q: Draws) -> Shared | None:
     """Return the samples as `Shared` if significantly many numbers are in both samples; otherwise None.
 
-    For two samples with the same values, the result is None.
+    If both samples have the same values equally often, the result is None.
     """
     if p.discrete or q.discrete or p.tensor.shape[1] != 1 or q.tensor.shape[1] != 1:
         return None
@@ -102,7 +102,7 @@ def shared_draws(p: Draws, q: Draws) -> Shared | None:
 
 
 def _in_both(of_p: Integers, of_q: Integers) -> bool:
-    """Return whether more values are in both samples than for independent draws.
+    """Return whether significantly more values are in both samples than for independent draws.
 
     If a value occurs twice in independent draws, it occurs once in each sample with a probability of at most 1/2, for
     any P and Q. So independent draws have, on average, at least as many such ties within the samples as between them.
@@ -122,12 +122,13 @@ def _in_both(of_p: Integers, of_q: Integers) -> bool:
 
 
 def _none_is_absent(of_part: Integers, of_whole: Integers) -> bool:
-    """Return whether significantly fewer values of a sample are absent from the other than in independent draws.
+    """Return whether significantly fewer values of a first sample are absent in a second sample than by chance.
 
-    Let n_k be the number of values that occur once in the first sample and k times in the second sample. In independent
-    draws, k has a mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by the Cauchy-Schwarz inequality.
-    If True, the first sample is taken as a subset of the second. The result is True if n_0 is significantly below the
-    lower bound E[n_1]^2 / (2 E[n_2]).
+    The first sample is then a subset of the second. `of_part` and `of_whole` are the counts of each value in the first
+    and in the second sample. Let n_k be the number of values that occur once in the first sample and k times in the
+    second sample. In independent draws, k has a mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by
+    the Cauchy-Schwarz inequality. The result is True if n_0 is significantly below the lower bound E[n_1]^2 / (2
+    E[n_2]).
     """
     absent, once, twice = (int(((of_part == 1) & (of_whole == k)).sum()) for k in range(3))
     least_once, most_twice = max(once - 3 * math.sqrt(once), 0.0), twice + 3 * math.sqrt(max(twice, 1))

@@ -64,6 +64,7 @@ def common_span(p: Draws, q: Draws) -> Span:
         return Span(p, q, infinite=why)
     if any((off > 10 * _FLAT).any() for off in off_plane):
         # Some draws of one side are in the plane of the other side, and some are not. Atoms of P or Q can cause this.
+        # All components are then kept.
         return Span(p, q)
     kept = _independent(np.concatenate([side - means[0] for side in sides]), d - null_p.shape[1])
     left_out = [j for j in range(d) if j not in set(kept.tolist())]
@@ -126,6 +127,6 @@ def _null_space(centered: Array) -> Array:
 
 
 def _independent(points: Array, rank: int) -> Integers:
-    """Return the sorted indices of `rank` components of the points that determine the other components."""
+    """Return the sorted indices of `rank` components of the points that determine the other components linearly."""
     pivots = load("scipy.linalg", "vectors with dependent components").qr(points, mode="r", pivoting=True)[1]
     return np.sort(pivots[:rank])

@@ -20,7 +20,7 @@ _MOST_DIMENSIONS = 12
 # A quadric is fitted only if there are at least this number of distinct draws for each of its coefficients.
 _DRAWS_FOR_COEFFICIENT = 2
 # A component in which more than this proportion of the values are equal has an atom. The points may then satisfy a
-# quadratic equation although they are not on a smooth surface.
+# quadratic equation although they are not on a smooth surface, so no quadric is detected.
 _MOST_EQUAL = 0.05
 # Draws up to this relative distance from a surface may be on the surface except for rounding, for example to float16.
 _CLOSE = 0.01
@@ -152,7 +152,7 @@ def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
 
 
 def sphere_chart(p: Array, q: Array) -> tuple[Array, Array]:
-    r"""Return P's and Q's points of the unit sphere in d dimensions in d - 1 coordinates.
+    r"""Return d - 1 coordinates of P's points p and of Q's points q, which are on the unit sphere in d dimensions.
 
     The coordinates of uniform points have a standard normal distribution. Let m be the mean direction of both sides. A
     point at the angle :math:`\theta` from m is mapped to radius r, in the direction of its projection orthogonal to m.

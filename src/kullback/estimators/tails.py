@@ -13,7 +13,7 @@ from kullback.estimators.evidence import SMALL_P, SMALL_Q, Shift
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# A tail is fitted to the proportion `TAIL` of the draws, but to at least `FEWEST_IN_TAIL` draws.
+# A tail is fitted to the largest draws: to the proportion `TAIL` of all draws, but to at least `FEWEST_IN_TAIL` draws.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
 
 # A generalized Pareto distribution has a finite variance for shapes below 1/2, and a finite mean for shapes below 1.
@@ -102,7 +102,10 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
 
 
 def beyond_tail(allowance: float, width: float) -> Shift:
-    """Return the increase of an upper limit by `allowance`, a `tail_allowance`, with a note if it exceeds `width`."""
+    """Return the increase of an upper limit by `allowance`, a `tail_allowance`, as a `Shift`.
+
+    If `allowance` exceeds `width`, the `Shift` has a note.
+    """
     limit = "is infinite" if math.isinf(allowance) else "extrapolates a Pareto tail"
     note = (
         f"log {SMALL_P} / {SMALL_Q} has a heavy tail, and its mean may depend on unobserved draws: the upper limit "

@@ -15,7 +15,7 @@ from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import codes_of, count_categories, drawn_one_by_one
-from kullback.estimators.draws import Array, Draws, Integers, in_usual_units, without_noise
+from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
@@ -45,7 +45,7 @@ MOST_IN_GRAPH = 5000
 MOST_RANKS = 1000
 # The numbers of bins of equal probability, and the mean number of draws in a bin of the finest partition.
 RANK_BINS, DRAWS_IN_A_BIN = (8, 32, 128), 10
-# With this number of permutations, the values of six statistics fill half a gigabyte.
+# With this number of permutations, the values of eight statistics fill 640 megabytes.
 MOST_PERMUTATIONS = 10_000_000
 # NumPy's `multivariate_hypergeometric` accepts fewer than this number of draws.
 MOST_COUNTED = 1_000_000_000
@@ -54,21 +54,30 @@ SIGNIFICANT = 0.05
 # With more draws, random features replace the matrix of distances.
 MOST_DISTANCES = 2500
 FEATURE_NUMBERS, FEWEST_FEATURES, MOST_FEATURES, MOST_PRODUCTS = 3_000_000, 64, 512, 10_000_000
+# The width of the narrow kernel, as a multiple of the median distance.
+NARROW = 1 / 16
+# Larger distances, as multiples of the median distance, count as equal, because float32 would overflow.
+FARTHEST = 1e15
 # The weight of each statistic; statistics for shifts have the largest weights, because shifts are the most frequent
 # differences. Each statistic is needed in a case of benchmarks/bench_two_sample.py. Without the statistic, the power in
-# this case decreases as follows: energy of numbers 58 to 43 %, energy_of_ranks 78 to 70 %, spread_of_ranks 93 to 55 %,
-# chi_squared 96 to 4 %; shift 80 to 60 %, spread 82 to 25 %, products 96 to 25 %, nearest_neighbors 94 to 88 %, energy
-# or kernel of vectors 79 to 75 %.
+# this case decreases as follows: energy of numbers 58 to 43 %, spread_of_ranks 93 to 55 %, chi_squared 96 to 4 %,
+# anderson_darling 57 to 50 %, skewness_of_ranks 65 to 17 %; shift 80 to 60 %, spread 82 to 25 %, products 96 to 25 %,
+# nearest_neighbors 94 to 88 %, narrow_kernel 100 to 38 %, tails 22 to 15 %, energy or kernel of vectors 79 to 75 %.
+# The numbers of anderson_darling come from 200 repetitions, those of skewness_of_ranks and tails from 60, and those of
+# narrow_kernel from 40. The others were measured before these four statistics existed.
 WEIGHTS = {
     "likelihood_ratio": 1.0,
-    "energy_of_ranks": 3.0,
+    "anderson_darling": 3.0,
     "spread_of_ranks": 1.5,
+    "skewness_of_ranks": 1.0,
     "chi_squared": 1.0,
     "energy": 3.0,
     "kernel": 3.0,
+    "narrow_kernel": 0.5,
     "shift": 2.0,
     "spread": 1.0,
     "products": 1.0,
+    "tails": 0.5,
     "nearest_neighbors": 0.5,
 }
 
@@ -96,20 +105,24 @@ def two_sample_test(
     The weights :math:`w_j` are given below. The level of the test is exact for any sample size, also with ties, because
     all labelings are equally likely if P = Q.
 
-    For categories the only statistic is the likelihood ratio of the counts. For numbers there are four statistics, with
-    weights 3, 3, 1.5 and 1:
+    For categories the only statistic is the likelihood ratio of the counts. For numbers there are five statistics, with
+    weights 3, 3, 1.5, 1 and 1:
 
-    * the energy distance, and the energy distance of the pooled ranks, which detect shifts;
+    * the energy distance, and the Anderson-Darling distance of the pooled ranks, which detect shifts;
     * the difference of the mean squared normal scores, which detects differences of scale;
+    * the difference of the mean third Hermite polynomials of the normal scores, which detects skewness; it is
+      left out if most numbers repeat;
     * the largest :math:`\chi^2` of 8, 32 and 128 bins and of bins with about ten draws each.
 
-    For vectors there are six statistics, with weights 3, 3, 2, 1, 1 and 0.5:
+    For vectors there are eight statistics, with weights 3, 3, 2, 1, 1, 0.5, 0.5 and 0.5:
 
     * the energy distance, and the maximum mean discrepancy with a Gaussian kernel;
     * the largest difference of a component's mean normal scores, which detects shifts of a few components;
     * the difference of the mean logarithms of the distance from the common center, which detects differences of scale;
     * the differences of the mean products of two components' normal scores, which detect correlations;
-    * the number of nearest neighbors from the same sample, weighted for unequal sample sizes.
+    * the differences of the mean products of two absolute normal scores, which detect joint tails;
+    * the number of nearest neighbors from the same sample, weighted for unequal sample sizes;
+    * the maximum mean discrepancy with a kernel of a sixteenth of the width, which detects differences on small scales.
 
     Time and memory are bounded. More than 1000 distinct numbers are merged into 1000 groups. For more than 2500
     vectors, random features replace their distances. Neighbors are searched among at most 5000 vectors, chosen at
@@ -129,8 +142,8 @@ def two_sample_test(
         p-value is at most 0.05 but the interval of KL begins at 0, a note explains the contradiction.
 
     Raises:
-        ArgumentValueError: the draws of p and q have unequal dimension or type, have weights, or are too few to
-            shuffle.
+        ArgumentValueError: the draws of p and q have unequal dimension or type, have weights or infinities, or are too
+            few to shuffle.
 
     Example:
         >>> import torch, kullback
@@ -139,13 +152,14 @@ def two_sample_test(
         >>> y = torch.randn(300, generator=draw) + 0.5
         >>> test = kullback.two_sample_test(kullback.Samples(x), kullback.Samples(y), generator=draw)
         >>> test.p_value, test.method
-        (0.001, 'energy')
+        (0.001, 'anderson_darling')
 
     References:
         Energy statistics: A class of statistics based on distances (Szekely and Rizzo, 2013)
         A Kernel Two-Sample Test (Gretton et al., 2012)
         The harmonic mean p-value for combining dependent tests (Wilson, 2019)
         The distribution of chi-square (Wilson and Hilferty, 1931)
+        K-sample Anderson-Darling tests (Scholz and Stephens, 1987)
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     group_notes: tuple[str, ...] = ()
@@ -157,9 +171,8 @@ def two_sample_test(
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
         effect, notes = _effect(p, q)
     else:
-        first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
+        first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q))
         _check_weightless(first, second)
-        first, second = in_usual_units(*without_noise(first, second))
         rng = np.random.default_rng(seed_of(generator))
         groups = grouped_alike(first, second)
         probability, statistic, method = permutation_test(
@@ -271,7 +284,8 @@ def _of_ranks(pooled: Array) -> BinCounts:
     """Return the statistics for numbers, from the pooled draws in at most `MOST_RANKS` groups of neighboring values."""
     number = len(pooled)
     distinct, codes, totals = np.unique(pooled, return_inverse=True, return_counts=True)
-    if len(distinct) > MOST_RANKS:
+    values = len(distinct)
+    if values > MOST_RANKS:
         coarse = (np.cumsum(totals) - 1) * MOST_RANKS // number
         distinct = distinct[np.flatnonzero(np.diff(coarse, append=MOST_RANKS))]  # the largest of each group
         coarse = np.unique(coarse, return_inverse=True)[1]
@@ -280,7 +294,10 @@ def _of_ranks(pooled: Array) -> BinCounts:
     halves = distinct / 2  # the range of the halves does not overflow
     steps = np.diff(halves, append=halves[-1]) / max(halves[-1] - halves[0], np.finfo(float).tiny)
     middle = (below - totals / 2) / number
-    square = np.square(load("scipy.special", CALL).ndtri(middle))
+    scores = load("scipy.special", CALL).ndtri(middle)
+    square, third = np.square(scores), scores**3 - 3 * scores
+    # Equal values have the middle rank (Scholz and Stephens, 1987). The divisor is 0 if all values are equal.
+    divisor = np.maximum(middle * (1 - middle) - totals / (4 * number), np.finfo(float).tiny)
     groups, starts, expected = _bins_of_ranks(middle, totals)
 
     def energy(widths: Array) -> Callable[[Array], Array]:
@@ -292,10 +309,20 @@ def _of_ranks(pooled: Array) -> BinCounts:
 
         return of_counts
 
-    def spread(counts: Array) -> Array:
-        """Return the difference of the mean squared normal scores, shape (rows,) (Klotz, 1962)."""
-        n = counts.sum(1)
-        return np.abs(counts @ square / n - (totals - counts) @ square / (number - n))
+    def anderson_darling(counts: Array) -> Array:
+        n = counts.sum(1, keepdims=True)
+        from_p = np.cumsum(counts, axis=1) - counts / 2
+        difference = from_p / n - (number * middle - from_p) / (number - n)
+        return (difference * difference) @ (totals / number / divisor)
+
+    def difference_of_means(of_rank: Array) -> Callable[[Array], Array]:
+        """Return the absolute difference of the mean scores of P and Q, as a function of P's counts."""
+
+        def of_counts(counts: Array) -> Array:
+            n = counts.sum(1)
+            return np.abs(counts @ of_rank / n - (totals - counts) @ of_rank / (number - n))
+
+        return of_counts
 
     def chi_squared(counts: Array) -> Array:
         """Return the largest chi-squared sum, after a map to about standard normal (Wilson and Hilferty, 1931)."""
@@ -306,12 +333,15 @@ def _of_ranks(pooled: Array) -> BinCounts:
         sums = np.add.reduceat(terms, starts, axis=1)
         return ((np.cbrt(sums / dof) - 1 + 2 / (9 * dof)) / np.sqrt(2 / (9 * dof))).max(1)
 
-    statistics = {
-        "energy_of_ranks": energy(totals / number),
-        "spread_of_ranks": spread,
+    statistics: dict[str, Callable[[Array], Array]] = {
+        "anderson_darling": anderson_darling,
+        "spread_of_ranks": difference_of_means(square),  # Klotz, 1962
         "chi_squared": chi_squared,
         "energy": energy(steps),
     }
+    if 2 * values >= number:
+        # Where most numbers repeat, the bins of chi_squared hold single values, and also detect skewness.
+        statistics["skewness_of_ranks"] = difference_of_means(third)
     return BinCounts(totals, statistics, codes)
 
 
@@ -355,21 +385,34 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     scores = _normal_scores(scaled)
     moments = _moments(scaled, scores)
     distance = load("scipy.spatial.distance", CALL)
-    median = max(float(np.median(distance.pdist(some))), np.finfo(np.float32).tiny)
+    median = _median_distance(distance.pdist(some))
     if n <= MOST_DISTANCES:
-        all_distances = distance.squareform(distance.pdist(scaled)).astype(np.float32) / np.float32(median)
+        distances = np.fmin(distance.pdist(scaled) / median, FARTHEST).astype(np.float32)
+        all_distances = distance.squareform(distances)
         kernel = np.exp(-np.square(all_distances) / 2)
         matrices = {"energy": -all_distances, "kernel": kernel, "nearest_neighbors": graph}
+        narrow = np.exp(-np.square(all_distances / np.float32(NARROW)) / 2)
+        # Products with denormal numbers are slow.
+        matrices["narrow_kernel"] = np.where(narrow > np.finfo(np.float32).eps, narrow, np.float32(0))
         return QuadraticForms(matrices, moments, {"shift": scores})
     # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a kernel of large width has
     # nearly the power of the energy distance.
     count = int(min(max(FEATURE_NUMBERS / n, FEWEST_FEATURES), MOST_FEATURES))
     features: dict[str, Float32s] = {}
-    for name, width in (("energy", 3.0), ("kernel", 1.0)):
+    for name, width in (("energy", 3.0), ("kernel", 1.0), ("narrow_kernel", NARROW)):
         directions = rng.standard_normal((points.shape[1], count), dtype=np.float32)
-        angles = (scaled / (width * median)).astype(np.float32) @ directions
+        angles = np.clip(scaled / (width * median), -FARTHEST, FARTHEST).astype(np.float32) @ directions
         features[name] = _centered(np.concatenate([np.cos(angles), np.sin(angles)], axis=1))
     return QuadraticForms({"nearest_neighbors": graph}, features | moments, {"shift": scores})
+
+
+def _median_distance(distances: Array) -> float:
+    """Return the median distance, or that of the positive distances if most distances are 0."""
+    median = float(np.median(distances))
+    if median > 0:
+        return median
+    positive = distances[distances > 0]
+    return float(np.median(positive)) if len(positive) else 1.0
 
 
 def _normal_scores(points: Array) -> Float32s:
@@ -381,13 +424,18 @@ def _normal_scores(points: Array) -> Float32s:
 
 
 def _moments(points: Array, scores: Float32s) -> dict[str, Float32s]:
-    """Return the log-distances of the points from the center, and the products of two components' normal scores."""
+    """Return the log-distances of the points from the center, and products of two components' normal scores.
+
+    The products are those of the scores, and those of the centered absolute scores.
+    """
     n, d = points.shape
     square = np.square(points - np.median(points, axis=0)).sum(1, keepdims=True)
     moments = {"spread": _centered(np.log(np.maximum(square, np.finfo(np.float32).tiny)))}
     if n * d * (d - 1) <= 2 * MOST_PRODUCTS:
         first, second = np.triu_indices(d, 1)
         moments["products"] = _centered(scores[:, first] * scores[:, second])
+        sizes = _centered(np.abs(scores))
+        moments["tails"] = _centered(sizes[:, first] * sizes[:, second])
     return moments
 
 

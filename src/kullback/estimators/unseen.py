@@ -21,8 +21,8 @@ from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail
 # The upper limit increases by `_DOUBT` times the extrapolated contribution of Q's tails to KL. If this increase is more
 # than half the width of the interval, the upper limit is infinite instead.
 _DOUBT = 2.0
-# If the shape of Q's fitted tail is above this value, the tail follows a power law, and P's tail may follow the same
-# law.
+# If the shape of Q's fitted tail is above this value, the tail follows a power law. P's tail may follow the same law,
+# so P's fitted tail then adds nothing to KL.
 _POWER = 0.15
 # The extrapolated log-ratio of a draw is at most this number of nats.
 _MOST_NATS = 20.0
@@ -32,11 +32,10 @@ _SEVERAL = 3
 _FALSE_ALARMS = 0.05
 # P's mass in a gap between neighboring draws of Q is compared with P's mass in this number of gaps around the gap.
 _NEIGHBORING_GAPS = 20
-# P's draws outside Q's range add nothing to KL if their number is not unlikely for P = Q: if at least as many draws
-# would be outside with a probability of `_BY_CHANCE` or more.
+# P's draws outside Q's range add nothing to KL if, for P = Q, at least as many draws would be outside with a
+# probability of `_BY_CHANCE` or more.
 _BY_CHANCE = 0.3
-# If log(p / q) is smooth, P's probability beyond t is assumed to decrease at least as fast as Q's probability beyond t
-# to the power `_SLOWEST`.
+# If log(p / q) is smooth, P(X > t) is assumed to decrease at least as fast as Q(Y > t)^`_SLOWEST`.
 _SLOWEST = 0.2
 # A fitted tail counts as ending abruptly if its shape is below this value.
 _ABRUPT_END = -0.35
@@ -110,7 +109,11 @@ def unseen_by_q(
 
 
 def _expected(x: Array, y: Array, number: float) -> float:
-    """Return the mean of `_extrapolated` over P's fitted tail if P's tail is heavier than Q's tail; otherwise 0."""
+    """Return the mean of `_extrapolated` over P's fitted tail; x and y are the sorted draws of P and of Q.
+
+    The result is 0 if P's tail is not heavier than Q's tail, or if Q's tail follows a power law. `number` is P's
+    effective number of draws.
+    """
     (of_p, count), (of_q, count_of_q) = _tail(x), _tail(y)
     chance = (1 + abs(of_p.shape)) / math.sqrt(min(count, TAIL * number))
     chance += (1 + abs(of_q.shape)) / math.sqrt(count_of_q)
@@ -125,7 +128,7 @@ def _expected(x: Array, y: Array, number: float) -> float:
 
 
 def _tail(y: Array) -> tuple[ParetoTail, int]:
-    """Return a tail fitted to the largest of sorted draws, and the number of these draws.
+    """Return a tail fitted to the largest of the sorted draws y, and the number of these largest draws.
 
     If the largest draw is an extreme outlier, the fit leaves this draw out.
     """
@@ -150,7 +153,10 @@ def _extrapolated(x: Array, y: Array) -> Array:
 
 
 def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -> bool:
-    """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it."""
+    """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it.
+
+    The arguments are the same as for `unseen_by_q`.
+    """
     y = np.unique(y)
     if len(y) < 3 * _NEIGHBORING_GAPS:
         return False

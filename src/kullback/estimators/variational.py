@@ -41,7 +41,7 @@ Bound = Literal["donsker_varadhan", "nwj"]
 
 # Below this effective number of Q's draws, there is no lower limit.
 _FEWEST_EFFECTIVE = 30.0
-# For the lower limit, e^T is clipped at the mean of e^T times the power `_CLIP` of the number of Q's draws.
+# For the lower limit, e^T is clipped at (mean of e^T) m^`_CLIP`, where m is the effective number of Q's draws.
 _CLIP = 0.5
 
 
@@ -211,6 +211,8 @@ def variational_estimate(
 def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float) -> Tensor | None:
     """Return a lower confidence limit of KL, from the bound for a clipped critic, or None for too few draws of Q.
 
+    `at_p` and `at_q` are the critic's values at the draws of P and of Q.
+
     The bound is valid for every critic, so also for the clipped critic. The exponential of the clipped critic is
     bounded, so its variance can be estimated from the draws. Each of the two means in the bound gets half of the error
     probability. The limit of Q's mean is normal, with a correction for skewness (Johnson, Modified t Tests and
@@ -232,7 +234,7 @@ def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float
 
 
 def _moments(side: Draws, shares: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of the values, and the standard error and skewness of this mean."""
+    """Return the mean of the values with the weights `shares`, and the standard error and skewness of this mean."""
     mean = _mean(shares, values)
     terms = torch.where(shares > 0, shares * (values - mean), 0)
     if side.cluster is not None:
@@ -303,5 +305,5 @@ def _values(call: str, critic: Critic, draws: Tensor) -> Tensor:
 
 
 def _mean(shares: Tensor, values: Tensor) -> Tensor:
-    """Return the weighted mean of the values; values of weight 0 may be infinite."""
+    """Return the mean of the values with the weights `shares` of sum 1; values of weight 0 may be infinite."""
     return (shares * torch.where(shares > 0, values, 0)).sum()

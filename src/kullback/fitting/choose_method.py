@@ -187,7 +187,7 @@ def _of_its_own_arguments() -> Generator[None]:
 _WITHOUT = "fit(q, to=p) without it"
 _ARGUMENTS = Arguments(
     "fit",
-    method=OneOf(METHODS, example="auto", instead="method='auto', which takes the most exact one"),
+    method=OneOf(METHODS, example="auto", instead="method='auto', which takes the most exact method"),
     starts=Whole(least=1, example=3, instead=_WITHOUT, optional=True),
     tol=Number(least=1e-16, below=math.inf, example=1e-10, instead=_WITHOUT),
     max_iterations=Whole(least=1, example=100, instead=_WITHOUT),
@@ -325,8 +325,8 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     """Return the answer of the first method that is available for the problem.
 
-    `is_nearest` is the second result of `start_of`. It is None if `start_of` was not called, or if its formula ignored
-    fixed parameters.
+    `is_nearest` is the second result of `start_of`. The argument is None if `start_of` was not called, or if parameters
+    are fixed, because the formula in `start_of` ignores fixed parameters.
     """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)
@@ -357,9 +357,10 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
 
 
 def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> MethodAnswer | None:
-    """Return the member of the family with the smallest divergence, computed by a formula.
+    """Return the member of the family with the smallest divergence, computed by a formula, as a `MethodAnswer`.
 
-    The result is None if no formula exists, or if the formula failed and another method may find an optimum.
+    `is_nearest` is True if the start is this member, False if the formula gives no valid member, and None if this is
+    unknown. The result is None if no formula exists, or if the formula failed and another method may find an optimum.
     """
     q, target, generator = problem.q, problem.target, problem.settings.generator
     values: Values | None = {}  # an empty mapping stands for the start itself
@@ -425,7 +426,8 @@ def _by_em(problem: FitProblem) -> MethodAnswer | None:
     before = problem.objective.try_measure(problem.q)
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
     # EM lowers the negative log-likelihood. If the target P has a density, this is KL(P || Q) plus the entropy of P.
-    # The entropy is the last value of EM minus the first value of the quasi-Newton steps.
+    # The entropy is the last value of EM minus the first value of the quasi-Newton steps. It is subtracted from the
+    # values of EM, so that the whole history has values of KL.
     constant = end.history[0] - start.history[-1]
     history = torch.cat(
         [before.value.detach()[None], torch.stack(start.history[:-1])[1:] + constant, end.history]

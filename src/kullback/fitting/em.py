@@ -41,7 +41,7 @@ _MOST_STEPS = 500
 # `benchmarks/bench_fit.py` measures the time of EM and quasi-Newton steps together.
 _GAIN = 1e-7
 # A component counts as collapsed to one draw if its scale is below this fraction of the data's standard deviation. The
-# likelihood is unbounded at a collapsed component.
+# likelihood is unbounded at a collapsed component, so EM from this start has no result.
 _COLLAPSED = 1e-6
 _MIXING, _PART = "mixture_distribution.", "component_distribution."
 
@@ -79,7 +79,7 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
             "q, to",
             wanted="a start that does not shrink a component to a single point, where the likelihood has no maximum",
             got=f"components that shrink to a point, from each of {len(results)} starts",
-            instead="fixed=('component_distribution.scale',), fewer components, or more starts",
+            instead="fixed=('component_distribution.scale',), a q with fewer components, or starts=10",
         )
     return min(good, key=lambda start: float(start.history[-1]))
 

@@ -119,7 +119,10 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
 def _matched(
     family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
-    """Return the parameters for which the sufficient statistics of a family of numbers have the target's means."""
+    """Return the parameters for which the sufficient statistics of a family of numbers have the target's means.
+
+    `start` has the parameters of the start, and `fixed` the names of the parameters that keep these values.
+    """
     record = FAMILIES.get(family)
     if record is None or record.match is None or (target.has_integers and not record.has_integers):
         return None
@@ -156,7 +159,10 @@ def _classes(
 
 
 def _shares(draws: Samples, count: int, *, one_hot: bool) -> Tensor | None:
-    """Return the relative frequency of each class in draws; None if the draws are not classes."""
+    """Return the relative frequency of each of `count` classes in draws; None if the draws are not such classes.
+
+    `one_hot` says whether a draw is a one-hot vector instead of the index of a class.
+    """
     weights, size = normalized_weights(draws), draws.tensor.shape[-1]
     if one_hot:
         return torch.tensordot(weights, upcast(draws.tensor), 1) if size == count else None
@@ -282,8 +288,9 @@ def _independent(q: Any, to: Distribution | Samples, fixed: frozenset[str]) -> P
 
 
 def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
-    """Return the parameters df and V that solve E[X] = df V and E[log det X] = psi_d(df / 2) + d log 2 + log det V.
+    """Return the parameters df and V of the Wishart distribution of a d x d matrix X with the means of the target `to`.
 
+    They solve E[X] = df V and E[log det X] = psi_d(df / 2) + d log 2 + log det V, where E is a mean under the target.
     psi_d is the derivative of the logarithm of the d-dimensional gamma function.
     """
     means = _matrix_means(to)
@@ -324,7 +331,7 @@ def _log_det(root: Tensor) -> Tensor:
 
 
 def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
-    """Return E[X] and E[log det X] of a Wishart distribution or of a mixture of these; None for other targets."""
+    """Return E[X] and E[log det X] of a matrix X with the distribution `to`, a Wishart or a mixture; otherwise None."""
     if isinstance(to, Wishart):
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)

@@ -131,7 +131,11 @@ class LikelihoodObjective(Objective):
 
 
 def is_categorical(q: object) -> bool:
-    """Return whether a distribution or class is Categorical, or a mixture of these, and can be fitted to text."""
+    """Return whether `q` can be fitted to draws of text.
+
+    This is so if `q` is the class Categorical, an instance of this class, a mixture of such instances, or finite
+    probabilities such as `Logits`.
+    """
     if isinstance(q, MixtureSameFamily):
         return is_categorical(q.component_distribution)
     return isinstance(q, Categorical | Representation) or (isinstance(q, type) and issubclass(q, Categorical))
@@ -148,7 +152,7 @@ def _refuse_text(q: Distribution, draws: Samples) -> None:
         wanted=f"draws that are numbers, as {type(q).__name__} gives",
         got=f"text: {shown}{', ...' if count > 3 else ''}",
         instead=f"Samples([float(x) for x in draws]) if the text is numbers, or q=Categorical(torch.ones({count})), "
-        "which counts it",
+        "which counts each text",
     )
 
 

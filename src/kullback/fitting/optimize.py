@@ -19,8 +19,8 @@ from torch import Tensor
 # The Armijo condition uses `_DECREASE` and the Wolfe condition uses `_CURVATURE`. Numerical Optimization (Nocedal and
 # Wright, 2006), section 3.1, recommends these values for quasi-Newton steps.
 _DECREASE, _CURVATURE = 1e-4, 0.9
-# A line search evaluates at most this number of points. After 40 halvings, an interval is as small as float64's
-# rounding.
+# A line search evaluates at most this number of points. 40 halvings divide the length of an interval by 1e12, which is
+# near the precision of float64.
 _TRIALS = 40
 # Above this number of parameters, the Hessian is not computed, because each parameter needs two gradients for the
 # differences.
@@ -136,6 +136,8 @@ def _descended(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take quasi-Newton steps from u, append the values to `history`, and return the final points.
 
+    `f` and `g` are the values and the gradients at u, and `steps` is the largest number of steps.
+
     Returns:
         the final points, values and gradients; estimates of the differences between the values and the minima; and the
         numbers of steps.
@@ -188,8 +190,9 @@ def _line_search(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return step lengths that meet the weak Wolfe conditions, and the values and gradients after these steps.
 
-    The length is 0 if no step along `direction` lowers the value. `derivative` is the directional derivative at u, `t`
-    the first length to try, and `active` a mask of the elements that take a step.
+    The length is 0 if no step along `direction` lowers the value. `f` and `g` are the values and the gradients at u,
+    `derivative` is the directional derivative at u, `t` the first length to try, and `active` a mask of the elements
+    that take a step.
     """
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g
@@ -222,9 +225,10 @@ def _line_search(
 def _updated(
     inverse: Tensor, identity: Tensor, s: Tensor, y: Tensor, scaled: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the BFGS update of the approximate inverse Hessian, and whether the approximation was ever scaled.
+    """Return the BFGS update of the approximate inverse Hessian `inverse`, and whether this matrix was ever scaled.
 
-    `s` is the last step and `y` the change of the gradient. Before the first update, the identity matrix is scaled.
+    `s` is the last step, `y` the change of the gradient by this step, and `scaled` whether `inverse` was scaled before.
+    Before the first update, the identity matrix is scaled.
     """
     sy, yy = (s * y).sum(-1), (y * y).sum(-1)
     good = sy > 1e-12 * (s.norm(dim=-1) * y.norm(dim=-1)).clamp(min=1e-300)
@@ -240,6 +244,8 @@ def _polished(
     function: Function, u: Tensor, f: Tensor, g: Tensor, above: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take Newton steps from u while they lower the value or the norm of the gradient, and return the final points.
+
+    `f` and `g` are the values and the gradients at u.
 
     Returns:
         the final points, values and gradients; estimates of the differences between the values and the minima; and the

@@ -78,7 +78,10 @@ def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
 
 
 def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int) -> Distribution:
-    """Return a normal distribution with the mean and standard deviation (or covariance matrix) of component k."""
+    """Return a normal distribution with the mean and standard deviation (or covariance matrix) of component k.
+
+    `moments` is the result of `_moments`; None if the components are multivariate normal.
+    """
     if moments is None:
         return MultivariateNormal(
             components.loc[..., k, :], scale_tril=components.scale_tril[..., k, :, :], validate_args=False

@@ -3,7 +3,8 @@
 For reparameterized draws, the gradient of KL(q || to) flows only through the draws. The parameters in log q count as
 constants, because the score, the gradient of log q with respect to its parameters, has mean 0. So the gradient is
 exactly 0 at every draw if q is the target. Without reparameterized draws, the gradient is the score times the
-difference between log(q / to) and a baseline, the mean over the other draws. KL(to || q) uses draws of the target.
+difference between log(q / to) and a baseline. The baseline is the mean of log(q / to) over the other draws. KL(to || q)
+uses draws of the target.
 
 Sticking the Landing (Roeder, Wu and Duvenaud, 2017); Buy 4 REINFORCE Samples, Get a Baseline for Free! (Kool, van Hoof
 and Welling, 2019); Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015)

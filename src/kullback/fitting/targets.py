@@ -36,7 +36,7 @@ from kullback.pairs.integration.panels import Panels, integrate
 # panels, which is the same in `kullback.pairs.integration.quadrature`.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# At most this number of batch elements is integrated together, to limit the memory: a node takes 8 bytes per element.
+# To limit the memory, at most this number of batch elements is integrated together: a node takes 8 bytes per element.
 _BLOCK = 2048
 # The nodes may miss at most this mass. With parameters in float32, a density has a mass of 1 within about 1e-7.
 _MASS_ERROR = 1e-6
@@ -44,7 +44,8 @@ _MASS_ERROR = 1e-6
 # e^x underflows in float64 for x < _UNDERFLOW. A point with a log-density below _FAR_OUT is in the extreme tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
-# A statistic is a function of `Points` and of parameters; their last dimension is the dimension of the points.
+# A statistic is a function of `Points` and of parameters. The last dimension of `Points` and of each parameter is the
+# dimension of the points.
 Statistic = Callable[..., Tensor]
 
 
@@ -246,8 +247,9 @@ class DrawsTarget(FitTarget):
 class MixedTarget(ContinuousTarget):
     """A mixture of distributions of vectors whose numbers are independent within each component.
 
-    A mean under the mixture is the weighted mean of the means under the components. `inner` is the batch of the
-    components' marginal distributions; the next to last dimension of its shape is the dimension of the components.
+    A mean under the mixture is the weighted mean of the means under the components. `weights` has the weights of the
+    components. `inner` is the batch of the components' marginal distributions; the next to last dimension of its shape
+    is the dimension of the components.
     """
 
     inner: MeanTarget
@@ -278,7 +280,8 @@ class MixedTarget(ContinuousTarget):
 def target_of(d: Distribution) -> MeanTarget | None:
     """Return a distribution of numbers, or of vectors of independent numbers, as a target.
 
-    A mixture of distributions of vectors of independent numbers is also accepted. The result is None for all others.
+    A mixture of distributions of vectors of independent numbers is also accepted. For other distributions, the result
+    is None.
     """
     if isinstance(d, Independent) and not overrides_density(d):
         return target_of(d.base_dist)
@@ -318,7 +321,8 @@ def _integrated(
 ) -> Tensor:
     """Return the integral of p times each statistic, in the batch shape.
 
-    The result is NaN if the nodes miss mass of p, or if the integrand is not negligible in the tails. If `nodes` is a
+    The result is NaN if the nodes miss mass of p, or if the integrand is not negligible in the tails. If `has_corner`
+    is True, the last of the `parameters` is the point at which the statistic or its derivative jumps. If `nodes` is a
     list, the nodes and their weights are appended to this list.
     """
     center, width = p.center_and_width()

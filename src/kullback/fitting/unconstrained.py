@@ -32,7 +32,8 @@ from kullback.pairs.numerics.parameters import dtype_of, given_logits
 Values = Mapping[str, Tensor]
 Build = Callable[[Values], Any]
 _MATRICES = ("covariance_matrix", "precision_matrix")
-# The `log_prob` of these families uses `scale_tril`, which the class computes if the user passes one of `_MATRICES`.
+# The `log_prob` of these families uses `scale_tril`, which the class computes if the user passes one of `_MATRICES`. So
+# `scale_tril` counts as the parameter, not the matrix.
 _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 
 
@@ -179,7 +180,7 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
             "q, fixed",
             wanted="a parameter that is free",
             got=f"{type(q).__name__} with {', '.join(leaves) or 'no parameters'}, all of them fixed",
-            instead="fixed=() or fewer names in it",
+            instead="fixed=(), or fixed= with fewer names",
         )
     for path, leaf in constant.items():
         # If only the lower end of a `Uniform` is free, the lower end is measured from the fixed upper end.

@@ -18,8 +18,8 @@ from kullback.common.constraints import Number
 from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value
 
-# For |d| < NEAR, functions such as e^d - 1 - d are computed by power series of SERIES_TERMS terms. The first omitted
-# term is less than 0.3^13 / 14! = 2e-18 of the first term.
+# For |d| < NEAR, functions of d such as e^d - 1 - d are computed by power series with SERIES_TERMS terms. The first
+# omitted term of a series is less than 0.3^13 / 14! = 2e-18 of the first term.
 NEAR = 0.3
 SERIES_TERMS = 13
 
@@ -35,8 +35,8 @@ class FinitePair(NamedTuple):
     q: Tensor
     log_ratio: Tensor
     log_masses: Callable[[], tuple[Tensor, Tensor]] | None = None
-    """A function that returns log p and log q, accurate even where p and q underflow. None means the logarithms of p
-    and q.
+    """A function that returns log p and log q, accurate even where p and q underflow. If it is None, log p and log q
+    are the logarithms of `p` and `q`.
     """
 
     def swapped(self) -> FinitePair:
@@ -45,15 +45,15 @@ class FinitePair(NamedTuple):
         return FinitePair(self.q, self.p, -self.log_ratio, logs)
 
     def log_p(self) -> Tensor:
-        """Return log p; -inf where p = 0."""
+        """Return log p, which is -inf where p = 0."""
         return torch.log(self.p) if self.log_masses is None else self.log_masses()[0]
 
     def log_q(self) -> Tensor:
-        """Return log q; -inf where q = 0."""
+        """Return log q, which is -inf where q = 0."""
         return torch.log(self.q) if self.log_masses is None else self.log_masses()[1]
 
     def p_log_ratio(self) -> Tensor:
-        """Return p log(p/q): 0 where p = 0, and +inf where only q = 0, even if p underflows to 0."""
+        """Return p log(p/q). The result is 0 where p = 0, and +inf where only q = 0, even if p underflows to 0."""
         return torch.where(
             self.log_ratio.isinf(), self.log_ratio.clamp(min=0), self.p * finite(self.log_ratio)
         )
@@ -65,18 +65,18 @@ class FinitePair(NamedTuple):
 
 
 def times(mass: Tensor, x: Tensor) -> Tensor:
-    """Return mass * x, with 0 * inf = 0 in value and derivative."""
+    """Return mass * x. Where the mass is 0, the result and its derivatives are 0, even if x is infinite."""
     empty = mass == 0
     return torch.where(empty, 0, mass) * torch.where(empty, 0, x)
 
 
 def finite(x: Tensor) -> Tensor:
-    """Replace infinities by 0, in value and derivative."""
+    """Return x with infinities replaced by 0. The derivative is 0 there too."""
     return torch.where(x.isinf(), 0, x)
 
 
 def power_series(coefficients: list[float], d: Tensor) -> Tensor:
-    """Return d^2 (c_0 + c_1 d + c_2 d^2 + ...) by Horner's rule."""
+    """Return d^2 (c_0 + c_1 d + c_2 d^2 + ...) by Horner's rule, where c_k is `coefficients[k]`."""
     total = torch.full_like(d, coefficients[-1])
     for c in reversed(coefficients[:-1]):
         total = total * d + c
@@ -84,30 +84,34 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 
 class End(NamedTuple):
-    """The behavior of term / max(p, q) as |d| grows, for d = log(p / q): the quotient has a limit or grows.
+    """The behavior of a divergence's terms as d = log(p / q) goes to infinity or to -infinity. There, term / max(p, q)
+    has a limit or grows.
 
-    For |d| > reach, the quotient grows as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
+    The terms are evaluated for |d| <= `reach`. For larger |d|, a growing quotient is its value at |d| = `reach`, times
+    e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
     """
 
     limit: float
-    """The limit of the quotient; infinite if the quotient grows without bound."""
+    """The limit of the quotient. The limit is infinite if the quotient grows without bound."""
     rate: float = 0.0
-    """The exponent of the growth; infinite if the quotient grows faster than every power of p / q or q / p."""
+    """The number `rate` in the formula above. If the rate is positive, the quotient grows as this power of p / q or q /
+    p. The rate is infinite if the quotient grows faster than every power.
+    """
     power: float = 0.0
     reach: float = math.inf
-    """The largest |d| at which the terms can be evaluated."""
+    """The largest |d| at which the terms are evaluated."""
     scale: float = 1.0
 
 
 class Corner(NamedTuple):
-    """A value of log(p / q) at which f has a corner, and the jump of f' there."""
+    """A corner of f: the value `at` of log(p / q), and the jump `change` of f' there."""
 
     at: float
     change: float
 
 
 class Growth(NamedTuple):
-    """The behavior of terms at both ends, p / q to infinity (far) and p / q to 0 (near), and the corners of f."""
+    """The growth of the terms as p / q goes to infinity (`far`) and to 0 (`near`), and the corners of f."""
 
     far: End = End(1.0)
     near: End = End(1.0)
@@ -122,7 +126,7 @@ class Growth(NamedTuple):
 LOGARITHMIC = End(math.inf, power=1.0)
 
 
-# For each name, without parameters, the dict has the class of divergences with this name.
+# This dict maps each name of a divergence, without parameters, to the class with this name.
 NAMED: dict[str, type[Divergence]] = {}
 
 
@@ -142,10 +146,10 @@ class Divergence(ABC):
     """
 
     logarithmic: ClassVar[bool] = True
-    """Whether the value is in nats, so that another base of the logarithm changes the value."""
+    """Whether the value is in nats, so that the base of the logarithm changes the value."""
 
     short_name: ClassVar[str] = ""
-    """The first part of `name`. A class with a short name can be used by name in ``kind=`` and ``--kind``."""
+    """The first part of `name`. If it is not empty, ``kind=`` and ``--kind`` accept the class by name."""
 
     aliases: ClassVar[tuple[str, ...]] = ()
     """Other names that `parse` accepts for the class."""
@@ -192,10 +196,10 @@ class Divergence(ABC):
 
     @property
     def name(self) -> str:
-        """The name that `kullback.generators.parse` turns into this divergence, such as ``"js:0.5"``; the repr without
-        a name.
+        """The name that `kullback.generators.parse` turns into this divergence, such as ``"js:0.5"``. If the class has
+        no `short_name`, the name is the repr.
         """
-        if not vars(type(self)).get("short_name"):  # a subclass must not use an inherited name
+        if not vars(type(self)).get("short_name"):  # an inherited short name does not name the subclass
             return repr(self)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         shown = [
@@ -207,7 +211,7 @@ class Divergence(ABC):
 
     @property
     def instead_of_zero(self) -> Divergence | None:
-        """A useful alternative if this divergence is 0 for all distributions; else None."""
+        """A similar divergence that is not 0 everywhere, if this divergence is 0 for all distributions; else None."""
         return None
 
     def simplest(self) -> Divergence:
@@ -225,7 +229,7 @@ class Divergence(ABC):
         Autograd computes the derivatives, unless a subclass overrides this method.
         """
 
-        def moved(a: Tensor, b: Tensor) -> Tensor:  # the total at log p + a and log q + b
+        def moved(a: Tensor, b: Tensor) -> Tensor:  # adds a to log p and b to log q, and sums the totals
             p, q = pair.p * torch.exp(a), pair.q * torch.exp(b)
             logs = lambda: (pair.log_p() + a, pair.log_q() + b)  # noqa: E731
             return self.total(FinitePair(p, q, pair.log_ratio + a - b, logs)).sum()
@@ -241,7 +245,7 @@ class Divergence(ABC):
 class BuiltIn(Divergence):
     """The base class of kullback's own divergences: their terms are accurate for masses of every size.
 
-    These classes are final, because kullback chooses formulas by the class of a divergence.
+    A user cannot subclass these classes, because kullback chooses formulas by the class of a divergence.
     """
 
     def __init_subclass__(cls) -> None:
@@ -258,11 +262,13 @@ class BuiltIn(Divergence):
 
 
 class WeightedSum(BuiltIn):
-    """The base class of divergences that are weighted sums of other divergences, of (P, Q) or of (Q, P)."""
+    """The base class of weighted sums of other divergences, each of (P, Q) or of (Q, P)."""
 
     @abstractmethod
     def parts(self) -> Sequence[tuple[float, Divergence, bool]]:
-        """Return tuples of a positive weight, a divergence, and whether P and Q are exchanged."""
+        """Return the summands. Each summand is a tuple of a positive weight, a divergence, and a flag. If the flag is
+        True, the summand is the divergence of (Q, P), else of (P, Q).
+        """
 
     def terms(self, pair: FinitePair) -> Tensor:
         total = torch.zeros_like(pair.p)

@@ -29,7 +29,9 @@ KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `far` contains the terms for |x| of at least NEAR."""
+    """Return p (e^-x - 1 + x), the terms of KL for x = log(p/q). Where |x| >= NEAR, the result is `far`, which has the
+    same terms without a series.
+    """
     near = x.abs() < NEAR
     return torch.where(near, p * power_series(KL_SERIES, torch.where(near, x, 0)), far)
 
@@ -263,9 +265,9 @@ class SkewKL(BuiltIn):
         alpha, rest, d = self.alpha, self.rest, finite(pair.log_ratio)
         if rest == 0:
             return torch.zeros_like(d)
-        # log(p / mixture) has three equal forms, with d = log(p / q). The form `below` does not overflow for d < -30.
-        # The form `near` is accurate if the mixture is close to p. The form `far` is accurate if the mixture is far
-        # below p; the mixture is at least alpha p.
+        # The result is log(p / mixture). Three formulas with d = log(p / q) are equal to it. The formula `below` is for
+        # d < -30, where the other formulas overflow. The formula `near` is accurate where the mixture is close to p.
+        # The formula `far` is accurate where the mixture is less than p / 2.
         is_below = d < -30
         below, above = torch.where(is_below, d, 0), torch.where(is_below, 0, d)
         change = rest * torch.expm1(-above)
@@ -282,7 +284,7 @@ class SkewKL(BuiltIn):
 
 @dataclass(frozen=True)
 class _SkewFrom(SkewKL):
-    """The skew divergence with an exact weight of Q, `of_q`, because 1 - alpha would be rounded."""
+    """The skew divergence with the weight `of_q` of Q, which is exact, while the weight 1 - alpha would be rounded."""
 
     of_q: float
 

@@ -1,8 +1,8 @@
 """The growth of a divergence as p / q goes to 0 or to infinity, and the corners of its terms.
 
-The growth decides which divergences of distributions are infinite. kullback's own divergences state their growth. The
-growth of a user's divergence is measured from the terms q f(p / q). The measurement assumes that at extreme ratios, f
-goes to a limit, or grows as a power of the ratio or of its logarithm.
+The growth decides whether a divergence of two distributions can be infinite. kullback's divergences state their growth.
+The growth of a user's divergence is measured from the terms q f(p / q). The measurement assumes that f, as p / q goes
+to 0 or to infinity, has a limit, or grows as a power of p / q or of log(p / q).
 """
 
 from __future__ import annotations
@@ -19,60 +19,63 @@ from kullback.errors import invalid_value
 from kullback.generators.divergence import Corner, Divergence, End, FinitePair, Growth
 from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
-# `end_of` may measure growth at these values of |log(p / q)|; the largest float64 is e^709. The reach is the first
-# value at which the terms are finite. Growth is measured at the reach, at half the reach and at a quarter of the reach.
+# `end_of` measures growth up to a value of |log(p / q)|, the reach. The reach is the largest of these numbers at which
+# the terms are finite. Growth is measured at the reach, at half the reach and at a quarter of the reach. The largest
+# float64 is e^709.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
-# If the reach is below this number, the terms overflow so early that they grow faster than every power of the ratio.
+# If the reach is below this number, the terms overflow so early that they grow faster than every power of p / q.
 _NO_POWER = 15.0
-# Terms count as converged to their limit if they change by less than this fraction from half the reach to the reach.
+# Terms have converged to a limit if they change by less than this fraction between half the reach and the reach.
 _CONVERGED = 1e-12
-# A measured power of the ratio below this number is a measurement error and counts as 0.
+# If terms are measured to grow as (p / q)^c with |c| below this number, c is a measurement error and counts as 0.
 _NO_EXCESS = 1e-4
-# The difference quotient at the reach has a step of this fraction of the reach.
+# The step of the difference quotient that measures the slope at the reach, as a fraction of the reach.
 _BACK = 1e-3
-# The search for corners uses _INTERVALS intervals up to |log(p / q)| = _WIDEST. After _HALVINGS halvings, an interval
-# is about as wide as float64's rounding.
+# The search for corners divides the range |log(p / q)| <= _WIDEST into _INTERVALS intervals, and halves each interval
+# _HALVINGS times. The final intervals are about as wide as the rounding errors of float64.
 _WIDEST, _INTERVALS, _HALVINGS = 30.0, 3000, 42
-# A user's derivatives are compared with difference quotients of step _STEP at each log(p / q) in _CHECKED. The
-# tolerance is _DERIVATIVE.
+# A user's derivatives are compared with difference quotients at the values _CHECKED of log(p / q). The step of the
+# difference quotients is _STEP, and the relative tolerance is _DERIVATIVE.
 _CHECKED = (-3.1, -1.7, -0.83, -0.37, 0.41, 0.79, 1.3, 2.9)
 _STEP, _DERIVATIVE = 1e-5, 1e-4
-# A user's terms are evaluated at these pairs of log p and log q: one mass is 0, one mass underflows, or both are 0.
+# A user's terms are evaluated at these pairs (log p, log q). A mass is 0 or underflows in the first four pairs, and
+# both masses are 0 in the last pair.
 _EMPTY = ((-math.inf, 0.0), (-800.0, 0.0), (0.0, -800.0), (0.0, -math.inf), (-math.inf, -math.inf))
-# A user's total is evaluated for these probabilities of P and Q. Both are 0 in the first class, and only P is 0 in the
-# second class.
+# A user's total is evaluated for these probabilities of P (first row) and Q (second row). Both are 0 in the first
+# class, and only P is 0 in the second class.
 _PARTIAL = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.2, 0.3, 0.5))
-# Multiples of the masses below _ROUNDING count as rounding errors. A term above _ZERO at p = q raises an error, because
-# the terms of a divergence are 0 there.
+# A number in `_Reading.multiples` is a rounding error and counts as 0 if its absolute value is at most _ROUNDING. If a
+# user's term at p = q is above _ZERO, an error is raised, because the terms of a divergence are 0 at p = q.
 _ROUNDING, _ZERO = 1e-12, 1e-9
 
 
 class _Reading(NamedTuple):
-    """The properties of a user's own kind, measured from its terms and derivatives."""
+    """The properties of a user's divergence, measured from its terms and derivatives."""
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """The slope of f at 1, and numbers a and b such that `derivatives` returns the derivatives of the terms plus a p +
-    b q.
+    """Three numbers: the slope f'(1), and numbers a and b that describe the method `derivatives`. Its first result is
+    the derivative of the terms with respect to log p, plus a p. Its second result is the derivative of the terms with
+    respect to log q, plus b q.
     """
     is_normalized: bool
-    """Whether all `multiples` are 0, no term is NaN where a mass is 0, and the derivatives are finite there."""
+    """Whether all `multiples` are 0, no term is NaN at p = 0 or q = 0, and the derivatives are finite there."""
 
 
 def order_of(kind: Divergence) -> float | None:
-    """Return the order of a power divergence or of Renyi's divergence; None for other kinds."""
+    """Return the order alpha of a power divergence or of Renyi's divergence, and None for other divergences."""
     return kind.order if isinstance(kind, Alpha | ChiSquared | SquaredHellinger | Renyi) else None
 
 
 def power_of(kind: Divergence) -> tuple[float, float] | None:
-    """Return alpha and factor of a power divergence, which is factor times Alpha(alpha); None for other kinds."""
+    """Return (alpha, factor) if the divergence is factor times Alpha(alpha), and None for other divergences."""
     if isinstance(kind, Alpha):
         return kind.alpha, 1.0
     return (kind.order, kind.factor) if isinstance(kind, ChiSquared | SquaredHellinger) else None
 
 
 def growth_of(kind: Divergence) -> Growth:
-    """Return the growth of the terms of a divergence, even if its total is not the sum of the terms."""
+    """Return the growth of the terms of `kind`, even if the total of `kind` is not the sum of its terms."""
     return _stated_growth(kind) or _read(kind).growth
 
 
@@ -89,13 +92,14 @@ def _of_power(rate: float) -> End:
 
 
 def pair_of_ratio(d: Tensor) -> FinitePair:
-    """Return a pair of masses with log(p / q) = d; the larger mass is 1."""
+    """Return a pair of masses with log(p / q) = d and max(p, q) = 1."""
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)
     return FinitePair(torch.exp(log_p), torch.exp(log_q), d, lambda: (log_p, log_q))
 
 
 def is_normalized(kind: Divergence) -> bool:
-    """Return whether f'(1) = 0 and no term is NaN where a mass is 0. Both may be false for a user's own divergence.
+    """Return whether f'(1) = 0, no term is NaN where p = 0 or q = 0, and the derivatives are finite there. kullback's
+    own divergences meet these conditions. A user's divergence may violate them.
 
     Raises:
         ArgumentValueError: `derivatives` does not match `terms`, the terms are not terms of a divergence, or an
@@ -105,9 +109,11 @@ def is_normalized(kind: Divergence) -> bool:
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the terms of a user's divergence minus the tangent of f at 1, for max(p, q) = 1 and log(p / q) = d.
+    """Return the terms of a user's divergence after the tangent of f at 1 is subtracted from f, and the derivatives of
+    these terms.
 
-    The second and third result are the derivatives of the first result with respect to log p and log q.
+    The masses have max(p, q) = 1 and log(p / q) = d. The three results have the shape of d: the terms, and their
+    derivatives with respect to log p and to log q.
     """
     return _less_tangent(kind, d, _read(kind).multiples)
 
@@ -126,7 +132,8 @@ def _less_tangent(
 
 def _read(kind: Divergence) -> _Reading:
     try:
-        # The attributes are part of the cache key, because `==` of a class that is not a dataclass may ignore them.
+        # The attributes are part of the cache key, because `==` of a class that is not a dataclass may ignore the
+        # attributes.
         return _read_once(kind, *vars(kind).items())
     except TypeError:  # an attribute is not hashable
         return _read_once.__wrapped__(kind)
@@ -143,7 +150,7 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
         multiples = _multiples(kind)
         _check_sign(kind, multiples)
 
-        def slope(d: Tensor) -> Tensor:  # f' up to smooth factors
+        def slope(d: Tensor) -> Tensor:  # has the same corners as f'
             return _less_tangent(kind, d, multiples)[1] * torch.exp(-d.clamp(max=0))
 
         far, near = (end_of(lambda d: _less_tangent(kind, d, multiples)[0], sign) for sign in (1, -1))
@@ -157,10 +164,10 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return three numbers for `_Reading.multiples`: the slope of f at p = q = 1, and numbers a and b.
+    """Return `_Reading.multiples`, which are the slope f'(1), a and b.
 
-    The derivatives of the terms with respect to log p and log q add up to the terms plus a p + b q. This equation gives
-    a and b. The slope is the derivative with respect to log p at p = q = 1, minus a.
+    The two results of `kind.derivatives` add up to the terms plus a p + b q. This equation at two values of log(p / q)
+    gives a and b. The slope is the first result at p = q = 1, minus a.
     """
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)
@@ -171,7 +178,7 @@ def _multiples(kind: Divergence) -> tuple[float, float, float]:
 
 
 def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None:
-    """Raise if the terms minus the tangent of f are negative, or are not 0 where p = q."""
+    """Raise if the terms, after the tangent of f at 1 is subtracted, are negative, or are not 0 where p = q."""
     d = torch.tensor([0.0, *_CHECKED], dtype=torch.float64, device="cpu")
     terms = _less_tangent(kind, d, multiples)[0]
     if bool((terms < -_ZERO).any()) or terms[0] > _ZERO:
@@ -186,7 +193,7 @@ def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None
 
 
 def _check_total(kind: Divergence) -> None:
-    """Raise if an overridden `total` is NaN, or its derivatives are not finite, for rows with a probability of 0."""
+    """Raise if a user's `total` is NaN, or has infinite derivatives, for rows with a probability of 0."""
     rows = torch.tensor([_PARTIAL, _PARTIAL[::-1]], dtype=torch.float64, device="cpu")
     p, q = rows.unbind(-2)
     d = torch.where((p == 0) & (q == 0), 0, p.log() - q.log())
@@ -204,9 +211,10 @@ def _check_total(kind: Divergence) -> None:
 
 
 def _check_derivatives(kind: Divergence) -> None:
-    """Raise if the derivatives disagree with difference quotients of the terms.
+    """Raise if the derivatives of a user's divergence disagree with difference quotients of its terms.
 
-    The derivatives may differ by multiples of the masses, because the normalization removes such multiples.
+    A derivative may differ from its difference quotient by a constant times p or times q, because the normalization of
+    P and Q removes such a difference.
     """
     d = torch.tensor(_CHECKED, dtype=torch.float64, device="cpu")
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)
@@ -222,7 +230,7 @@ def _check_derivatives(kind: Divergence) -> None:
         excess = (
             (off - off.median()).abs() * mass > _DERIVATIVE * (1 + derivative.abs() + difference.abs())
         ).sum()
-        if int(excess) > 1:  # one of the points may be at a corner
+        if int(excess) > 1:  # one of the values of log(p / q) may be at a corner
             at = d[0].exp().item()
             raise invalid_value(
                 type(kind).__name__,
@@ -235,7 +243,7 @@ def _check_derivatives(kind: Divergence) -> None:
 
 
 def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
-    """Return the measured growth as |d| grows, for d of the given sign.
+    """Return the measured growth of `terms(d)` as |d| grows, for d with the sign `sign`.
 
     `terms` is a function of d = log(p / q) that returns term / max(p, q).
     """
@@ -266,9 +274,9 @@ def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
 
 
 def corners_of(slope: Callable[[Tensor], Tensor]) -> tuple[Corner, ...]:
-    """Return the corners: the jumps of `slope`, which is f' as a function of log(p / q), and their positions.
+    """Return the corners, at which `slope` jumps. `slope` is f' as a function of log(p / q).
 
-    Each interval is halved, and the half with the larger change of f' is kept.
+    The search repeatedly halves each interval, and keeps the half with the larger change of f'.
     """
     edges = torch.linspace(-_WIDEST, _WIDEST, _INTERVALS + 1, dtype=torch.float64, device="cpu") + 1e-3
     low, high = edges[:-1].clone(), edges[1:].clone()

@@ -56,7 +56,9 @@ def parse(name: str) -> Divergence:
 
 
 def as_divergence(call: str, kind: object) -> Divergence:
-    """Return `kind` if it is a divergence, or the divergence of this name if it is a string; else raise an error."""
+    """Return `kind` if it is a divergence. If it is a string, return the divergence with this name. Else raise an error
+    that names the function `call`.
+    """
     if isinstance(kind, str):
         kind = _parsed(call, "kind", kind)
     if isinstance(kind, Divergence):
@@ -71,7 +73,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
     word = word.replace("-", "_")
     if word not in NAMED:
         for point in entry_points(group="kullback.kinds", name=word):
-            point.load()  # defines the class, which adds itself to NAMED
+            point.load()  # imports the class, and the import adds the class to NAMED
     kind = NAMED.get(word)
     if kind is None:
         wanted = "one of " + ", ".join(_usage(kind) for kind in dict.fromkeys(NAMED.values()))
@@ -82,7 +84,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
         if parameters is not None:
             try:
                 return kind(**parameters)
-            except KullbackError:  # out of range
+            except KullbackError:  # a parameter is out of range
                 pass
         wanted = _usage(kind) if kind.__match_args__ else f"'{kind.short_name}', which has no parameter"
     instead = {argument: kind.example or kind.short_name}
@@ -90,7 +92,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
 
 
 def _numbers_and_flags(kind: type[Divergence]) -> tuple[list[str], list[str]]:
-    """Return the names of the numeric and the names of the boolean parameters of a class of divergences."""
+    """Return the names of the numeric parameters and the names of the boolean parameters of the class `kind`."""
     # torch.compile does not support `dataclasses.fields` of a class, so the names come from `__match_args__`.
     names: tuple[str, ...] = kind.__match_args__
     numbers = [name for name in names if not isinstance(getattr(kind, name, None), bool)]
@@ -109,9 +111,10 @@ def _usage(kind: type[Divergence]) -> str:
 
 
 def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
-    """Return a divergence's keyword arguments from the parts after its name; None if the parts do not fit.
+    """Return the arguments of the call of `kind` that a name such as ``"js:0.1:scaled"`` means.
 
-    For example, the parts of 'skew:0.5' are ['0.5'].
+    `parts` are the parts of the name after its first colon, here ``["0.1", "scaled"]``. The result is None if `parts`
+    are not parameters of `kind`.
     """
     numbers, flags = _numbers_and_flags(kind)
     arguments: dict[str, Any] = {part: True for part in parts if part in flags}

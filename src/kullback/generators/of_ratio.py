@@ -16,11 +16,14 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import Divergence, FinitePair, Growth
 from kullback.generators.growth import corners_of, end_of, growth_of, is_normalized, own_terms
 
-# Derivatives are clamped to e^_LARGEST_LOG. The largest float64 is e^709, so the sum over a row stays finite.
+# The logarithm of the largest derivative; larger derivatives are clamped. The largest float64 is e^709, so the sum of
+# the derivatives of a row stays finite.
 _LARGEST_LOG = 690.0
-# For |log(p / q)| below this number, the terms of a smooth f are integrals of f'', which avoids cancellation.
+# For |log(p / q)| below this number, the terms of a smooth f are computed as integrals of f'', which avoids
+# cancellation. Elsewhere, the terms are computed from f.
 _NEAR = 0.3
-# These are the seven nodes and weights of Gaussian quadrature on [0, 1], which is exact for polynomials of degree 13.
+# Each row has a node and its weight of Gaussian quadrature on [0, 1]. The seven nodes integrate polynomials of degree
+# 13 exactly.
 _RULE = (
     (0.02544604382862074, 0.06474248308443485),
     (0.12923440720030278, 0.13985269574463833),
@@ -30,12 +33,12 @@ _RULE = (
     (0.8707655927996972, 0.13985269574463833),
     (0.9745539561713793, 0.06474248308443485),
 )
-# Products with masses below this number are computed from logarithms, because such products may underflow.
+# If a mass is below this number, its products are computed from logarithms, because such products may underflow.
 _SMALLEST_MASS = 1e-290
-# f must be finite and convex for |log(p / q)| up to this number.
+# A user's f must be finite and convex for |log(p / q)| up to this number, and is checked there.
 _CHECKED = 6.0
 _EXAMPLE = "FDivergence(lambda r: (r - 1) ** 2 / (r + 1))"
-# A limit that the user passes may differ from the measured limit of f by at most this relative difference.
+# The relative tolerance for a limit that the user passes, compared with the measured limit of f.
 _AGREE = 1e-6
 
 
@@ -45,13 +48,13 @@ class OfRatio(Divergence):
     @property
     @abstractmethod
     def growth(self) -> Growth:
-        """The growth or limits of the terms as d goes to infinity and to -infinity, and the corners of the terms."""
+        """The limits or the growth of the terms as d goes to infinity and to -infinity, and the corners of f."""
 
     @abstractmethod
     def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a term and its derivatives with respect to log p and log q, all divided by max(p, q).
+        """Return a term and its derivatives with respect to log p and log q, all three divided by max(p, q).
 
-        The argument d is at least -near.reach and at most far.reach of `growth`.
+        The argument d = log(p / q) is at least -`growth.near.reach` and at most `growth.far.reach`.
         """
 
     def terms(self, pair: FinitePair) -> Tensor:
@@ -62,7 +65,7 @@ class OfRatio(Divergence):
         return by_p, by_q
 
     def _evaluated(self, pair: FinitePair) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the terms and their derivatives with respect to log p and log q."""
+        """Return the terms, and their derivatives with respect to log p and with respect to log q."""
         far, near, _ = self.growth
         d = pair.log_ratio
         term, by_p, by_q = self.per_mass(torch.where(d.isinf(), 0, d).clamp(-near.reach, far.reach))
@@ -98,7 +101,11 @@ class OfRatio(Divergence):
 
 
 def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest: float) -> Tensor:
-    """Return x times a mass, computed from logarithms where a factor or the product is outside the range of float64."""
+    """Return x times a mass, and limit the logarithm of the product to `largest`.
+
+    Where `is_plain`, the mass is `mass`; elsewhere, the mass is e^`log_mass`. The product is computed from logarithms
+    where a factor or the product may underflow or overflow.
+    """
     direct = is_plain & (mass > _SMALLEST_MASS) & (x.abs() < 1e290)
     product = torch.where(direct, x, 0) * torch.where(direct, mass, 0)
     by_logs = ~direct & (x != 0) & (log_mass > -math.inf)
@@ -109,7 +116,9 @@ def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest:
 
 @dataclass(frozen=True, repr=False)
 class OwnTerms(OfRatio):
-    """A user's own additive divergence, whose `terms` are called only with masses of at least e^-700."""
+    """A user's own additive divergence. Its `terms` are called only for masses of at least e^-700. For smaller masses,
+    limits or extrapolations replace the terms.
+    """
 
     kind: Divergence
 
@@ -137,7 +146,10 @@ class OwnTerms(OfRatio):
 
 
 def with_limits(kind: Divergence) -> Divergence:
-    """Return a divergence with f'(1) = 0 and with limits where a mass is 0: `kind` itself, or `kind` in `OwnTerms`."""
+    """Return a divergence that satisfies f'(1) = 0 and whose terms are not NaN where a mass is 0.
+
+    The result is `kind` if `kind` meets these conditions, and `OwnTerms(kind)` if not.
+    """
     return kind if is_normalized(kind) else OwnTerms(kind)
 
 
@@ -229,7 +241,7 @@ class FDivergence(OfRatio):
     def _check_limit(self, name: str, claimed: float | None, limit: float, tangent: float) -> None:
         if claimed is None:
             return
-        measured = limit - tangent  # undo the subtraction of the tangent
+        measured = limit - tangent  # the limit of f, without the subtraction of f's tangent
         is_near = math.isfinite(measured) and abs(number_from(claimed) - measured) <= _AGREE * (
             1 + abs(measured)
         )
@@ -244,7 +256,7 @@ class FDivergence(OfRatio):
 
     @functools.cached_property
     def _tangent(self) -> float:
-        """The slope of f at 1; if f has a corner at 1, a slope between its one-sided slopes."""
+        """The slope of f at 1. If f has a corner at 1, the slope is between the slopes of f on both sides."""
         return float(self._slope(torch.ones(1, dtype=torch.float64, device="cpu")))
 
     def _slope(self, r: Tensor) -> Tensor:
@@ -261,7 +273,7 @@ class FDivergence(OfRatio):
 
     @functools.cached_property
     def _is_smooth(self) -> bool:
-        """Whether the terms near p = q are equal to integrals of the second derivative of f."""
+        """Whether f is smooth near 1, so that `_close` agrees with `_direct` where |d| <= _NEAR."""
         d = torch.linspace(-_NEAR, _NEAR, 60, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             pairs = zip(self._direct(d), self._close(d), strict=True)
@@ -276,16 +288,17 @@ class FDivergence(OfRatio):
         return term, by_p, term - by_p
 
     def _direct(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """Return g(r) = f(r) - f'(1) (r - 1) and r g'(r) at r = e^d, both divided by r where r > 1."""
+        """Return g(r) and r g'(r) for g(r) = f(r) - f'(1) (r - 1) and r = e^d, each divided by max(r, 1)."""
         r = torch.exp(d)
         scale, steps = torch.exp(-d.clamp(min=0)), torch.expm1(-d.abs()).abs() * d.sign()
         term = self.f(r) * scale - self._tangent * steps
         return term.clamp(min=0), (self._slope(r) - self._tangent) * torch.exp(d.clamp(max=0))
 
     def _close(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the results of `_direct` for r near 1, computed by quadrature from 0 to 1.
+        """Return the results of `_direct` for r near 1, computed by quadrature over s from 0 to 1.
 
-        g(r) is (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds, and g'(r) is (r - 1) int f''(1 + s (r - 1)) ds.
+        With g as in `_direct`, g(r) is (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds, and g'(r) is (r - 1) int f''(1 + s
+        (r - 1)) ds.
         """
         step = torch.expm1(d)
         value, slope = torch.zeros_like(d), torch.zeros_like(d)

@@ -22,10 +22,10 @@ from kullback.generators.divergence import (
 from kullback.generators.entropic import KL, ReverseKL
 
 _LARGEST = torch.finfo(torch.float64).max
-# Derivatives are clamped to this number, so that even their sum over 1e18 classes is finite.
+# Derivatives are clamped to this number, so that the sum of 1e18 derivatives is still finite.
 _LARGEST_DERIVATIVE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
-# Products with masses below this number are computed from logarithms, because subnormal masses lose digits.
+# If p is below this number, products with p are computed from logarithms, because subnormal numbers have fewer digits.
 _UNDERFLOW = 1e-290
 
 
@@ -78,7 +78,7 @@ class Alpha(BuiltIn):
 
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
-        if alpha < 0.5:  # order 1 - alpha with P and Q exchanged avoids division by a small alpha
+        if alpha < 0.5:  # the order 1 - alpha, which is not small, gives the same value for (Q, P)
             return Alpha(1 - alpha).terms(pair.swapped())
         near = pair.log_ratio.abs() * alpha < NEAR
         power = alpha * torch.where(near, pair.log_ratio, 0)
@@ -92,22 +92,25 @@ class Alpha(BuiltIn):
             return by_p, by_q
         if alpha == 1:
             return KL().derivatives(pair)
-        if alpha > 1:  # without the classes that make the value infinite
+        if alpha > 1:  # classes that make the value infinite contribute 0
             pair = pair._replace(log_ratio=torch.where(pair.log_ratio == torch.inf, 0, pair.log_ratio))
         by_p = _box_cox(pair, alpha - 1, largest=_LARGEST_DERIVATIVE)
         return by_p, (pair.q_minus_p() - (alpha - 1) * by_p) / alpha
 
 
 def _alpha_series(alpha: float) -> list[float]:
-    """Return the coefficients of (e^x - 1 - alpha (e^(x / alpha) - 1)) alpha / (alpha - 1) from x^2 upwards."""
+    """Return the power series of (e^x - 1 - alpha (e^(x / alpha) - 1)) alpha / (alpha - 1) at x = 0.
+
+    The list has the coefficients of x^2, x^3, ..., which are SERIES_TERMS numbers.
+    """
     inverse = 1 / alpha  # powers of a large alpha would overflow
     return [sum([inverse**k for k in range(n - 1)]) / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
-    """Return p (r^c - 1) / c with r = p/q, or p log r if c = 0: p times the Box-Cox transform of r.
+    """Return p (r^c - 1) / c, where r = p/q. For c = 0, return the limit, p log r.
 
-    p r^c is clamped to about `largest`, because r^c may overflow.
+    The result is p times the Box-Cox transform of r. r^c may overflow, so p r^c is clamped to about `largest`.
     """
     if c == 0:
         return pair.p_log_ratio()
@@ -119,7 +122,9 @@ def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
 
 
 def log_affinity(pair: FinitePair, alpha: float) -> Tensor:
-    """Return log(p^alpha q^(1 - alpha)) for alpha > 0, accurate even where p and q underflow; -inf where p = 0."""
+    """Return log(p^alpha q^(1 - alpha)) for alpha > 0. The result is accurate even where p and q underflow, and -inf
+    where p = 0.
+    """
     log_p = pair.log_p()
     return torch.where(log_p == -torch.inf, -torch.inf, log_p + (alpha - 1) * pair.log_ratio)
 
@@ -257,7 +262,7 @@ class Renyi(BuiltIn):
         if alpha == 0:
             outside, covered = support_of_p(pair)
             shares = torch.softmax(torch.where(covered.isinf().all(-1, keepdim=True), 0, covered), -1)
-            # These derivatives lack a multiple of q, but the normalization of Q removes any multiple of q.
+            # These derivatives are correct except for a multiple of q, which the normalization of Q removes.
             return torch.zeros_like(pair.p), outside - outside.sum(-1, keepdim=True) * shares
         if alpha == 1:
             return KL().derivatives(pair)
@@ -281,13 +286,15 @@ class Renyi(BuiltIn):
 
     def _affinity_change(self, pair: FinitePair) -> Tensor:
         """Return sum(p^alpha q^(1 - alpha)) - 1, accurate even if the result is near 0."""
-        # The order of the products matters: the square of a huge alpha overflows, and infinity times 0 is NaN.
+        # `self.alpha * (self.alpha - 1)` may overflow to infinity, and infinity times a total of 0 would be NaN.
+        # Therefore the total is first multiplied by `self.alpha - 1`.
         return self.alpha * ((self.alpha - 1) * Alpha(min(self.alpha, _LARGEST)).total(pair))
 
 
 def support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
-    """Return q outside P's support (else 0), and log q inside (else -inf). A class whose p underflows counts as
-    inside.
+    """Return two tensors: q outside the support of P and 0 inside, and log q inside the support and -inf outside.
+
+    Classes where p underflows to 0 belong to the support.
     """
     outside = pair.log_ratio == -torch.inf
     return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())

@@ -1,6 +1,6 @@
 """The backends: implementations of the divergences of rows of logits.
 
-A backend is a module, or another object, with
+A backend is a module, or another object, that has these attributes:
 
 * ``serves(kind, p, q)``: whether the backend computes this divergence of these logits,
 * ``value_and_gradient`` and ``weighted_total``, as `kullback.kernels.reference` defines them,
@@ -20,13 +20,12 @@ from kullback.kernels import reference
 from kullback.kernels.native import native_rows
 from kullback.kernels.triton import triton_rows
 
-# The list has the backends in the order of preference. The last entry, the reference, computes every divergence of any
-# logits.
+# The backends in the order of preference. The last backend, the reference, computes every divergence of any logits.
 BACKENDS: list[Any] = [native_rows, triton_rows, reference]
 
 
 def backend_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
-    """Return the first backend that supports the divergence and the logits."""
+    """Return the first backend in `BACKENDS` that supports the divergence `kind` and the logits `p` and `q`."""
     for backend in BACKENDS:
         if backend.serves(kind, p, q):
             return backend

@@ -1,4 +1,4 @@
-"""Split rows into blocks, so that temporaries stay small for any number of rows."""
+"""Functions that split rows into blocks, so that temporary tensors stay small for any number of rows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# These are the numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of
-# a block have 1 MiB, which fits in the second-level cache of a core. On a GPU, a block must be large enough to occupy
-# all processors, so its float64 temporaries have 128 MiB.
+# The numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of a block
+# have 1 MiB, which fits in the second-level cache of a core. On a GPU, a block must be large enough to occupy all
+# processors, so its float64 temporaries have 128 MiB.
 _ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 24
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Return slices that split the rows into blocks of at least one row. Under torch.compile, which fuses operations, a
-    single slice contains all rows.
+    """Return slices that split the rows into blocks of at least one row. While torch.compile, which fuses operations,
+    traces the call, a single slice contains all rows.
     """
     if torch.compiler.is_compiling():
         return iter((slice(None),))

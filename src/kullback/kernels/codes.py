@@ -9,8 +9,8 @@ from enum import IntEnum
 
 __all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "MatrixKind", "Outcome", "RowForm"]
 
-# INTERFACE is the version of the compiled library's interface. Increase the version whenever an operator's arguments or
-# a code below changes. Python does not use a library with another version.
+# The version of the interface of the compiled library. Increase the version whenever an operator's arguments or a code
+# below changes. Python does not use a library of another version.
 INTERFACE = 7
 
 
@@ -67,7 +67,9 @@ class MatrixKind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """The outcome of a closed form: done, or declined because of the parameters' extreme values or memory layout."""
+    """The outcome of a closed form: it is computed, or it is not computed because the parameters have extreme values or
+    an unsupported memory layout.
+    """
 
     DONE = 0
     TOO_EXTREME = 1

@@ -1,8 +1,8 @@
 """The arguments of the compiled kernels for each divergence: its code, four numbers, and whether P and Q are swapped.
 
-A mixture is weight_p KL(P || share_p P + (1 - share_p) Q), plus the same expression with P and Q exchanged. The four
-numbers of a mixture are weight_p, share_p, weight_q and share_q. The four numbers of a power divergence are its weight,
-its order, its exponent (the order minus 1), and 0.
+A mixture is the divergence weight_p KL(P || share_p P + (1 - share_p) Q), plus weight_q KL(Q || share_q Q + (1 -
+share_q) P). Its four numbers are weight_p, share_p, weight_q and share_q. The four numbers of a power divergence are
+its weight, its order, its exponent (the order minus 1), and 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kullback.kernels.codes import DivergenceCode
 
 
 class Arguments(NamedTuple):
-    """The operator's arguments for a divergence, as the docstring of this module describes them."""
+    """The arguments of the operator for one divergence. The docstring of this module describes them."""
 
     code: int
     numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
@@ -46,21 +46,23 @@ _SIMPLE: dict[type[Divergence], Arguments] = {
 _MIXTURE, _POWER, _RENYI = (
     code.value for code in (DivergenceCode.MIXTURE, DivergenceCode.POWER, DivergenceCode.RENYI)
 )
-# This is the smallest share of a mixture that the kernels compute. On random rows, the kernels' values have six correct
-# digits for shares as small as 1e-6. The bound 1e-3 leaves a factor of 1000 for the rows of extreme logits in
-# tests/kernels/test_error_budget.py. The reference computes smaller shares, without loss of accuracy but slower than
-# the kernels.
+# The smallest share in a mixture, share_p or share_q, that the kernels compute. On random rows, the kernels' values
+# have six correct digits for shares as small as 1e-6. The limit 1e-3 leaves a factor of 1000 for the rows of extreme
+# logits in tests/kernels/test_error_budget.py. The reference computes smaller shares, as accurately as larger shares,
+# but more slowly than the kernels.
 _SMALLEST_SHARE = 1e-3
-# This is the largest order of a power divergence that the kernels compute. On random rows, the kernels' values have
-# five correct digits up to order 128; at order 256, overflow gives NaN. The reference computes larger orders.
+# The largest order of a power divergence that the kernels compute. On random rows, the kernels' values have five
+# correct digits up to order 128; at order 256, overflow gives NaN. The reference computes larger orders.
 _LARGEST_ORDER = 64.0
-# This is the smallest absolute exponent that the kernels support. Float32 can represent its inverse, 1e30, and the
+# The smallest absolute value of an exponent that the kernels support. Float32 can represent its inverse, 1e30, and the
 # product of this inverse with derivatives up to 1e8.
 _SMALLEST_EXPONENT = 1e-30
 
 
 def arguments_of(kind: Divergence) -> Arguments | None:
-    """Return the operator's arguments for the divergence, or None if the kernels do not support it."""
+    """Return the arguments of the operator for the divergence `kind`, or None if the kernels do not support the
+    divergence.
+    """
     arguments = _SIMPLE.get(type(kind))
     if arguments is not None:
         return arguments
@@ -76,7 +78,9 @@ def arguments_of(kind: Divergence) -> Arguments | None:
 
 
 def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
-    """Return the arguments for a weighted sum of skew divergences, or None if a share is too close to 0 or 1."""
+    """Return the arguments of the operator for a weighted sum of skew divergences, or None if a share is too close to 0
+    or 1.
+    """
     if not all(_SMALLEST_SHARE <= skew.alpha <= 1 - _SMALLEST_SHARE for _, skew, _ in parts):
         return None
     sides = {swap: (weight, skew.alpha) for weight, skew, swap in parts}
@@ -85,9 +89,10 @@ def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
 
 
 def _of_power(code: int, weight: float, order: float) -> Arguments | None:
-    """Return the arguments for a power divergence; an order a below 1/2 becomes order 1 - a with P and Q swapped.
+    """Return the arguments of the operator for a power divergence or Renyi's divergence of order `order`. An order
+    below 1/2 is replaced by 1 - order, with P and Q swapped.
 
-    Returns None if the order is too large, or so close to 0 or 1 that float32 cannot represent the inverse of the
+    The result is None if the order is too large, or so close to 0 or 1 that float32 cannot represent the inverse of the
     exponent.
     """
     swapped = order < 0.5

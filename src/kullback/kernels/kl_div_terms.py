@@ -1,6 +1,6 @@
-"""The terms p (log p - log q) of torch's `kl_div` and their sum, differentiable, in plain torch or C++.
+"""The terms p (log p - log q) of torch's `kl_div` and their sum, with derivatives, computed by plain torch or C++.
 
-The functions work element by element: they normalize no rows.
+The functions compute each element separately, and do not normalize rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from kullback.kernels.native import terms
 
 
 def reference_terms(log_q: Tensor, target: Tensor, log_target: bool) -> Tensor:
-    """Return the terms, with their limits at p = 0 and q = 0, for arguments of one dtype of at least 32 bits."""
+    """Return the terms p (log p - log q), with their limits at p = 0 and q = 0. The arguments have the same dtype, of
+    at least 32 bits.
+    """
     _, p, log_ratio = _parts(log_q, target, log_target)
     return _mass(p, log_ratio) * log_ratio
 
 
 def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None) -> Tensor:
-    """Return the terms, or their sum divided by `divisor`, with derivatives of all orders.
+    """Return the terms or, if `divisor` is given, their sum divided by `divisor`. Derivatives of all orders exist.
 
     Arguments:
         log_q: log-probabilities of Q. `native.terms.serves` must accept `log_q` and `target`.
@@ -38,10 +40,11 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
 
 
 class _KLDivTerms(torch.autograd.Function):
-    """The terms or their sum. The gradient of a sum is computed in the forward pass.
+    """The autograd function of the terms of `kl_div`, or of their sum divided by a divisor. In all dtypes except
+    float16, the forward pass also computes the gradient of the sum.
 
     The context stores that gradient until the first backward pass. A second backward pass computes the gradient again.
-    A differentiated or batched backward pass computes the gradient by differentiable operations.
+    If torch differentiates or batches the backward pass, differentiable operations compute the gradient.
     """
 
     @staticmethod
@@ -49,8 +52,9 @@ class _KLDivTerms(torch.autograd.Function):
         ctx.log_target, ctx.divisor = log_target, divisor
         ctx.save_for_backward(log_q, target)
         ctx.save_for_forward(log_q, target)
-        # The gradient is computed here, in the forward pass, except in float16. There it could underflow, because the
-        # factor of loss scaling is known only in the backward pass.
+        # In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known only
+        # in the backward pass. Therefore float16 gradients are computed in the backward pass, and gradients of other
+        # dtypes in the forward pass.
         now = divisor is not None and log_q.dtype != torch.float16
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         result, *gradients = terms.compute(log_q, target, log_target, divisor, wanted)
@@ -93,12 +97,12 @@ class _KLDivTerms(torch.autograd.Function):
 
 
 def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a mask of the terms with p = 0, the probabilities p, and log p - log q.
+    """Return a mask that is True for terms with p = 0, the probabilities p, and log p - log q.
 
-    Where the mask is true, the log-ratio is 0, and p is 1 unless the target contains logarithms.
+    Where the mask is True, the third result is 0, and the second result is 1 unless `target` contains logarithms.
     """
-    # NaN and +inf in log_q are not log-probabilities. The condition on log_q leaves such terms to the formula, which
-    # makes them NaN or infinite.
+    # NaN and +inf in log_q are not log-probabilities. The mask is False there, so that the formula makes such terms NaN
+    # or infinite.
     massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)
     if log_target:
         p, log_p = target.exp(), target
@@ -109,13 +113,16 @@ def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Ten
 
 
 def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
-    # Where q = 0, any mass gives the term +inf, even a mass that underflowed to 0. The term's infinite derivative is
-    # dropped, because a zero weight, or the backward pass of a softmax, would turn this derivative into NaN.
+    # Where q = 0, the term is +inf for any mass p. A mass that underflowed to 0 is therefore replaced by the smallest
+    # normal number. The mass gets no derivative there. The infinite derivative of the term would become NaN when a
+    # weight of 0, or the backward pass of a softmax, multiplies it by 0.
     return torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
 def _derivatives(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of the terms with respect to `log_q` and `target`, by differentiable operations."""
+    """Return the derivatives of the terms with respect to `log_q` and to `target`, computed by differentiable
+    operations.
+    """
     dtype = torch.promote_types(log_q.dtype, torch.float32)
     massless, p, log_ratio = _parts(log_q.to(dtype), target.to(dtype), log_target)
     mass = _mass(p, log_ratio)

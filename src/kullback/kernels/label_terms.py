@@ -21,10 +21,10 @@ from kullback.kernels.row_operation import (
 
 
 class HardLabels(NamedTuple):
-    """The true classes of rows, and the factors that mix cross-entropies with divergences.
+    """The true classes of rows, and the two factors that mix divergence and cross-entropy.
 
-    The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits. The
-    cross-entropy is computed at temperature 1.
+    The mixed value of a row is `soft` times the divergence plus `hard` times the cross-entropy of Q's logits with the
+    true class. The cross-entropy is computed at temperature 1.
     """
 
     classes: Tensor  # the true class of each row, int64
@@ -32,35 +32,37 @@ class HardLabels(NamedTuple):
     hard: float
 
     def of_rows(self, rows: slice | Tensor) -> HardLabels:
-        """Return the labels of the rows that a slice or an index selects."""
+        """Return the labels of only the rows that `rows`, a slice or an index, selects."""
         return self._replace(classes=self.classes[rows])
 
     def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mixed values' derivatives with respect to P's and Q's logits, from the divergences'
-        derivatives.
+        """Return the derivatives of the mixed values with respect to P's logits and to Q's logits.
+
+        `derivatives` has the derivatives of the divergences with respect to the same logits, and `logits` are Q's
+        logits.
         """
         by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
         grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
 
     def mixed(self, values: Tensor, logits: Tensor) -> Tensor:
-        """Return the mixed values of rows from their divergences. If `soft` is 0, even an infinite divergence has no
-        effect.
+        """Return the mixed value of each row. `values` has the divergences of the rows, and `logits` are Q's logits. If
+        `soft` is 0, even an infinite divergence has no effect.
         """
         return self.mixed_with(values, cross_entropy(logits, self.classes))
 
     def mixed_with(self, values: Tensor, cross_entropies: Tensor) -> Tensor:
-        """Return the mixed values of rows from their divergences and cross-entropies."""
+        """Return the mixed value of each row. `values` has the divergences of the rows."""
         hard = self.hard * cross_entropies.to(values.dtype)
         return hard if self.soft == 0 else self.soft * values + hard
 
     def add(
         self, values: Tensor, logits: Tensor, weights: Weights, scale: float, gradient: Tensor | None
     ) -> Tensor:
-        """Return the mixed values of rows, and add the gradient of the cross-entropy to `gradient`.
+        """Return the mixed value of each row, and add the gradient of the cross-entropies to `gradient`.
 
-        Backends call this method if their kernels do not compute cross-entropies. The method reads the logits once
-        more.
+        `values` has the divergences of the rows, and `logits` are Q's logits. Backends call this method if their
+        kernels do not compute cross-entropies. The method reads the logits once more.
         """
         if gradient is None:
             return self.mixed(values, logits)
@@ -72,19 +74,21 @@ class HardLabels(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return -log softmax(logits) of each row's class, in float64. This cross-entropy equals KL(one-hot ||
-    softmax(logits)).
+    """Return -log softmax(logits) at the class of each row, shape (rows,), in float64. This cross-entropy equals
+    KL(one-hot || softmax(logits)).
 
-    The value is +inf if the class has logit -inf. The gradient is always the softmax minus the one-hot vector.
+    If the logit of the class is -inf, the cross-entropy is +inf. The gradient is always the softmax minus the one-hot
+    vector.
     """
     return transformable(_CrossEntropy(), logits, classes)
 
 
 def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return `cross_entropy` by operations on the whole tensor, without support for autograd."""
+    """Return the same values as `cross_entropy`, by operations on the full tensor, without support for autograd."""
     accurate, index = upcast(logits), classes.unsqueeze(-1)
     peak = accurate.amax(-1, keepdim=True)
-    # The peak is subtracted, because logits far from 0 would leave no digits for the logarithm of a sum.
+    # The peak, the largest logit of the row, is subtracted. For logits far from 0, the logarithm of a sum would lose
+    # its digits without this subtraction.
     accurate = accurate - torch.where(peak.isfinite(), peak, 0)
     others = accurate.scatter(-1, index, -torch.inf).logsumexp(-1)
     margin = others - accurate.gather(-1, index).squeeze(-1)
@@ -92,22 +96,23 @@ def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of the sum of `grad` times the cross-entropies, by differentiable operations on the logits.
+    """Return the gradient of the sum of `grad` times the cross-entropies with respect to the logits, by differentiable
+    operations.
 
-    A row whose `grad` is 0 gets 0, even if it contains inf or NaN.
+    The gradient of a row whose `grad` is 0 is 0, even if the row contains inf or NaN.
     """
     index = classes.unsqueeze(-1)
     spoilt, (rows,) = without_spoilt_rows((logits,), (True,))
     probs = torch.softmax(upcast(rows), -1)
-    # Each row of the gradient sums to zero. The entry of the true class is computed as minus the sum of the other
-    # entries, because softmax - 1 would cancel.
+    # Each row of the gradient sums to 0. Near softmax = 1, the formula softmax - 1 for the true class would cancel. The
+    # entry of the true class is therefore minus the sum of the other entries.
     others = probs.scatter(-1, index, torch.zeros_like(probs[..., :1]))
     by = others.scatter(-1, index, -others.sum(-1, keepdim=True))
     return weighted_rows(by, grad, spoilt)
 
 
 class _CrossEntropy(RowOperation):
-    """`cross_entropy` as a row operation; its gradient is in the dtype of the logits."""
+    """The row operation of `cross_entropy`. Its gradient has the dtype of the logits."""
 
     def compute(self, logits: Tensor, classes: Tensor) -> tuple[Tensor]:
         parts = [cross_entropy_of_block(logits[block], classes[block]) for block in row_blocks(logits)]

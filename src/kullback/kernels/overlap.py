@@ -1,4 +1,4 @@
-"""Detect tensors that overlap in memory, so that writing to one element may change another."""
+"""Functions that detect tensors that overlap in memory, so that writing to one element may change another."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def is_expanded(x: Tensor) -> bool:
-    """Return whether a dimension repeats the same memory, as after `torch.expand`."""
+    """Return whether the elements along a dimension of `x` share the same memory, as after `torch.expand`."""
     return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
 
 
 def may_overlap_itself(x: Tensor) -> bool:
-    """Return whether two elements of `x` may share memory. The result False is certain; the result True is not.
+    """Return whether two elements of `x` may share memory. The result False is certain; the result True is not certain.
 
     Example:
         >>> import torch
@@ -19,7 +19,7 @@ def may_overlap_itself(x: Tensor) -> bool:
         >>> may_overlap_itself(x.view(3, 4).T), may_overlap_itself(x.unfold(0, 4, 2))
         (False, True)
     """
-    last = 0  # the largest offset in the dimensions with smaller strides
+    last = 0  # the largest offset of an element along the dimensions so far
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:
             if stride <= last:
@@ -29,8 +29,8 @@ def may_overlap_itself(x: Tensor) -> bool:
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether an element of `a` and an element of `b` may share memory. The result False is certain, True is
-    not.
+    """Return whether an element of `a` and an element of `b` may share memory. The result False is certain; the result
+    True is not certain.
 
     Example:
         >>> import torch
@@ -43,8 +43,8 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
     (start_a, stop_a), (start_b, stop_b) = _bytes_of(a), _bytes_of(b)
     if stop_a <= start_b or stop_b <= start_a:
         return False
-    # Two column ranges of one matrix may span overlapping addresses without sharing an element, so the columns are
-    # compared.
+    # Two column ranges of one matrix may span overlapping addresses although they share no element. The ranges of the
+    # columns are therefore compared too.
     step_a, step_b = _row_step(a), _row_step(b)
     if step_a is None or step_a != step_b:
         return True
@@ -60,7 +60,9 @@ def _bytes_of(x: Tensor) -> tuple[int, int]:
 
 
 def _row_step(x: Tensor) -> int | None:
-    """Return the distance in bytes between the rows of `x`; None unless the rows are contiguous and equally spaced."""
+    """Return the distance in bytes between consecutive rows of `x`, or None unless the rows are contiguous and equally
+    spaced.
+    """
     if x.ndim < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1) or x.stride(-2) < x.shape[-1]:
         return None
     for i in range(x.ndim - 2):

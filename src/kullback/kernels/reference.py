@@ -33,13 +33,13 @@ NAME = "reference"
 SUMMARY = "plain torch: any device; computes in float64 (float32 on mps, which has no float64)"
 OPERATIONS = ("every divergence", "first and further derivatives")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "integers (counts)")
-# If the largest logits of P and Q differ by at most this number, their difference loses few digits (see
+# If the largest logits of P and of Q differ by at most this number, the difference of the two loses few digits (see
 # csrc/logits/rows.h).
 _FAR = 4.0
 
 
 def finite_pair(p: Representation, q: Representation, *, at: Tensor | None = None) -> FinitePair:
-    """Normalize two representations into probabilities and their log-ratio, in float64.
+    """Return the pair of probabilities of P and Q and their log-ratio, in float64, from two representations.
 
     Arguments:
         p: P.
@@ -52,10 +52,11 @@ def finite_pair(p: Representation, q: Representation, *, at: Tensor | None = Non
 def pair_from_weights(
     p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool, at: Tensor | None = None
 ) -> FinitePair:
-    """Normalize two tensors of weights, or log-weights, along their last dimension.
+    """Return the pair of probabilities and their log-ratio, from weights or log-weights, which are normalized along the
+    last dimension.
 
-    The log-ratio is computed from the weights, not from the normalized probabilities. Where two weights are nearly
-    equal, their difference has no rounding error, so the log-ratio is computed from this difference.
+    The log-ratio is computed from the weights, not from the normalized probabilities. The difference of two nearly
+    equal weights has no rounding error, so the log-ratio of such weights is computed from their difference.
     """
     side_p, side_q = _normalize(p, p_in_logs, at), _normalize(q, q_in_logs, at)
     if p_in_logs or q_in_logs:
@@ -69,34 +70,38 @@ def pair_from_weights(
 
 
 def pair_of_logs(log_p: Tensor, log_q: Tensor) -> FinitePair:
-    """Return the pair of masses with these logarithms. The masses need not sum to one."""
+    """Return the pair of masses p and q with these logarithms. The masses need not sum to 1."""
     both_empty = (log_p == -torch.inf) & (log_q == -torch.inf)
     log_ratio = torch.where(both_empty, 0, log_p) - torch.where(both_empty, 0, log_q)
     return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
 
 
 class Normalized(NamedTuple):
-    """The normalized P or Q of a pair. The logarithm of the sum of the weights is peak / temperature + log_sum."""
+    """One side of a pair, P or Q, after normalization. The logarithm of the sum of a row's weights is peak /
+    temperature + log_sum.
+    """
 
     mass: Tensor
-    log_weights: Tensor  # 0 for a class without mass; not divided by the temperature
+    log_weights: Tensor  # before division by the temperature; 0 for a class without mass
     peak: Tensor
     log_sum: Tensor
     empty: Tensor
     temperature: float = 1.0
 
     def scaled(self, log_weights: Tensor) -> Tensor:
-        """Divide log-weights by the temperature."""
+        """Return log-weights divided by the temperature."""
         return log_weights if self.temperature == 1 else log_weights / self.temperature
 
     def log_mass(self) -> Tensor:
-        """Return the logarithms of the masses, which are finite even where the masses underflow."""
+        """Return the logarithms of the masses. A logarithm is finite even if its mass underflows, and -inf for a class
+        without mass.
+        """
         log_mass = self.scaled(self.log_weights - self.peak) - self.log_sum
         return torch.where(self.empty, -torch.inf, log_mass)
 
 
 def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None) -> FinitePair:
-    """Return the pair of two normalized sides with the same temperature.
+    """Return the pair of two normalized sides, P and Q, which have the same temperature.
 
     Arguments:
         p: P.
@@ -104,10 +109,10 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
         log_ratio: log(p / q) where both have mass; computed from the log-weights if omitted.
     """
     if log_ratio is None:
-        # The logits of P and Q may be far from 0 but nearly equal, and so may their peaks. These large terms are
-        # therefore subtracted first, often without rounding. If the peaks differ by more than `_FAR`, this subtraction
-        # would lose digits of the smaller logits. The side whose peak is farther from 0 is then first shifted to the
-        # other side's peak.
+        # If the logits of P and Q are far from 0 but nearly equal, so are their peaks. The log-ratio therefore starts
+        # with differences of such large numbers, which often have no rounding error. If the peaks differ by more than
+        # `_FAR`, the difference of the logits would lose digits of the smaller logits. In that case, the side with the
+        # larger absolute peak is first shifted to the peak of the other side.
         apart = p.peak - q.peak
         apart = torch.where(apart.abs() > _FAR, apart, 0)
         p_is_far = p.peak.abs() > q.peak.abs()
@@ -143,21 +148,23 @@ class RowDivergence(RowOperation):
     q_in_logs: bool = True
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:
-        """Return the normalized pair of two tensors of rows, of any dtype."""
+        """Return the normalized pair of the rows of `p` and `q`, which may have any dtype."""
         p, q = self._scaled(p, self.p_in_logs), self._scaled(q, self.q_in_logs)
         return _balanced(self.kind, pair_from_weights(p, q, self.p_in_logs, self.q_in_logs))
 
     def of_rows(self, rows: slice) -> RowDivergence:
-        """Return the operation for some rows only, with the labels of these rows."""
+        """Return the operation for only the rows of a slice, with the labels of these rows."""
         return self if self.labels is None else replace(self, labels=self.labels.of_rows(rows))
 
     def values(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return the value of each row."""
+        """Return the value of each row, shape (rows,)."""
         values = self.kind.total(self.pair(p, q))
         return values if self.labels is None else self.labels.mixed(values, q)
 
     def derivatives(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of each row's value with respect to the weights, or log-weights, of P and of Q."""
+        """Return the derivatives of each row's value with respect to P and to Q: to the log-weights if the side is in
+        logarithms, else to the weights.
+        """
         pair = self.pair(p, q)
         by_p, by_q = self.kind.derivatives(pair)
         derivatives = (
@@ -167,16 +174,16 @@ class RowDivergence(RowOperation):
         return derivatives if self.labels is None else self.labels.mixed_derivatives(derivatives, q)
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
-        """Return the value of each row, computed in blocks."""
+        """Return a tuple with the value of each row, shape (rows,), computed in blocks of rows."""
         values = [self.of_rows(block).values(p[block], q[block]).to(self.dtype) for block in row_blocks(p)]
         return (torch.cat(values),)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients from `derivatives` instead of differentiating the terms.
+        """Return the wanted gradients, computed by `derivatives` and not by differentiation of the terms.
 
-        Where P and Q are nearly equal, `derivatives` is as accurate as the terms. At p = 0 or q = 0, the result of
-        `derivatives` is defined, whereas differentiating the terms would give 0 * inf. `derivatives` consists of
-        differentiable operations, so higher derivatives work.
+        Where P and Q are nearly equal, `derivatives` is as accurate as the terms. Where p = 0 or q = 0, `derivatives`
+        is defined, whereas differentiation of the terms would give 0 * inf. `derivatives` consists of differentiable
+        operations, so derivatives of higher order exist.
         """
         p, q = tensors = tensors[:2]
         spoilt = None
@@ -195,7 +202,7 @@ class RowDivergence(RowOperation):
         return [torch.cat(part) if want else None for part, want in zip(parts, wanted, strict=False)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each row's value."""
+        """Return the directional derivative of each row's value along `tangents`."""
         spoilt, rows = without_spoilt_rows(tensors[:2], (self.p_in_logs, self.q_in_logs))
         derivatives = self.derivatives(*rows)
         changes = [s * t for s, t in zip(derivatives, tangents, strict=False) if t is not None]
@@ -205,14 +212,17 @@ class RowDivergence(RowOperation):
         weights = upcast(weights)
         if not in_logs or self.temperature == 1:
             return weights
-        # Differences from the largest logit keep more digits than logits far from 0, so the differences are scaled.
+        # For logits far from 0, the differences from the largest logit have more correct digits than the logits after
+        # division by the temperature. Therefore the temperature divides the differences.
         return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
-        """Convert derivatives with respect to log-probabilities to derivatives with respect to unnormalized weights."""
+        """Return derivatives with respect to weights or log-weights, which need not be normalized. `by_log_mass` has
+        derivatives with respect to the logarithms of the normalized masses.
+        """
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
-        # Each row of this derivative sums to zero. The entry of the class with the most mass is computed as minus the
-        # sum of the other entries. The difference above would cancel if that class has nearly all the mass.
+        # Each row of this derivative sums to 0. The formula above cancels at a class that has nearly all the mass.
+        # Therefore the entry of the class with the most mass is minus the sum of the other entries.
         top = mass.argmax(-1, keepdim=True)
         others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
         by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
@@ -224,11 +234,11 @@ class RowDivergence(RowOperation):
 
 
 def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
-    """Return the pair with its log-ratios shifted by the sum of q - p, which only rounding makes nonzero.
+    """Return the pair for total variation with the sum of q - p added to its log-ratios, and any other pair unchanged.
+    Only rounding makes this sum nonzero.
 
-    Only total variation needs the shift, because rounding can change the sign of q - p in the classes with most mass.
-    If the sum is negligible compared to the sum of |q - p|, there is no shift. Classes with p = q then keep a
-    derivative of 0.
+    Rounding can change the sign of q - p in the classes with the most mass. The sum corrects such a sign. A sum that is
+    negligible compared to the sum of |q - p| is not added. Classes with p = q then keep a derivative of 0.
     """
     if not isinstance(kind, TotalVariation):
         return pair
@@ -239,14 +249,16 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
 
 
 def row_divergence(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the divergence of each row of two (n, classes) tensors, with support for torch.func and forward mode."""
+    """Return the divergence of each row of two tensors of shape (rows, classes). torch.func and forward mode can
+    differentiate the result.
+    """
     labels, rows = rows.labels, replace(rows, labels=None)  # torch.func may transform the labels too
     values = transformable(rows, p, q)
     return values if labels is None else labels.mixed(values, q)
 
 
 def devices() -> tuple[str, ...]:
-    """Return the kinds of device that torch finds."""
+    """Return the types of device that torch finds in this process."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
@@ -256,7 +268,7 @@ def missing() -> None:
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return True: the reference computes every divergence of any logits."""
+    """Return True, because the reference computes every divergence of any logits."""
     del kind, p, q
     return True
 
@@ -264,7 +276,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 def value_and_gradient(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
 ) -> Evaluation:
-    """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
+    """Return the value of each row of logits, and the wanted gradients of the weighted sum of the values."""
     values = torch.empty(p.shape[0], dtype=upcast(p[:0]).dtype, device=p.device)
     gradients = [
         (x if inplace else torch.empty_like(x)) if want else None
@@ -284,17 +296,17 @@ def value_and_gradient(
 def weighted_total(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, scale: float
 ) -> tuple[Tensor, Gradients]:
-    """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
+    """Return `scale` times the weighted sum of the rows' values, and the wanted gradients of this total."""
     scaled = q.new_full(q.shape[:1], scale, dtype=torch.float64) if weights is None else weights * scale
     values, *gradients = value_and_gradient(rows, p, q, scaled, wanted)
     return torch.where(scaled == 0, 0, scaled * values).sum().to(rows.dtype), gradients
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
-    """Bound the rounding error of `value`, a result of `row_divergence`, to first order.
+    """Return a bound of the rounding error of `value`, a result of `row_divergence`, to first order.
 
-    Each log-weight has a relative rounding error of a few units in the last place. The derivatives of the divergence
-    propagate this error to the sum. Storing the result in its dtype adds half a unit in the last place.
+    A log-weight has a relative rounding error of a few units in the last place. The derivatives of the divergence
+    propagate this error to the value. Storing the value in its dtype adds half a unit in the last place.
     """
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)
@@ -309,13 +321,17 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
 
 
 def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
-    """Return each row's derivatives times its weight; a row of weight 0 gives 0, even if it contains inf or NaN."""
+    """Return each row's derivatives times the row's weight. If the weight is 0, the result is 0, even if the
+    derivatives contain inf or NaN.
+    """
     weights = weights.unsqueeze(-1)
     return torch.where(weights == 0, 0, weights * derivatives)
 
 
 def origin_of(peak: Tensor) -> Tensor:
-    """Return the number to subtract from logits with this peak: the peak, or 0 where differences might overflow."""
+    """Return the number that is subtracted from the logits of rows with largest logit `peak`: the peak, or 0 if such
+    differences might overflow.
+    """
     return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)
 
 
@@ -328,8 +344,8 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
     peak = weights.amax(-1, keepdim=True).detach()
     if in_logs:
         peak = torch.where(peak.isfinite(), peak, 0)
-        # Differences between logits near the dtype's largest number might overflow, so the peak is subtracted from such
-        # logits.
+        # Differences between logits near the dtype's largest number might overflow. For such a row, the peak is
+        # subtracted from the logits here.
         shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
         unscaled = torch.exp(weights - peak)
         total = unscaled.sum(-1, keepdim=True)
@@ -337,7 +353,8 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
         empty = weights == -torch.inf
         mass = _at(unscaled, at) / total
         return Normalized(mass, torch.where(empty, 0, weights), peak, torch.log(total), empty)
-    # Sums of weights of this size might overflow, so the weights are scaled by a power of two, which is exact.
+    # The sum of such large weights might overflow. The weights are therefore multiplied by a power of two, which is
+    # exact.
     scale = torch.where(peak > largest * 1e-20, torch.full_like(peak, 2.0**-80), 1)
     scaled = weights * scale
     total = scaled.sum(-1, keepdim=True)
@@ -348,7 +365,7 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
 
 
 def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
-    """Return log(a / b), from a - b if |a - b| <= b / 2, else `difference_of_logs`."""
+    """Return log(a / b). If |a - b| <= b / 2, it is computed from a - b; otherwise it is `difference_of_logs`."""
     close = ((a - b).abs() <= b / 2) & (b > 0)
     return torch.where(
         close, torch.log1p(torch.where(close, (a - b) / torch.where(close, b, 1), 0)), difference_of_logs

@@ -1,8 +1,9 @@
 """Row operations: functions of rows of tensors with explicit gradients, applied row by row or as a weighted total.
 
-A row operation computes values from tensors, and the gradients of a weighted sum of these values. Examples are the
-divergences that a backend computes, the losses with a stored teacher, and the divergences of rows whose classes are
-spread over processes. The subclasses of `torch.autograd.Function` below connect row operations to torch's autograd.
+A row operation computes a value for each row of its tensors, and the gradients of a weighted sum of these values.
+Examples are the divergences that a backend computes, the losses with a stored teacher, and the divergences of rows
+whose classes are spread over processes. The subclasses of `torch.autograd.Function` below connect row operations to
+torch's autograd.
 """
 
 from __future__ import annotations
@@ -28,20 +29,28 @@ Wanted = Sequence[bool]
 Weights = Tensor | None
 """The weight of each row in a sum; None means 1."""
 Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
-"""The values of rows, and the gradients of their weighted sum with respect to P and Q, None for unwanted gradients."""
+"""The values of rows, and the gradients of their weighted sum with respect to P and to Q. A gradient that is not wanted
+is None.
+"""
 
 
 class RowOperation(ABC):
-    """A function from rows of tensors to values, with its gradients. Derivatives in forward mode are optional."""
+    """A function that computes a value for each row of tensors, with its gradients. Derivatives in forward mode are
+    optional.
+    """
 
     __slots__ = ()
 
     has_second: bool = False
-    """Whether the last result of `compute` is a second output for the caller, a tensor without a gradient."""
+    """Whether the last result of `compute` is a second output for the caller. This output is a tensor without a
+    gradient.
+    """
 
     @abstractmethod
     def compute(self, *tensors: Any, **_: Any) -> tuple[Any, ...]:
-        """Return a tuple: the values of the rows, then all other tensors that `gradients` needs."""
+        """Return a tuple: first the values of the rows, shape (rows,), and then all other tensors that `gradients`
+        needs.
+        """
 
     @abstractmethod
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
@@ -57,7 +66,7 @@ class RowOperation(ABC):
         """
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of the values along `tangents`. The default raises an error."""
+        """Return the directional derivative of the values along `tangents`. By default, this method raises an error."""
         raise invalid_value(
             "forward_ad.make_dual",
             "tangent",
@@ -68,39 +77,45 @@ class RowOperation(ABC):
 
 
 class TotalOperation(RowOperation):
-    """An operation whose values are summed with weights in one sweep, by `RowTotal`."""
+    """A row operation whose weighted sum of values is computed together with the sum's gradients in one sweep over the
+    rows.
+    """
 
     __slots__ = ()
 
     weights: Weights
-    """The weights of the rows, which differentiation treats as constants; None means 1. A row of weight 0 contributes
-    0.
-    """
+    """The weights of the rows in the sum, which have no gradient; None means 1. A row of weight 0 contributes 0."""
     scale: float
-    """The factor of the total."""
+    """The factor of the sum."""
 
     @abstractmethod
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
-        """Return `scale` times the weighted sum of the values, its wanted gradients, and the second output, if any."""
+        """Return a tuple: `scale` times the weighted sum of the values, the wanted gradients of this total and, if
+        `has_second`, the second output.
+        """
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return the final gradients from the gradients of `total`, multiplied by the incoming gradient."""
+        """Return the final gradients. `gradients` are the gradients of `total`, multiplied by the gradient of the loss
+        with respect to the total.
+        """
         return gradients
 
 
 def transformable(
     operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None = None
 ) -> Tensor:
-    """Return the values of an operation, by a custom function that torch.func, torch.compile and forward mode support.
+    """Return the values of `operation` for up to three tensors. torch.func, torch.compile and forward mode can
+    differentiate and transform the result.
 
-    A tensor that torch.func may transform must be an argument, because attributes of `operation` count as constants.
+    A tensor that torch.func may transform must be an argument of this function, because the attributes of `operation`
+    are treated as constants.
     """
     if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
-    # torch.compile does not support a custom function with forward-mode derivatives, so it gets a function without
-    # them.
+    # torch.compile does not support a custom function that defines forward-mode derivatives. While torch compiles, the
+    # function without such derivatives is used.
     function = _Transformable if torch.compiler.is_compiling() else _ForwardTransformable
     return function.apply(operation, first, second, third)[0]
 
@@ -108,8 +123,8 @@ def transformable(
 def _needs_plain_expression() -> bool:
     """Return whether torch.func differentiates the call in a way that a custom function does not support.
 
-    A custom function does not support nested forward derivatives. Inside a compiled graph, torch treats the tensors
-    that a custom function saved as constants, so that second derivatives would be wrong.
+    A custom function does not support nested derivatives in forward mode. Inside a compiled graph, torch treats the
+    tensors that a custom function saved as constants, so that its second derivatives would be wrong.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
@@ -117,7 +132,7 @@ def _needs_plain_expression() -> bool:
 def _is_backward_of_forward() -> bool:
     """Return whether torch.func takes a reverse-mode derivative of a forward-mode derivative.
 
-    In that case, torch cannot batch the backward pass of a custom function that has non-differentiable outputs.
+    If so, torch cannot batch the backward pass of a custom function that has non-differentiable outputs.
     """
     if torch.compiler.is_compiling() or not open_transforms("Jvp"):
         return False
@@ -126,23 +141,25 @@ def _is_backward_of_forward() -> bool:
 
 
 def is_differentiated_in_graph() -> bool:
-    """Return whether the call is inside a compiled graph that takes derivatives by torch.func."""
+    """Return whether torch.func takes derivatives inside a compiled graph that contains the call."""
     return torch.compiler.is_compiling() and open_transforms("Grad", "Jvp") > 0
 
 
 def open_transforms(*names: str) -> int:
-    """Return how many of the enclosing transforms of torch.func have one of these names."""
+    """Return how many of the transforms of torch.func around the call have one of these names."""
     if _functorch.peek_interpreter_stack() is None:
         return 0
     return sum(level.key().name in names for level in _functorch.get_interpreter_stack())
 
 
-# torch.compile evaluates a function with this mark once, during tracing (see kullback.losses.reduction).
+# Because of this attribute, torch.compile evaluates the function once, during tracing (see kullback.losses.reduction).
 open_transforms._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensors: Tensor | None) -> Tensor:
-    """Return `value` plus the integral of `changes` over a step that is 0 but has the derivatives of `tensors`.
+    """Return `value` as a tensor with the derivatives with respect to `tensors` that `changes` defines. The result is
+    `value` plus the integral of `changes` along a step. The step is 0, but its derivative is the derivative of
+    `tensors`.
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
     infinite, the result has only a first derivative. The second derivative may be NaN there, and 0 * NaN would make the
@@ -164,20 +181,25 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
 
 
 def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
-    """Return zeros that have the derivative of `x`; None if `x` is None or an integer tensor."""
+    """Return a tensor of zeros whose derivative is the derivative of `x`. Return None if `x` is None or contains
+    integers. `fixed` is `x` without its derivative.
+    """
     if fixed is None or x is None or not x.is_floating_point():
         return None
-    # Where x is -inf, x - fixed is NaN. There, the custom function `_ZeroOf` gives the value 0 and the derivative 1.
-    # Forward mode cannot use `_ZeroOf`, because torch.compile supports no custom function with forward derivatives.
+    # Where x is -inf, x - fixed is NaN. In reverse mode, the custom function `_ZeroOf` has the value 0 and the
+    # derivative 1 there. In forward mode, the constant 0 replaces `_ZeroOf`, because torch.compile supports no custom
+    # function with forward derivatives.
     is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
-    # torch.compile ignores the derivative of a custom function whose argument is an input of the graph. A copy of the
-    # input avoids this problem.
+    # torch.compile ignores the derivative of a custom function whose argument is an input of the graph. The function
+    # therefore gets a copy of the input.
     at_infinity = _ZeroOf.apply(x.clone()) if is_backward else 0
     return torch.where(fixed.isfinite(), x - fixed, at_infinity)
 
 
 class _ZeroOf(torch.autograd.Function):
-    """Zeros whose derivative with respect to the argument is 1, even where the argument is infinite."""
+    """The autograd function that returns zeros. Its derivative with respect to the argument is 1, even where the
+    argument is infinite.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -189,10 +211,10 @@ class _ZeroOf(torch.autograd.Function):
 
 
 def differentiable_backward() -> Any:
-    """Return the context for backward passes whose gradients may be differentiated again.
+    """Return the context manager for backward passes whose gradients may be differentiated again.
 
-    torch.compile traces each backward pass with gradients disabled, even for ``create_graph=True``. This context
-    enables gradients.
+    torch.compile traces every backward pass without recording gradients, even for ``create_graph=True``. While torch
+    compiles, this context enables the recording.
     """
     return torch.enable_grad() if torch.compiler.is_compiling() else nullcontext()
 
@@ -204,8 +226,7 @@ class _Transformable(torch.autograd.Function):
     def forward(
         operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None
     ) -> tuple[Tensor, ...]:
-        # torch.compile needs one named parameter for each argument. torch.compile would mistake `*tensors` for a
-        # context.
+        # torch.compile needs one named parameter for each argument, because it would take `*tensors` for the context.
         return operation.compute(*((first, second) if third is None else (first, second, third)))
 
     @staticmethod
@@ -227,7 +248,7 @@ class _Transformable(torch.autograd.Function):
 
 
 class _ForwardTransformable(_Transformable):
-    """`_Transformable` with forward-mode derivatives."""
+    """The function `_Transformable` with derivatives in forward mode."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -236,10 +257,11 @@ class _ForwardTransformable(_Transformable):
 
 
 class RowValueFunction(torch.autograd.Function):
-    """The values of a row operation, for tensors that neither torch.func nor torch.compile transforms.
+    """The autograd function of the values of a row operation. Neither torch.func nor torch.compile may transform its
+    tensors.
 
-    `forward` sets up the context itself, because a separate `setup_context` costs a fifth of the time of a small call.
-    torch.func needs `setup_context`, so it uses `transformable` instead of this class.
+    `forward` sets up the context itself, because a separate `setup_context` takes a fifth of the time of a small call.
+    torch.func needs `setup_context`. For torch.func, `transformable` is used instead of this class.
     """
 
     @staticmethod
@@ -247,8 +269,8 @@ class RowValueFunction(torch.autograd.Function):
         values, *kept = operation.compute(*tensors)
         second = kept.pop() if operation.has_second else None
         ctx.operation, ctx.dtype = operation, values.dtype
-        # `detach` makes an alias. The result refers to this context, so storing the result itself would make a
-        # reference cycle.
+        # The values refer to this context. If the context stored the values, there would be a reference cycle, so it
+        # stores an alias, which `detach` makes.
         ctx.kept = (values.detach(), *kept) if kept else ()
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -266,18 +288,18 @@ class RowValueFunction(torch.autograd.Function):
 
 
 class RowTotal(torch.autograd.Function):
-    """The weighted total. If `is_early`, the forward pass computes the total and the gradient in one sweep over the
-    rows.
+    """The autograd function of the weighted total. If `is_early`, the forward pass computes the total and its gradients
+    in one sweep over the rows; otherwise, the backward pass computes the gradients.
 
-    The context stores the gradient until the first backward pass. A second backward pass, and a differentiated or
-    batched backward pass, compute the gradient again from the saved tensors.
+    The context stores early gradients until the first backward pass. A second, a differentiated or a batched backward
+    pass computes the gradients again from the saved tensors.
     """
 
     @staticmethod
     def forward(ctx: Any, operation: TotalOperation, is_early: bool, *tensors: Tensor | None) -> Any:
         ctx.operation = operation
-        # Autograd cannot save tensors of torch.inference_mode, so None is saved for them. The gradient that is computed
-        # below in the forward pass does not need the saved tensors.
+        # Autograd cannot save tensors of torch.inference_mode, so None is saved in their place. Gradients that the
+        # forward pass computes do not need the saved tensors.
         saved: list[Tensor | None] = list(tensors)
         for place, x in enumerate(tensors):
             if x is not None and x.is_inference():
@@ -323,20 +345,24 @@ def _with_second(ctx: Any, result: Tensor, second: Tensor) -> tuple[Tensor, Tens
 
 
 def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tensor:
-    """Return `weights` times `factor`, shape (rows,), in float64 (float32 on devices without float64)."""
-    # `rows` is one side only. The other side may have a more accurate dtype, so the dtype of `rows` is not used.
+    """Return the weights times `factor`, shape (rows,), in float64 (float32 on devices without float64). Weights of
+    None count as 1.
+    """
+    # `rows` has the logits of P or of Q. The logits of the other distribution may have a more accurate dtype, so the
+    # dtype of `rows` is not used.
     dtype = accurate_dtype(rows.device)
     weights = rows.new_ones(rows.shape[0], dtype=dtype) if weights is None else weights.to(dtype)
     return weights * factor
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return a mask of the spoilt rows, shape (rows,), and copies of the sides with ones in the spoilt rows.
+    """Return a mask that is True for spoilt rows, shape (rows,), and copies of the tensors with ones in the spoilt
+    rows.
 
     A row is spoilt if it contains NaN or +inf, or has no mass, in P or in Q.
 
-    The derivatives of a spoilt row are NaN. If the weight of a spoilt row is 0, its derivatives are multiplied by 0,
-    and a second derivative would multiply NaN by 0. Ones avoid this product.
+    The derivatives of a spoilt row are NaN. If the row's weight is 0, the first derivative is set to 0, but a second
+    derivative would multiply NaN by 0. Ones in the row avoid this product.
     """
     spoilt = torch.zeros(rows[0].shape[:-1], dtype=torch.bool, device=rows[0].device)
     for x, is_logs in zip(rows, in_logs, strict=True):
@@ -346,8 +372,8 @@ def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tupl
 
 
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
-    """Return the derivatives times their rows' weights, differentiably; a spoilt row gives NaN, or 0 if its weight is
-    0.
+    """Return the derivatives of each row times the row's weight, by differentiable operations. The result is NaN in a
+    spoilt row, and 0 in a spoilt row of weight 0.
     """
     derivatives = torch.where((weights == 0).unsqueeze(-1) & ~derivatives.isfinite(), 0, derivatives)
     replaced = torch.where(weights == 0, 0.0, torch.nan).to(derivatives.dtype)
@@ -355,17 +381,19 @@ def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tenso
 
 
 def overwritten(x: Tensor) -> Tensor:
-    """Return a detached alias of `x`, whose memory a kernel has overwritten with a gradient.
+    """Return a detached alias of `x`, after a kernel has overwritten the memory of `x` with a gradient.
 
-    The function increases the version counter of `x`. An operation that saved `x` for its backward pass then raises an
-    error.
+    The function increases the version counter of `x`. If an operation saved `x` for its backward pass, this backward
+    pass then raises an error.
     """
     torch.autograd.graph.increment_version(x)
     return x.detach()
 
 
 def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
-    """Multiply gradients in place by `factor`, a number; a factor of 0 gives 0, even where a gradient is infinite."""
+    """Return gradients multiplied in place by `factor`, a number. A factor of 0 gives 0, even where a gradient is
+    infinite.
+    """
     number = factor.item() if factor.is_cpu else math.nan
     if number == 1:
         return list(gradients)

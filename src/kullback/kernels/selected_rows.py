@@ -1,4 +1,6 @@
-"""Read rows of logits at selected classes, for teachers whose probabilities are known for some classes only."""
+"""Row operations that read the logits of selected classes, for teachers whose probabilities are known for some classes
+only.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, tran
 
 
 def serves(logits: Tensor) -> bool:
-    """Return whether the C++ kernels support the logits; the kernels compute in float32, or in float64 for float64
-    logits.
+    """Return whether the C++ kernels support the logits. The kernels compute in float64 for float64 logits, and in
+    float32 for other logits.
     """
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
@@ -42,20 +44,22 @@ class SelectedClasses(RowOperation):
 
     indices: Any  # a Tensor; None in the operation that `of` passes to `transformable`
     temperature: float
-    leaves_out: bool  # whether the logsumexp excludes the selected classes
+    leaves_out: bool  # whether the logsumexp covers only the other classes
     labels: Tensor | None = None
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return the columns for each row of logits, differentiable with respect to the logits."""
+        """Return the columns that the class's docstring lists, shape (rows, columns), differentiable with respect to
+        the logits.
+        """
         settings = replace(self, indices=None, labels=None)  # torch.func may transform both tensors
         return transformable(settings, logits, self.indices, self.labels)
 
     def compute(self, logits: Tensor, indices: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `read` for these indices and labels."""
+        """Return the results of `read` for the classes `indices` and `labels`."""
         return replace(self, indices=indices, labels=labels).read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradient with respect to the logits, and None for the indices."""
+        """Return the gradient with respect to the logits, and None for the indices, which have no gradient."""
         (logits, indices, labels), (result, sums) = tensors, kept
         classes = replace(self, indices=indices, labels=labels)
         if not is_plain:
@@ -65,7 +69,7 @@ class SelectedClasses(RowOperation):
         return gradient, None
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivatives of the columns along the tangent of the logits."""
+        """Return the directional derivative of each column along the tangent of the logits."""
         (logits, indices, labels), tangent = tensors, tangents[0]
         spoilt, (logits,) = without_spoilt_rows((logits,), (True,))
         padding, indices = indices < 0, indices.clamp(min=0)
@@ -89,13 +93,15 @@ class SelectedClasses(RowOperation):
         return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns, and the sums that the C++ gradient needs; without C++, the sums are empty."""
+        """Return two results: the columns that the class's docstring lists, and the sums that the C++ gradient needs.
+        Without C++, the sums are empty.
+        """
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
         if serves(logits) and can_inspect_all(tensors):
             selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
             sums = torch.empty(len(selected), 5, dtype=torch.float64, device="cpu")  # see csrc/logits/task.h
             torch.ops.kullback.selected_statistics.default(logits, *self._arguments(), selected, sums)
-            if self.temperature != 1:  # dividing logits far from 0 loses digits: subtract the origin first
+            if self.temperature != 1:  # subtract the origin before the division, to lose fewer digits
                 selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
                 selected = torch.where(self.indices < 0, -torch.inf, selected)
             peak, log_sum = sums[:, :1], sums[:, 1:2]
@@ -107,7 +113,9 @@ class SelectedClasses(RowOperation):
         return torch.cat(parts), upcast(logits.new_empty(0))
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` to `out`, which may be the tensor of logits."""
+        """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
+        `logits`.
+        """
         if sums.numel():
             k = self.indices.shape[-1]
             by_label = None if self.labels is None else grad[:, k + 1].contiguous()
@@ -118,7 +126,7 @@ class SelectedClasses(RowOperation):
             out[block] = self._of_rows(block).gradient_of_block(logits[block], result[block], grad[block])
 
     def gradient_of_block(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient with respect to the logits in float64, by differentiable operations."""
+        """Return the gradient with respect to the logits in float64, computed by differentiable operations."""
         k = self.indices.shape[-1]
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         by_selected, by_sum, log_sum = (
@@ -126,13 +134,13 @@ class SelectedClasses(RowOperation):
             grad[..., k : k + 1],
             result[..., k : k + 1],
         )
-        # A selected logit may exceed the logsumexp of the other classes, so the difference is clamped below. No other
-        # logit exceeds the logsumexp.
+        # The exponents below are at most 0, except for a selected logit that exceeds the logsumexp of the other
+        # classes. Therefore the exponents are clamped.
         shifted = self._relative(logits) - torch.where(log_sum == -torch.inf, 0, log_sum)
-        # A row whose gradient is 0 gets 0, even if its logits contain inf or NaN.
+        # If the gradient with respect to the logsumexp of a row is 0, the exponents of inf or NaN are set to 0.
         shifted = torch.where((by_sum == 0) & ~(shifted < torch.inf), 0, shifted)
         whole = by_sum * torch.exp(shifted.clamp(max=0))
-        if self.leaves_out:  # selected classes get exactly 0 before their gradient is added
+        if self.leaves_out:  # exactly 0 at the selected classes, before their gradient is added
             whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
         whole = whole.scatter_add(-1, indices, by_selected) / self.temperature
         if self.labels is None:
@@ -140,13 +148,15 @@ class SelectedClasses(RowOperation):
         return whole + cross_entropy_gradient(logits, self.labels, grad[..., k + 1])
 
     def read_block(self, logits: Tensor) -> Tensor:
-        """Return the columns by operations on the whole tensor, without support for autograd."""
+        """Return the columns that the class's docstring lists, by operations on the full tensor, without support for
+        autograd.
+        """
         accurate = self._relative(logits)
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
         if self.leaves_out:
-            # Padding is written to class 0, which may also be selected. A minimum makes the result independent of the
-            # order of such repeated indices.
+            # Padding is written to class 0, which a row may also select. The minimum makes the result independent of
+            # the order of such writes.
             written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
             accurate = accurate.scatter_reduce(-1, indices, written, "amin")
         columns = [selected, accurate.logsumexp(-1, keepdim=True)]
@@ -155,7 +165,9 @@ class SelectedClasses(RowOperation):
         return torch.cat(columns, -1)
 
     def _arguments(self) -> tuple[Any, ...]:
-        """Return the arguments that the C++ operators for the statistics and for the gradient have in common."""
+        """Return the arguments that both C++ operators take: the operator of the statistics and the operator of the
+        gradient.
+        """
         labels = None if self.labels is None else self.labels.contiguous()
         return self.indices.contiguous(), labels, self.temperature, self.leaves_out
 

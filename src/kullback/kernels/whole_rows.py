@@ -1,4 +1,6 @@
-"""Divergences of rows of logits over all classes, computed by the first backend that supports them."""
+"""Divergences of rows of logits over all classes. The first backend that supports a divergence and its logits computes
+it.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,11 @@ class FastRows(TotalOperation):
     inplace: bool = False
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
-        """Return the value of each row."""
+        """Return a tuple with the value of each row, shape (rows,)."""
         return (_values_by(self.backend, self.rows, p, q),)
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        """Return `scale` times the weighted sum of the values, and its wanted gradients."""
+        """Return `scale` times the weighted sum of the values, and the wanted gradients of this total."""
         return self.backend.weighted_total(self.rows, *tensors, self.weights, wanted, self.scale)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
@@ -69,7 +71,7 @@ class FastRows(TotalOperation):
         return by_p, overwritten(q) if inplace else by_q
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each row's value."""
+        """Return the directional derivative of each row's value along `tangents`."""
         return self.rows.changes(tensors, tangents)
 
 
@@ -99,10 +101,10 @@ def row_divergence(
 
 
 def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
-    """Return the divergence of each row of two broadcastable tensors of logits; if `exact`, the reference computes
-    it.
+    """Return the divergence of each row of two tensors of logits, whose shapes broadcast. If `exact`, the reference
+    computes the divergences.
     """
-    # For a small batch, each operation takes a noticeable part of the time, so operations that change nothing are
+    # In a small batch, each operation takes a noticeable part of the time. Therefore operations that change nothing are
     # skipped.
     shape = p.shape
     if shape != q.shape:
@@ -112,7 +114,7 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
     if not is_matrix:
         p, q = (x.reshape(shape[:-1].numel(), shape[-1]) for x in (p, q))
     tensors = (p, q) if rows.labels is None else (p, q, rows.labels.classes)
-    # A derivative may be needed by a later backward pass or by forward-mode differentiation.
+    # A later backward pass or forward-mode differentiation may need derivatives.
     is_recorded = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
     is_recorded = is_recorded or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     backend = reference if exact or not can_inspect_all(tensors) else backend_for(rows.kind, p, q)
@@ -173,8 +175,9 @@ def weighted_total(
         tensors.append(weights)
     if rows.labels is not None:
         tensors.append(rows.labels.classes)
-    # A gradient computed in the forward pass is rounded before loss scaling multiplies it. In float16 such a gradient
-    # might underflow, so the backward pass computes it.
+    # In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known only in
+    # the backward pass. Therefore float16 gradients are computed in the backward pass, and gradients of other dtypes in
+    # the forward pass.
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
     if is_constant and can_inspect_all(tensors):
         operation = FastRows(rows, backend_for(rows.kind, p, q), weights, scale, inplace)
@@ -197,8 +200,8 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile. The forward pass computes the first derivatives too; higher derivatives raise an
-    error.
+    """The autograd function of the total for torch.compile. The forward pass also computes the first derivatives;
+    derivatives of higher order raise an error.
     """
 
     @staticmethod

@@ -1,8 +1,8 @@
 """The descriptions of the arguments that the distillation losses share, written once for all docstrings.
 
-A docstring may have the line ``{arguments: kind, mask}`` in its section ``Arguments:``. `described` replaces this line
-by the descriptions of these arguments when the module is imported. `docs/house_style.py` inserts the descriptions into
-the pages of the reference.
+A docstring may have the line ``{arguments: kind, mask}`` in its section ``Arguments:``. When the module is imported,
+`described` replaces this line by the descriptions of the named arguments. `docs/house_style.py` inserts the same
+descriptions into the pages of the reference.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ DESCRIPTIONS = {
 
 
 def written_out(docstring: str) -> str:
-    """Return the docstring after replacing each line that names arguments by the descriptions of these arguments."""
+    """Return the docstring with each line ``{arguments: ...}`` replaced by the descriptions of the arguments that the
+    line names.
+    """
 
     def descriptions(line: re.Match[str]) -> str:
         indent, names = line[1], line[2].split(", ")
@@ -81,7 +83,7 @@ def written_out(docstring: str) -> str:
 
 
 def described(thing: _Described) -> _Described:
-    """Write the shared descriptions into the docstring of a function or class."""
+    """Return `thing`, a function or class, with the shared descriptions of arguments written into its docstring."""
     documented: Any = thing
     if documented.__doc__ is not None:  # python -OO removes docstrings
         documented.__doc__ = written_out(documented.__doc__)

@@ -71,7 +71,7 @@ class LinearSchedule:
         object.__setattr__(self, "steps", _LINEAR.check(**vars(self))["steps"])
 
     def __call__(self, step: int) -> float:
-        """Return the value after `step` steps."""
+        """Return the value of the schedule after `step` completed optimizer steps."""
         share = min(_taken("LinearSchedule.__call__", step) / self.steps, 1.0)
         return self.stop if share == 1 else self.start + (self.stop - self.start) * share
 
@@ -116,7 +116,7 @@ class CyclicalSchedule:
         object.__setattr__(self, "cycles", checked["cycles"])
 
     def __call__(self, step: int) -> float:
-        """Return the value after `step` steps."""
+        """Return the value of the schedule after `step` completed optimizer steps."""
         cycle, within = divmod(_taken("CyclicalSchedule.__call__", step), self.period)
         share = min(within / self.period / self.ramp, 1.0)
         if share == 1 or (self.cycles is not None and cycle >= self.cycles):
@@ -125,7 +125,9 @@ class CyclicalSchedule:
 
 
 def scheduled(name: str, setting: float | Schedule, step: int) -> float:
-    """Return the value of `setting`, a number or a schedule, after `step` steps; raise if the value is invalid."""
+    """Return the value of `setting` after `step` optimizer steps. `setting` is a number or a schedule; raise if the
+    value is invalid.
+    """
     value = setting(step) if callable(setting) else setting
     if not 0 <= number_from(value) < math.inf:
         got = safe_repr(value) + (f" after {step} steps" if callable(setting) else "")
@@ -135,13 +137,14 @@ def scheduled(name: str, setting: float | Schedule, step: int) -> float:
 
 
 def _taken(call: str, step: float | Tensor) -> float:
-    """Return `step` as a number; raise if it is negative."""
+    """Return `step`, a number of completed steps, as a Python number; raise if the number is negative."""
     return _CALLS.check(call, step=step.item() if isinstance(step, Tensor) else step)["step"]
 
 
 @runtime_checkable
 class KLController(Protocol):
-    """The interface of the controllers of a KL penalty: `coefficient`, `update` and a state to save.
+    """The interface of a controller of a KL penalty: the attribute `coefficient`, the method `update`, and methods that
+    save and restore the state.
 
     Example:
         >>> from kullback.policy import FixedKLController, KLController
@@ -155,15 +158,15 @@ class KLController(Protocol):
     """The factor of the divergence in the penalty."""
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Update the controller with a measured divergence, and return the new coefficient."""
+        """Update the controller with the measured divergence `kl` of `steps` steps, and return the new coefficient."""
         ...
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state to save."""
+        """Return the state of the controller, a dict that `load_state_dict` accepts."""
         ...
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restore a saved state."""
+        """Restore the state that `state_dict` returned."""
         ...
 
 
@@ -203,16 +206,16 @@ class FixedKLController:
         return f"{type(self).__name__}(coefficient={self.coefficient:.6g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Return the coefficient, which does not change."""
+        """Return the coefficient, which never changes."""
         _measured(f"{type(self).__name__}.update", kl)
         return self.coefficient
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state to save."""
+        """Return the state of the controller, a dict that `load_state_dict` accepts."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restore a saved state."""
+        """Restore the state that `state_dict` returned."""
         wanted = sorted(self.state_dict())
         numbers = (
             {name: number_from(value) for name, value in state.items()} if isinstance(state, dict) else {}
@@ -296,8 +299,8 @@ class AdaptiveKLController(FixedKLController):
         return self.coefficient
 
     def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
-        """Return the coefficient that follows `coefficient` after one step with the divergence `kl`. If `kl` is NaN,
-        the result is `coefficient`. The controller does not change.
+        """Return the coefficient that follows `coefficient` after one step with the divergence `kl`; if `kl` is NaN,
+        return `coefficient`. The controller itself does not change.
 
         Unlike `update`, this method reads no number from the tensors, so it does not synchronize with an accelerator.
         """
@@ -347,13 +350,15 @@ class PIDKLController(FixedKLController):
         coefficient, self.target, self.proportional, self.integral, self.derivative = checked
         super().__init__(coefficient)
         self.sum_of_errors = self.coefficient / self.integral
-        self.previous = math.inf  # the first divergence does not count as growth
+        self.previous = math.inf  # so that the growth at the first divergence is 0
 
     def __repr__(self) -> str:
         return f"PIDKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Set the coefficient from a measured, finite divergence, and return the new coefficient."""
+        """Compute the new coefficient from the measured divergence `kl`, which must be finite, and return the
+        coefficient.
+        """
         measured = _measured("PIDKLController.update", kl, finite=True)
         error = measured - self.target
         growth = max(measured - self.previous, 0.0)
@@ -373,8 +378,8 @@ class PIDKLController(FixedKLController):
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
-    """Return the measured divergence `kl` as a number; raise unless it is a number that is not NaN and, with `finite`,
-    finite.
+    """Return the measured divergence `kl` as a Python number. Raise if `kl` is not a number, is NaN or, if `finite` is
+    set, is infinite.
     """
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
     value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)

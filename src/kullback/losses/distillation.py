@@ -357,7 +357,8 @@ def linear_distillation_loss(
         rows = stored.checked_rows(positions, n_classes)
         tensors.append(rows.log_probs.reshape(positions.shape.numel(), rows.log_probs.shape[-1]))
         inspected += [rows.log_probs, rows.indices]
-        # Autograd differentiates the log-probabilities in `tensors`, so the rows have detached log-probabilities.
+        # Autograd differentiates the log-probabilities in `tensors`, so the log-probabilities in `teacher_of_rows` are
+        # detached.
         accurate = accurate_dtype(positions.device)
         teacher_of_rows = replace(rows, log_probs=rows.log_probs.detach(), dtype=accurate)
     is_chunked = can_inspect_all(inspected) and not _has_tangents(inspected)
@@ -380,10 +381,11 @@ def linear_distillation_loss(
 
 
 def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the loss, and the student's entropies if the operation computes them.
+    """Return the loss, computed from the logits of one chunk of positions after the other. The student's entropies
+    follow if `operation` computes them.
 
-    A weighted total (`RowTotal`) needs constant weights. If a weight requires a gradient, the values of all positions
-    are computed and reduced instead.
+    `RowTotal` computes a total of values with constant weights. If a weight requires a gradient, `RowValueFunction`
+    computes the values of all positions, and autograd differentiates the reduction.
     """
     shares, scale = None, 1.0
     is_total = positions.settings.reduction != "none"
@@ -393,8 +395,9 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
     if is_total:
         is_early = torch.is_grad_enabled()
         for x in tensors:
-            # In float16, small gradients underflow without the loss scale. Only the backward pass knows this scale, so
-            # float16 gradients are not computed early.
+            # In float16, small gradients underflow unless the loss scale multiplies them. The loss scale is known only
+            # in the backward pass. Therefore float16 gradients are computed in the backward pass, and gradients of
+            # other dtypes in the forward pass.
             is_early = is_early and (x is None or x.dtype != torch.float16)
         shares = None if shares is None else shares.reshape(-1)
         result = RowTotal.apply(replace(operation, weights=shares, scale=scale), is_early, *tensors)
@@ -406,7 +409,7 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
 
 
 def _whole_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the results of `_chunked_loss`, computed from all logits at once."""
+    """Return the same results as `_chunked_loss`, computed from the logits of all positions at once."""
     excluded = None if positions.weights is None else (positions.weights == 0).reshape(-1)
     loss = positions.reduce(operation.reference_rows(tensors, excluded).reshape(positions.shape))
     if not operation.has_second:
@@ -422,7 +425,7 @@ def _agreed_sides(
     stored: PartialTeacher | None,
     of_heads: HeadSettings,
 ) -> Sides:
-    """Return the shards of both heads' classes; raise on every rank if the ranks' arguments disagree."""
+    """Return the shards of the classes of both heads. If the arguments of the ranks disagree, raise on every rank."""
     learn = [*student, *(teacher if stored is None else [stored.kept_log_probs])]
     same = of_heads._asdict()
     same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
@@ -432,7 +435,7 @@ def _agreed_sides(
 
 
 def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is_chunked: bool) -> HeadRows:
-    """Return `operation` with the shards of the group's ranks."""
+    """Return `operation` for heads whose classes are sharded over the ranks of the group."""
     if not is_chunked:
         raise invalid_type(
             HEAD_CALL,
@@ -449,7 +452,9 @@ def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is
 
 
 def _counted(weights: Tensor) -> Tensor | None:
-    """Return the indices of the positions with a nonzero weight, shape (counted,); None if all positions count."""
+    """Return the indices of the positions with a nonzero weight, shape (counted,). If all weights are nonzero, return
+    None.
+    """
     indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
     return None if indices.numel() == weights.numel() else indices
 
@@ -458,17 +463,21 @@ _INPLACE = Arguments("distillation_loss", "DistillationLoss", inplace_backward=F
 
 
 def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
-    """Raise an error if `inplace` is set although the gradient must not overwrite the student's logits."""
+    """Raise if `inplace` is set although the backward pass must not overwrite the student's logits with their
+    gradient.
+    """
     if inplace is not True:
         _INPLACE.check(inplace_backward=inplace)
     base = student._base  # noqa: SLF001
     is_partial = isinstance(teacher, PartialTeacher)
-    # Tensors of other types, such as torch's fake tensors, may have no addresses, so their overlap is not checked.
+    # The overlap is checked only between plain tensors, because tensors of other classes, such as torch's fake tensors,
+    # may have no memory address.
     has_memory = all(
         type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
     )
     shares = has_memory and not is_partial and may_overlap(student, teacher)
-    # The backward pass never overwrites an expanded tensor, so an expanded tensor is allowed.
+    # The backward pass never overwrites an expanded tensor, so an expanded tensor is accepted although its rows
+    # overlap.
     overlaps = has_memory and may_overlap_itself(student) and not is_expanded(student)
     is_leaf, is_view = student.requires_grad and student.is_leaf, base is not None and base.is_leaf
     reason = "because its values are overwritten"
@@ -488,8 +497,8 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
 
 
 def _has_tangents(tensors: list[Tensor | None]) -> bool:
-    """Return whether forward mode differentiates any of the tensors. The pass over chunks does not support forward
-    mode.
+    """Return whether forward-mode differentiation is on for one of the tensors. If so, the loss cannot be computed in
+    chunks.
     """
     is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return is_forward and any(
@@ -498,5 +507,5 @@ def _has_tangents(tensors: list[Tensor | None]) -> bool:
 
 
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
-    """Return a dict from the names of the arguments to the tensors."""
+    """Return a dict from the names of the arguments of `linear_distillation_loss` to the tensors of both heads."""
     return dict(zip([*STUDENT_NAMES, *TEACHER_NAMES], [*student, *teacher], strict=True))

@@ -25,42 +25,46 @@ from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
-# These constants are the smallest numbers of rows (positions) in a chunk. Small chunks are slow, because each chunk
-# reads the head, and reads and writes the head's gradient. Several threads need more rows, because they synchronize
-# some hundred times in each chunk's products. Half precision doubles the numbers, because products in half precision
-# are faster. `benchmarks/bench_head.py --constants` compares values of the constants. The processor time of one thread
-# is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB. The time is larger for 1,024 rows.
+# These constants are the smallest numbers of rows (positions) in a chunk, for one thread and for several threads. Small
+# chunks are slow, because each chunk reads the head, and reads and writes the head's gradient. Several threads need
+# more rows, because they synchronize some hundred times in the matrix products of a chunk. In half precision, where
+# products are faster, the numbers are doubled. `benchmarks/bench_head.py --constants` compares values of the constants.
+# The processor time of one thread is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB. The time is
+# larger for 1,024 rows.
 _MIN_ROWS_OF_ONE_THREAD = 256
 _MIN_ROWS = 512
-# A chunk's logits have at most `_MAX_BYTES` bytes, or the head's bytes divided by `_HEAD_DIVISOR` if this quotient is
-# larger.
+# The largest number of bytes of a chunk's logits is `_MAX_BYTES`, or the number of bytes of the head divided by
+# `_HEAD_DIVISOR`, whichever is larger.
 _MAX_BYTES = 32 << 20
 _HEAD_DIVISOR = 4
-# A tile is a block of rows of a weight, in float32. These constants are the sizes of a tile in bytes. A tile should fit
-# in a core's cache. Several threads get larger tiles, because they synchronize after each tile.
+# A tile is a block of rows of a head's weight, in float32. These constants are the sizes of a tile in bytes, for one
+# thread and for several threads. A tile should fit in a core's cache. Several threads get larger tiles, because they
+# synchronize after each tile.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
-# The gradients of up to this many chunks are summed in half precision. The rounding error of such a sum is at most the
-# rounding error of one product.
+# The largest number of chunks whose half-precision gradients are summed in half precision; the gradients of more chunks
+# are summed in float32. The rounding error of such a sum is at most the rounding error of one product.
 _MAX_HALF_SUMS = 16
-# For kinds whose derivatives may overflow, a derivative with respect to a logit is at most this factor times the row's
-# weighted value.
+# If the derivatives of a divergence may overflow, this number bounds the derivative with respect to a logit, divided by
+# the row's weighted value.
 _MAX_DERIVATIVE_PER_VALUE = 1e6
 
 
 class Head(NamedTuple):
-    """The settings that make logits from hidden states h: softcap * tanh(scale * (W h + b) / softcap)."""
+    """The settings of a head. A head computes the logits softcap * tanh(scale * (W h + b) / softcap) from hidden states
+    h, a weight W and a bias b.
+    """
 
     softcap: float | None
     scale: float | None  # None means 1
     float32_logits: bool
 
     def logits_dtype(self, weight: Tensor) -> torch.dtype:
-        """Return the dtype of the logits of a head with this weight."""
+        """Return the dtype of the logits of a head with the weight `weight`."""
         return torch.promote_types(weight.dtype, torch.float32) if self.float32_logits else weight.dtype
 
     def reference(self, tensors: HeadTensors) -> Tensor:
-        """Return all logits, by differentiable operations."""
+        """Return the logits of all positions, computed by differentiable operations."""
         hidden, weight, bias = tensors
         dtype = self.logits_dtype(weight)
         bias = None if bias is None else bias.to(dtype)
@@ -70,7 +74,7 @@ class Head(NamedTuple):
 
 
 class StoredTensors(NamedTuple):
-    """The log-probabilities of a stored teacher."""
+    """The log-probabilities of a stored teacher, which take the place of the tensors of a head."""
 
     log_probs: Any
 
@@ -80,7 +84,9 @@ class StoredTensors(NamedTuple):
 
 
 def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
-    """Split the sequence of tensors that autograd's functions take into the student's and the teacher's tensors."""
+    """Return the student's tensors and the teacher's tensors from `tensors`, the sequence of arguments of autograd's
+    functions.
+    """
     student, teacher = tensors[:3], tensors[3:]
     return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
 
@@ -89,8 +95,8 @@ def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
 class HeadRows(TotalOperation):
     """A row operation over two heads, or over one head and the rows of a stored teacher.
 
-    The arguments of the operation are the student's and then the teacher's tensors (`sides_of`). If `has_second`, the
-    student's entropy at each position is the second output.
+    The arguments of the operation are the student's tensors and then the teacher's tensors, which `sides_of` separates.
+    If `has_second`, the operation's second output is the student's entropy at each position.
     """
 
     student: Head
@@ -109,21 +115,26 @@ class HeadRows(TotalOperation):
     has_second: bool = False
 
     def compute(self, *tensors: Any) -> tuple[Tensor, ...]:
-        """Return the divergence of each position and, if `has_second`, the entropies."""
+        """Return a tuple: the divergence of each position and, if `has_second`, the student's entropy at each
+        position.
+        """
         values, _, *second = sweep(self, tensors, None, (False,) * len(tensors))
         return values.to(self.dtype), *second
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
-        """Return the weighted sum of the divergences, its gradients and, if `has_second`, the entropies."""
+        """Return a tuple: the weighted sum of the divergences, the gradients of this sum and, if `has_second`, the
+        student's entropies.
+        """
         weights = row_weights(self.weights, tensors[0], self.scale)
         values, gradients, *second = sweep(self, tensors, weights, wanted)
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients of the sum of `grad` times the divergences, from logits that are computed again chunk by
-        chunk.
+        """Return the gradients of the sum of `grad` times the divergences. The logits are computed again, one chunk
+        after the other.
 
-        A differentiated or batched backward pass uses all logits at once.
+        If torch differentiates or batches the backward pass, differentiable operations on all logits at once compute
+        the gradients.
         """
         if self.shards is not None:
             check_first_derivative(self.shards.ranks, grad)
@@ -132,17 +143,21 @@ class HeadRows(TotalOperation):
         return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Sum the gradients of hidden states over the ranks. Autograd casts the sums to the hidden states' dtypes."""
+        """Return `gradients` with the gradients of hidden states summed over the ranks. Autograd casts the sums to the
+        dtypes of the hidden states.
+        """
         if self.shards is None:
             return gradients
         student, teacher = sides_of(gradients)
         student = student.map_rows(self.shards.ranks.sum)
-        # Every rank has the complete gradient of stored log-probabilities, so there is no sum.
+        # The gradient of stored log-probabilities is already complete on every rank, so it is not summed.
         teacher = teacher.map_rows(self.shards.ranks.sum) if isinstance(teacher, HeadTensors) else teacher
         return [*student, *teacher]
 
     def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
-        """Return the results of `gradients` by differentiable operations on all logits at once."""
+        """Return the same results as `gradients`, computed by differentiable operations on the logits of all positions
+        at once.
+        """
         excluded = None  # the positions that do not count
         if self.counted is not None:
             excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
@@ -150,18 +165,22 @@ class HeadRows(TotalOperation):
         return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Return the divergence of each position, by differentiable operations on all logits at once."""
-        if self.overflows:  # an infinite gradient of the logits would make the products inf - inf
+        """Return the divergence of each position, computed by differentiable operations on the logits of all positions
+        at once.
+        """
+        if self.overflows:  # an infinite gradient of the logits would give inf - inf, which is NaN
             tensors = [x if x is None else upcast(x) for x in tensors]
         student, teacher = sides_of(tensors)
         if excluded is not None:
-            rows = excluded.unsqueeze(-1)  # NaN at excluded positions must not reach a gradient
+            rows = excluded.unsqueeze(-1)  # so that NaN at an excluded position does not reach a gradient
             student, teacher = (x.map_rows(lambda y: torch.where(rows, 0, y)) for x in (student, teacher))
         values = self._reference_values(self.student.reference(student), teacher)
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def _reference_values(self, student: Tensor, teacher: Any) -> Tensor:
-        """Return the divergence of each row, from the student's logits and the teacher's tensors."""
+        """Return the divergence of each row. `student` has the student's logits, and `teacher` the tensors of the
+        teacher.
+        """
         if isinstance(self.teacher, PartialRows):
             selected = self.teacher.classes(self.labels).of(student)
             return self.teacher.values(upcast(teacher.log_probs), selected, self.labels).to(self.dtype)
@@ -173,7 +192,9 @@ class HeadRows(TotalOperation):
         return logit_divergence(RowDivergence(self.kind, self.temperature, self.dtype, self.labels), p, q)
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Return the entropy of each row of the student's logits: log(classes) - KL to the uniform distribution."""
+        """Return the entropy of each row of the student's logits, which is log(number of classes) - KL(student ||
+        uniform).
+        """
         uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
         compute, classes = value_and_gradient, logits.shape[-1]
         if self.shards is not None:
@@ -182,7 +203,9 @@ class HeadRows(TotalOperation):
         return (math.log(classes) - values).clamp(min=0)
 
     def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Return the student's entropy at each position from all logits at once; 0 at an excluded position."""
+        """Return the student's entropy at each position, computed from the logits of all positions at once. The entropy
+        of an excluded position is 0.
+        """
         student, _ = sides_of([x if x is None else x.detach() for x in tensors])
         logits = self.student.reference(student)
         uniform = torch.zeros_like(logits)
@@ -193,7 +216,7 @@ class HeadRows(TotalOperation):
     def chunk_rows(
         self, positions: int, row_bytes: int, head_bytes: int, item_bytes: int, device: str
     ) -> int:
-        """Return the number of positions in a chunk such that all chunks have nearly the same size."""
+        """Return the number of positions of a chunk, chosen such that all chunks have nearly the same size."""
         if self.chunk_bytes is None:
             is_alone = device == "cpu" and torch.get_num_threads() == 1
             least = (_MIN_ROWS_OF_ONE_THREAD if is_alone else _MIN_ROWS) * 4 // min(item_bytes, 4)
@@ -205,8 +228,8 @@ class HeadRows(TotalOperation):
 
 @remembered
 def may_overflow(kind: Divergence) -> bool:
-    """Return whether powers of p/q may make derivatives with respect to the logits much larger than the position's
-    weight.
+    """Return whether powers of p/q may make the derivatives with respect to the logits of a position much larger than
+    the position's weight.
     """
     return not isinstance(kind, BuiltIn) or (
         kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0
@@ -216,11 +239,12 @@ def may_overflow(kind: Divergence) -> bool:
 def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
     """Return the divergence of each position and the gradients of their weighted sum.
 
-    If `has_second`, the student's entropies follow. Divergences and entropies are 0 at positions that do not count.
+    If `operation.has_second`, the student's entropies follow. Divergences and entropies are 0 at positions that do not
+    count.
 
-    If the gradient with respect to the logits overflows the logits' dtype, the products of this gradient with hidden
-    states and weight become NaN. Such positions are computed again in float64. `weights` are in the most accurate dtype
-    of the device, or None if no gradient is wanted.
+    `weights` are in the most accurate dtype of the device, or None if no gradient is wanted. If the gradient with
+    respect to the logits of a position overflows the logits' dtype, the products with the hidden states and the weight
+    become NaN. Such positions are computed again in float64.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
@@ -230,7 +254,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
     if min(ranges) == torch.finfo(accurate).max:
         return values, gradients, *second
     is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
-    if is_finite and operation.shards is None:  # with shards, another rank's gradients may be infinite
+    if is_finite and operation.shards is None:  # gradients of another rank may be infinite
         return values, gradients, *second
     is_far = (weights * values).abs() > min(ranges) / _MAX_DERIVATIVE_PER_VALUE
     if not bool(is_far.any()):
@@ -245,7 +269,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
     rounded = [x if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, gradients, strict=True)]
     if operation.shards is None:
         return values, rounded, *second
-    # The gradients of hidden states stay unrounded here, because they are summed over the ranks before rounding.
+    # The gradients of hidden states are not rounded here, because they are summed over the ranks before rounding.
     (student, teacher), (exact_student, exact_teacher) = sides_of(rounded), sides_of(sums)
     student = student._replace(hidden=exact_student.hidden)
     if isinstance(teacher, HeadTensors):
@@ -254,7 +278,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
 
 
 def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
-    """Return the results of `sweep` without the second computation in float64."""
+    """Return the same results as `sweep`, except that no position is computed again in float64."""
     (student, teacher), (by_student, by_teacher) = sides_of(tensors), sides_of(wanted)
     dtype = accurate_dtype(student.hidden.device) if weights is None else weights.dtype
     values = student.hidden.new_zeros(student.hidden.shape[0], dtype=dtype)
@@ -297,7 +321,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
 
 
 class _Side:
-    """The state of one head during the pass over the chunks: buffers for the logits, and the sums of the gradients."""
+    """One head during the pass over the chunks: the buffers of its logits, and the sums of its gradients."""
 
     def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head
@@ -311,24 +335,27 @@ class _Side:
         self.is_slow = _is_slow_to_multiply(self.weight)
 
     def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
-        """Allocate the buffers for chunks of `rows` positions."""
+        """Allocate the buffers for chunks of `rows` positions, and the tensors that sum the gradients."""
         half = self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
         chunk = self.weight.new_empty(1, 1).expand(rows, self.classes)
         self.buffer = library.empty_like(chunk, dtype=self.dtype)
         self.spare = library.empty_like(chunk, dtype=self.dtype) if self.buffers > 1 else None
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         sums = dtype if half and positions > _MAX_HALF_SUMS * rows else self.weight.dtype
-        # With sharded classes, the gradient of the hidden states is summed over the ranks before rounding.
+        # If the classes are sharded, the gradient of the hidden states is summed over the ranks before rounding, so it
+        # is not rounded here.
         summed = dtype if is_sharded else self.hidden.dtype
         self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted.hidden else None
         self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted.weight else None
-        self.is_first = True  # the first chunk writes the weight's gradient, the others add to it
+        self.is_first = True  # the first chunk writes the weight's gradient, and later chunks add to it
         self.by_bias = (
             torch.zeros_like(self.bias, dtype=dtype) if self.wanted.bias and self.bias is not None else None
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
-        """Write the logits of some positions to the buffer and return them. Classes that this head lacks get -inf."""
+        """Write the logits of the positions `where` to the buffer, and return them. A class that this head lacks gets
+        the logit -inf.
+        """
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
         self._write(hidden, logits[:, :own])
@@ -347,8 +374,8 @@ class _Side:
         elif out.dtype != weight.dtype:
             out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
         elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
-            # With tiles, a product of few positions is up to a third faster. Several threads would have to wait for
-            # each other after each tile.
+            # With one thread, tiles make a product of few positions up to a third faster. Several threads would have to
+            # wait for each other after each tile, so they compute the product without tiles.
             for tile in _tiles(weight):
                 torch.mm(hidden, weight[tile].t(), out=out[:, tile])
         else:
@@ -361,7 +388,10 @@ class _Side:
             out.div_(head.softcap).tanh_().mul_(head.softcap)
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Add the gradient of the logits of some positions to the sums; the method overwrites `gradient`."""
+        """Add the contribution of the positions `where` to the sums of the gradients of hidden states, weight and bias.
+
+        `gradient` is the gradient with respect to the logits of these positions; the method overwrites `gradient`.
+        """
         gradient = gradient[:, : self.weight.shape[0]]
         if self.head.softcap is not None and self.spare is not None:
             derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
@@ -407,7 +437,9 @@ class _Side:
                 self._add_to_tile(tile, gradient[:, tile].float().t() @ hidden)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return the gradients of the hidden states (in the dtype of the sum), of the weight and of the bias."""
+        """Return a list of the gradients of the hidden states, the weight and the bias. The gradient of the hidden
+        states has the dtype of the sum.
+        """
         if self.is_first and self.by_weight is not None:
             self.by_weight.zero_()
         by_weight, by_bias = self.by_weight, self.by_bias
@@ -426,10 +458,10 @@ class _Side:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the divergences of some positions, and the gradients with respect to both sides' logits. This side is
-        the teacher's.
+        """Return the divergences of the positions `where`, and the gradients with respect to the teacher's and the
+        student's logits.
 
-        The gradients overwrite the logits.
+        This object is the teacher's head, and `q` has the student's logits. The gradients overwrite the logits.
         """
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
         rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
@@ -437,7 +469,9 @@ class _Side:
 
 
 class _StoredSide:
-    """A stored teacher during the pass over the chunks: its log-probabilities of some classes, and their gradient."""
+    """A stored teacher during the pass over the chunks: its log-probabilities of the stored classes, and their
+    gradient.
+    """
 
     class_bytes = 0
 
@@ -455,7 +489,9 @@ class _StoredSide:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return some positions' divergences, and the gradients of the log-probabilities and the student's logits."""
+        """Return the divergences of the positions `where`, and the gradients of the stored log-probabilities and of the
+        student's logits `q`.
+        """
         rows = self.rows.of_rows(where)
         shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
@@ -476,17 +512,21 @@ class _StoredSide:
         return values.detach(), by_p if self.by_log_probs is not None else None, by_q
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Store the gradient of the log-probabilities of some positions."""
+        """Store `gradient`, the gradient of the log-probabilities of the positions `where`."""
         if self.by_log_probs is not None:
             self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return a list with one entry, the gradient with respect to the teacher's log-probabilities."""
+        """Return a list with one entry, the gradient of the teacher's log-probabilities; the entry is None if it is not
+        wanted.
+        """
         return [self.by_log_probs]
 
 
 def _is_slow_to_multiply(weight: Tensor) -> bool:
-    """Return whether a matrix product in the weight's dtype is slower than casting to float32 and multiplying."""
+    """Return whether the CPU multiplies matrices of the weight's dtype more slowly than it casts them to float32 and
+    multiplies.
+    """
     if weight.dtype.itemsize >= 4 or not weight.is_cpu:
         return False
     return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
@@ -499,7 +539,9 @@ def _tiles(weight: Tensor) -> Iterator[slice]:
 
 
 def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield each tile's rows of a weight in float32, in one buffer that the next tile overwrites."""
+    """Yield each tile of a weight as a pair: a slice of the rows, and the rows in float32. All tiles share one buffer,
+    so the next tile overwrites the rows.
+    """
     buffer = None
     for tile in _tiles(weight):
         part = weight[tile]

@@ -17,7 +17,9 @@ HEAD_CALL = "linear_distillation_loss"
 
 
 class HeadTensors(NamedTuple):
-    """Hidden states, weight and bias of one head; or the gradients, flags or argument names of these tensors."""
+    """The hidden states, weight and bias of one head. The fields may instead have gradients, flags or argument names of
+    these tensors.
+    """
 
     hidden: Any
     weight: Any
@@ -37,13 +39,15 @@ class HeadTensors(NamedTuple):
 STUDENT_NAMES = HeadTensors("student", "student_weight", "student_bias")
 TEACHER_NAMES = HeadTensors("teacher", "teacher_weight", "teacher_bias")
 CLASS_DIMS = HeadTensors(None, 0, 0)
-"""For each tensor, the dimension of the classes; None for the hidden states, which have no such dimension."""
+"""For each tensor of a head, the dimension of the classes. For the hidden states, which have no such dimension, the
+entry is None.
+"""
 
 
 def _is_autocast_on(device: str) -> bool:
-    """Return whether autocast chooses the dtype of matrix products."""
-    # torch 2.10 cannot compile `is_autocast_available`. While torch compiles, the call is skipped, because all devices
-    # for which torch compiles have autocast.
+    """Return whether autocast is on for the device, so that autocast chooses the dtype of matrix products."""
+    # torch 2.10 cannot compile `is_autocast_available`. The call is skipped while torch compiles, because torch
+    # compiles only for devices that have autocast.
     is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
     return is_available and torch.is_autocast_enabled(device)
 
@@ -53,8 +57,8 @@ def checked_tensors(
 ) -> tuple[torch.dtype, list[HeadTensors]]:
     """Return the dtype of the loss and the tensors of each head; raise unless the tensors of both heads fit together.
 
-    Autograd can save the returned tensors, and the returned hidden states are a matrix. If autocast is on, tensors
-    other than float64 are cast to the autocast dtype. `stored` is a teacher without a head.
+    The returned hidden states are a matrix. Autograd can save all returned tensors for the backward pass. If autocast
+    is on, tensors other than float64 have the autocast dtype. `stored` is a teacher without a head, or None.
     """
     heads = (
         [(STUDENT_NAMES, student)]
@@ -109,7 +113,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     if isinstance(x, Tensor):
         check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
-        if is_other_storage(x):  # this rank's part has already replaced a DTensor
+        if is_other_storage(x):  # not a DTensor, which this rank's part has already replaced
             raise invalid_type(
                 HEAD_CALL,
                 name,

@@ -122,7 +122,7 @@ def kl_div(
     summands = kl_div_terms.reference_terms(input.to(inner), target.to(inner), log_target)
     loss = reduce_terms(summands, meant, batch_size=batch_size)
     if reduction == "batchmean" and meant != reduction:
-        loss = loss / batch_size  # like torch, although a deprecated flag overrides "batchmean"
+        loss = loss / batch_size  # torch does this too, although a deprecated flag overrides "batchmean"
     return loss.to(dtype)
 
 
@@ -145,7 +145,9 @@ def _in_script(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor:
-    """Call `kl_div` in Python: `torch.jit.script` cannot compile `kl_div` and compiles this function instead."""
+    """Call `kl_div` in Python. `torch.jit.script` compiles this function in place of `kl_div`, which it cannot
+    compile.
+    """
     return _outside_script(input, target, size_average, reduce, reduction, log_target)
 
 
@@ -154,7 +156,7 @@ vars(kl_div)["__prepare_scriptable__"] = lambda: _in_script  # torch.jit.script 
 
 
 def _is_native(log_q: Tensor, target: Tensor) -> bool:
-    """Return whether the C++ kernels support these tensors. If so, the tensors are valid arguments of `kl_div`."""
+    """Return whether the C++ kernels support the two arguments. If so, both are valid arguments of `kl_div`."""
     return (
         not torch.compiler.is_compiling()
         and isinstance(log_q, Tensor)
@@ -172,10 +174,12 @@ def _native(log_q: Tensor, target: Tensor, meant: Reduction, log_target: bool) -
 
 
 def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
-    """Return torch.result_type of two floating-point tensors, by operations that torch.compile can trace."""
+    """Return the dtype `torch.result_type(log_q, target)` of two floating-point tensors, by operations that
+    torch.compile can trace.
+    """
     deciding = [x.dtype for x in (log_q, target) if x.dim()] or [log_q.dtype, target.dtype]
     dtype = torch.promote_types(deciding[0], deciding[-1])
-    # Under autocast, torch computes kl_div in float32, so the result here is float32 too.
+    # Under autocast, torch computes kl_div of half-precision tensors in float32, so the result here is float32 too.
     if torch.finfo(dtype).bits < 32 and torch.is_autocast_enabled(log_q.device.type):
         return torch.float32
     return dtype
@@ -201,8 +205,8 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
 
 
 def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors as nested tensors of one structure, because torch's kl_div broadcasts a dense with a nested
-    tensor.
+    """Return both tensors as nested tensors of the same structure. torch's kl_div broadcasts a dense tensor with a
+    nested tensor, so this function does too.
     """
     jagged = log_q if log_q.is_nested else target
     try:

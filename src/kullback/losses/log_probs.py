@@ -21,7 +21,7 @@ Value = Literal["k1", "k3"]
 Importance = Literal["action", "prefix", "sequence"]
 Direction = Literal["forward", "reverse"]
 
-# These are the coefficients of the power series of e^d - 1 - d, from d^2 upwards.
+# The coefficients of d^2, d^3, ... in the power series of e^d - 1 - d.
 _SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 _DIRECTION = OneOf(
@@ -141,7 +141,9 @@ def estimates(
     mask: Tensor | None,
     direction: Direction = "forward",
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return a list of each estimator's values, and the actions' weights (1 or 0; None if all actions count)."""
+    """Return two results: a list of the values of each estimator, and the weights of the actions, 1 or 0. The weights
+    are None if all actions count.
+    """
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
@@ -247,11 +249,13 @@ def kl_surrogate(
 def _log_weight(
     log_ratio: Tensor, importance: Importance, limits: tuple[float, float] | None, mask: Tensor | None
 ) -> Tensor:
-    """Return the logarithms of the importance weights, clipped to `limits`."""
+    """Return the logarithms of the importance weights, clipped to the pair `limits`. `log_ratio` has log(p/b) of each
+    action, where b is the probability of the action when it was sampled.
+    """
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:
         logs = logs if mask is None else torch.where(mask, logs, 0)
-        # A product of ratios is 0 if one of its actions has p = 0, even if another of its actions has b = 0.
+        # A product of ratios p/b is 0 if p = 0 for one of its actions, even if b = 0 for another of its actions.
         never = logs == -torch.inf
         total = torch.where(never, 0, logs).cumsum(-1)
         never = never.cumsum(-1) > 0
@@ -273,14 +277,14 @@ def _surrogate(
     value = torch.where((weight == 0) | (quotient == 0), 0, weight * _estimate(-quotient, value_of))
     finite = (weight * quotient).isfinite() & weight.isfinite()
     weight, quotient = torch.where(finite, weight, 0), torch.where(finite & (weight != 0), quotient, 0)
-    # The scores have the value 0 and the gradient of the log-probabilities.
+    # Each score has the value 0, and its gradient is the gradient of a log-probability.
     logs = [torch.where(weight == 0, 0, _at_least_float32(x)) for x in (first, second)]
     scores = [torch.where(x.detach().isfinite(), x - x.detach(), 0) for x in logs]
     return value + weight * (quotient * scores[0] - scores[1])
 
 
 def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
-    """Return the values of the estimator at `log_ratio`, which is log q - log p."""
+    """Return the values of the estimator k1, k2 or k3 for `log_ratio`, which is log q - log p."""
     bounded = log_ratio.isfinite() | log_ratio.isnan()
     d = torch.where(bounded, log_ratio, 0)
     if estimator == "k1":
@@ -296,7 +300,7 @@ def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
 
 
 def _log_p_over_q(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Tensor:
-    """Return log p - log q; 0 with gradient 0 at equal infinite values and at masked entries."""
+    """Return log p - log q. Where both are the same infinity or `mask` is False, the result and its gradient are 0."""
     left_out = (log_p == log_q) & log_p.isinf()
     if mask is not None:
         left_out = left_out | ~mask
@@ -318,14 +322,18 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both log-probabilities, first under the distribution that the actions were sampled from."""
+    """Return `log_p` and `log_q` as a pair whose first entry is under the distribution that the actions were sampled
+    from.
+    """
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 
 
 def _check_weighting(
     call: str, log_ratio: Tensor | None, importance: str, clip: object
 ) -> tuple[float, float] | None:
-    """Return the limits of log w, None without `clip`; raise if a limit is invalid or `log_ratio` is missing."""
+    """Return the limits (low, high) of log w, the logarithm of the importance weight, or None if `clip` is None. Raise
+    if the limits are invalid, or if `log_ratio` is missing although a weight is needed.
+    """
     if log_ratio is None and (importance != "action" or clip is not None):
         raise invalid_value(
             call,

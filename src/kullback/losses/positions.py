@@ -27,20 +27,22 @@ from kullback.losses.settings import LossSettings
 
 
 class Positions(NamedTuple):
-    """The checked arguments that describe the positions of a loss. The methods reduce the values of the positions."""
+    """The checked arguments that describe the positions of a loss: mask, weights, labels, normalizer and settings.
+    Methods reduce the values of the positions to the loss.
+    """
 
     call: str  # the function that the user called, for messages
     settings: LossSettings
     shape: torch.Size
     device: torch.device  # the device of the logits
     dtype: torch.dtype  # the dtype of the loss
-    weights: Tensor | None  # 0 where a position does not count; None if all are 1
-    labels: HardLabels | None  # labels, and factors of divergence and cross-entropy; None without them
+    weights: Tensor | None  # the weight of each position, 0 if it does not count; None if all are 1
+    labels: HardLabels | None  # the labels, and factors that mix cross-entropy and divergence
     scale: float  # the factor of the values of all positions
-    normalizer: Tensor | float | None  # the divisor of the sum; None to use the divisor of the reduction
+    normalizer: Tensor | float | None  # the divisor of the sum; None for the divisor that `reduction` implies
 
     def check_labels(self, classes: int) -> None:
-        """Raise unless the labels at the positions that count are from 0 to `classes` - 1."""
+        """Raise unless every label at a position that counts is a class from 0 to `classes` - 1."""
         if self.labels is None or not (can_inspect(self.labels.classes) and self.labels.classes.is_cpu):
             return  # reading labels on an accelerator would synchronize
         labels = self.labels.classes
@@ -55,8 +57,8 @@ class Positions(NamedTuple):
             )
 
     def shares(self) -> tuple[Tensor | None, float]:
-        """Return the weight of each position in the reduced loss (None if all are 1), and a common factor of all
-        weights.
+        """Return the factors of the positions' values in the reduced loss: a weight for each position, and a number
+        that multiplies all values. The weights are None if all are 1.
         """
         weights, normalizer, scale = self.weights, self.normalizer, self.scale
         if isinstance(normalizer, Tensor):
@@ -70,7 +72,7 @@ class Positions(NamedTuple):
         if normalizer is not None:
             return weights, scale / float(normalizer)
         if self.settings.reduction == "mean" and weights is not None:
-            if weights.numel():  # so that large weights do not overflow and small weights keep their digits
+            if weights.numel():  # so that weights may be large or small without overflow or underflow
                 peak = weights.detach().amax()
                 weights = weights / torch.where(peak == 0, 1, peak)
             total = weights.sum()
@@ -80,7 +82,9 @@ class Positions(NamedTuple):
         return weights, scale / max(divisor, 1)
 
     def reduce(self, values: Tensor) -> Tensor:
-        """Return the reduced loss from the values of the positions. Values at positions of weight 0 have no effect."""
+        """Return the reduced loss for the values of the positions. A value at a position of weight 0 has no effect,
+        even if it is NaN.
+        """
         is_sum = self.settings.reduction != "none"
         weights, factor = self.shares() if is_sum else (self.weights, self.scale)
         if weights is not None:
@@ -99,7 +103,7 @@ def positions_of(
     labels: Tensor | None,
     normalizer: Tensor | float | None,
 ) -> Positions:
-    """Return the checked positions of `rows`, shape (..., classes), for a loss of `dtype`."""
+    """Return the checked positions of `rows`, which has shape (..., classes), for a loss of the dtype `dtype`."""
     shape, device = rows.shape[:-1], rows.device
     scale = float(settings.temperature**2) if settings.temperature_squared else 1.0
     if normalizer is not None:
@@ -124,7 +128,7 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
     if isinstance(normalizer, Tensor):
         check_dense(call, "normalizer", normalizer)
         is_scalar = normalizer.numel() == 1 and not normalizer.is_complex()
-        # Reading a value on an accelerator would synchronize, so only values on the CPU are checked.
+        # Only a normalizer on the CPU is checked, because reading a value from an accelerator would synchronize.
         is_readable = is_scalar and can_inspect(normalizer) and normalizer.is_cpu
         is_valid = is_scalar and (not is_readable or 0 < normalizer.item() < math.inf)
         described = f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
@@ -138,11 +142,11 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
 
 
 def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
-    """Warn if a mask excludes all rows, because the result is then 0 or NaN whatever the rows contain."""
+    """Warn if `mask` excludes all rows. The result is then 0 or NaN, whatever the rows contain."""
     warn_if_nothing_counts(call, {"mask": mask}, mask, stacklevel=stacklevel + 1)
 
 
-# For each argument that may exclude every position, this dict has the reason and the remedy that the warning names.
+# For each argument that may exclude every position, this dict has two texts of the warning: the reason and the remedy.
 _EXCLUSIONS = {
     "mask": (
         "the mask is False everywhere",
@@ -201,10 +205,10 @@ def position_weights(
     stacklevel: int = 4,
     takes_labels: bool = False,
 ) -> Tensor | None:
-    """Return the weight of each position, 0 for a position that does not count; None if all weights are 1.
+    """Return the weight of each position, which is 0 if the position does not count. Return None if all weights are 1.
 
-    The dtype is `dtype` or the dtype of `weight`, whichever is more precise. `takes_labels` says whether the user's
-    call has the arguments `labels` and `weight`, which an error about the mask may name.
+    The dtype of the weights is `dtype` or the dtype of `weight`, whichever is more precise. `takes_labels` says whether
+    the user's call has the arguments `labels` and `weight`. If so, an error about the mask may suggest these arguments.
     """
     if mask is weight is labels is None:
         return None
@@ -231,7 +235,8 @@ def position_weights(
 
 
 def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = False) -> str:
-    """Return the remedy for a mask that is not boolean. The remedy depends on the mask's values, which may be labels.
+    """Return the remedy that an error suggests for a mask that is not boolean. The remedy depends on the values of the
+    mask, which may be labels.
 
     `takes_labels` says whether the call has the arguments `labels` and `weight`.
 
@@ -244,7 +249,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
     if is_integer(mask) and bool((mask == ignore_index).any()):
         where = f"mask=mask != {ignore_index}"
         return f"labels=mask, if these are labels; or {where}" if takes_labels else where
-    if not mask.is_complex() and bool((mask <= 0).all()):  # attention adds such a mask to its scores
+    if not mask.is_complex() and bool((mask <= 0).all()):  # attention adds such a mask to scores
         return "mask=mask == 0, because an additive mask is 0 where a position counts"
     if mask.is_floating_point():
         return "weight=mask for weights" if takes_labels else "mask=mask > 0"
@@ -254,7 +259,9 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
 def _mixed_labels(
     call: str, labels: Tensor | None, label_weight: float, weights: Tensor | None, scale: float
 ) -> HardLabels:
-    """Return the labels to mix with the divergences, with `scale` included in the divergences' factor."""
+    """Return the labels, with the factors of the divergence and of the cross-entropy. The factor of the divergence
+    includes `scale`.
+    """
     if labels is None:
         wanted = "the true class of each position, because label_weight is not 0"
         instead = "labels=labels, with ignore_index at positions without a label; or label_weight=0.0"
@@ -281,7 +288,7 @@ def _check_weights(call: str, weights: Tensor) -> None:
 def _of_positions(
     call: str, name: str, tensor: object, positions: torch.Size, device: torch.device
 ) -> Tensor:
-    """Return `tensor` as a dense tensor; raise unless it has one value for each position, on `device`."""
+    """Return `tensor` as a dense tensor. Raise unless the tensor has one value for each position and is on `device`."""
     if not isinstance(tensor, Tensor):
         made = tensor_remedy(name, tensor, floating=False)
         instead = f"{name} of shape {tuple(positions)}" if made is None else f"{name}={made}"
@@ -303,7 +310,9 @@ def _check_device(call: str, name: str, tensor: Tensor, device: torch.device) ->
 
 
 def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
-    """Return the remedy for a tensor whose shape is not the shape of the positions."""
+    """Return the remedy that an error suggests for a tensor whose shape is not `positions`, the shape of the
+    positions.
+    """
     if tensor.ndim == len(positions) > 0 and tensor.shape[-1] == positions[-1] + 1:
         return f"{name}={name}[..., 1:], because the logits of a position predict the next token"
     if tensor.ndim <= len(positions) and all(
@@ -312,12 +321,12 @@ def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
         return f"{name}={name}.expand({tuple(positions)})"
     if tensor.ndim == 2 and tensor.shape == positions[::-1]:
         return f"{name}={name}.T"
-    # For other shapes with the same number of entries, reshape would assign values to wrong positions.
+    # For other shapes, reshape would assign values to wrong positions, even if the number of entries is the same.
     if tensor.numel() == positions.numel() and (tensor.ndim == 1 or _long(tensor.shape) == _long(positions)):
         return f"{name}={name}.reshape({tuple(positions)})"
     return f"{name} of shape {tuple(positions)}"
 
 
 def _long(shape: torch.Size) -> list[int]:
-    """Return the sizes of the shape that are not 1."""
+    """Return the sizes of the dimensions that are not of size 1."""
     return [size for size in shape if size != 1]

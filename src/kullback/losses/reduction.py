@@ -24,7 +24,9 @@ ARGUMENTS = Arguments(
 
 
 def check_reduction(call: str, reduction: object) -> Reduction:
-    """Return `reduction` if it is one of the words in `REDUCTIONS`, else raise an error that names `call`."""
+    """Return `reduction` if it is one of the words in `REDUCTIONS`. Else raise an error that names the function
+    `call`.
+    """
     if isinstance(reduction, str) and reduction in REDUCTIONS:
         return reduction
     raise REDUCTION.refusal(call, "reduction", reduction)
@@ -33,10 +35,10 @@ def check_reduction(call: str, reduction: object) -> Reduction:
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:
     """Return the reduction that `reduction` and the deprecated flags of `torch.nn.functional.kl_div` mean together.
 
-    If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise `size_average`
-    chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name ``"elementwise_mean"``
-    still means ``"mean"``. As in torch, a flag, the old name and ``"mean"`` each raise a UserWarning. The warning
-    points at the line that calls `kl_div`.
+    If a deprecated flag is given, `reduction` is ignored. `reduce=False` then means ``"none"``; otherwise,
+    `size_average` chooses between ``"mean"`` (true) and ``"sum"`` (false). A flag that is None counts as true. The old
+    name ``"elementwise_mean"`` still means ``"mean"``. As in torch, a flag, the old name and ``"mean"`` each raise a
+    UserWarning. The warning points at the line that calls `kl_div`.
     """
     if size_average is not None or reduce is not None:
         meant = _meaning_of_flags(size_average, reduce)
@@ -60,16 +62,18 @@ def _meaning_of_flags(size_average: bool | None, reduce: bool | None) -> Reducti
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)  # the levels: _warn, torch_reduction, kl_div, the caller of kl_div
+    warnings.warn(message, stacklevel=4)  # _warn is level 1, torch_reduction 2, kl_div 3, its caller 4
 
 
-# torch.compile cannot trace a warning. With this mark, torch.compile runs the function once, during tracing.
-# torch.compiler.assume_constant_result sets the same mark, but imports the whole compiler.
+# torch.compile cannot trace a warning. Because of this attribute, torch.compile runs the function once, during tracing.
+# torch.compiler.assume_constant_result sets the same attribute, but imports the whole compiler.
 _warn._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def reduce_terms(terms: Tensor, reduction: Reduction, *, batch_size: int) -> Tensor:
-    """Return the reduced terms of a loss; ``"batchmean"`` divides their sum by `batch_size`, the number of rows."""
+    """Return the terms of a loss, reduced. ``"batchmean"`` divides the sum of the terms by `batch_size`, the number of
+    rows.
+    """
     if reduction == "none":
         return terms
     if reduction == "mean":

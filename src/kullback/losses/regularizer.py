@@ -28,7 +28,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class _Rule(NamedTuple):
-    """The arguments of `kullback.kl_divergence` that choose its rule."""
+    """The arguments of `kullback.kl_divergence` that choose how the KL is computed."""
 
     method: str
     draws: int
@@ -280,7 +280,8 @@ class KLRegularizer(torch.nn.Module):
         self.sync = sync
         self._coefficient = coefficient
         self._capacity_schedule = capacity
-        # `_steps` is a copy of `steps_taken`, because reading that buffer from an accelerator would synchronize.
+        # `_steps` has the same value as the buffer `steps_taken`, because reading the buffer from an accelerator would
+        # synchronize.
         self._steps = 0
         is_adaptive = isinstance(coefficient, AdaptiveKLController)
         self.register_buffer("steps_taken", torch.tensor(0))
@@ -289,14 +290,14 @@ class KLRegularizer(torch.nn.Module):
         )
         self.register_buffer("kl", torch.tensor(math.nan, dtype=torch.float32))
         self.register_buffer("_capacity", torch.tensor(0.0, dtype=torch.float32), persistent=False)
-        # `_sums` contains the weighted sum of the KL since the last step, and the sum of the examples' weights. The
-        # tensor is not a buffer, because DistributedDataParallel would overwrite every process's buffer with the first
-        # process's buffer.
+        # `_sums` contains two sums since the last step: the weighted sum of the KL, and the sum of the examples'
+        # weights. The tensor is not a buffer, because DistributedDataParallel would overwrite the buffer of every
+        # process with the buffer of the first process.
         self._sums = torch.zeros(2)
         self._follow_schedules()
 
     def extra_repr(self) -> str:
-        """Show the settings of the regularizer."""
+        """Return the settings of the regularizer as text for its repr."""
         settings = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
         return shown_options(self, KLRegularizer, settings, always=("coefficient",))
 
@@ -308,7 +309,7 @@ class KLRegularizer(torch.nn.Module):
         mask: Tensor | None = None,
         weight: Tensor | None = None,
     ) -> Tensor:
-        """Compute the term of the loss for a batch of posteriors."""
+        """Return the term of the loss for a batch of posteriors."""
         call = type(self).__name__
         p, q = _both(call, posterior, prior)
         batch_dims = _dims_of_examples(posterior, self.batch_dims)
@@ -320,7 +321,8 @@ class KLRegularizer(torch.nn.Module):
 
             sides = ((self.balance[0], detached(p), q), (self.balance[1], p, detached(q)))
         terms: list[Tensor] = []
-        # `everywhere` is the mean KL of each group over all processes. The mean is equal for both terms of `balance`.
+        # `everywhere` is the mean KL of each group of latent dimensions over all processes. The mean is equal for both
+        # terms of `balance`.
         everywhere: Tensor | None = None
         for share, one, other in sides:
             kl, weights = _of_examples(call, one, other, mask, weight, batch_dims, rule)
@@ -331,12 +333,14 @@ class KLRegularizer(torch.nn.Module):
             if self.free_nats > 0 and self.per_example:
                 total, _ = _total(torch.where(kl <= self.free_nats, self.free_nats, kl), weights)
             terms.append(share * self._term(total / torch.where(count == 0, 1, count), everywhere, count))
-        # If the coefficient is 0, the term is 0 even for an infinite KL, where the product would be NaN.
+        # If the coefficient is 0, the term is 0. The product would be NaN for an infinite KL.
         return torch.where(self.coefficient == 0, 0.0, self.coefficient * sum(terms[1:], terms[0]))
 
     @torch.no_grad()
     def step(self) -> None:
-        """Advance by one step of the optimizer: store the mean KL, and update the coefficient and the capacity."""
+        """End one step of the optimizer: store the mean KL since the last step, and update the coefficient and the
+        capacity.
+        """
         self._steps += 1
         self.steps_taken.fill_(self._steps)
         sums = self._sums.clone()
@@ -349,8 +353,10 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
-        """Return the regularized sum of `mean`, the mean KL of each group; `everywhere` has the groups' means over all
-        processes.
+        """Return the term of the loss before the coefficient multiplies it.
+
+        `mean` has the mean KL of each group of latent dimensions, and `everywhere` has the same means over all
+        processes. `count` is the sum of the examples' weights.
         """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
@@ -360,7 +366,9 @@ class KLRegularizer(torch.nn.Module):
         return mean.sum()
 
     def _in_groups(self, call: str, kl: Tensor) -> Tensor:
-        """Return the KL of each group, shape (examples, groups), from the KL of shape (examples, ...)."""
+        """Return the KL of each group of latent dimensions, shape (examples, groups), from the KL of each dimension,
+        shape (examples, ...).
+        """
         latent = kl.ndim - 1
         kept = range(latent) if self.group_dims is None else self.group_dims
         if any(not 0 <= dim < latent for dim in kept):
@@ -372,7 +380,11 @@ class KLRegularizer(torch.nn.Module):
         return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
 
     def _add_to_sums(self, total: Tensor, count: Tensor) -> Tensor:
-        """Add the KL of a call to the sums of this step; return the mean KL of each group over all processes."""
+        """Add the KL of a batch to the sums of this step, and return the mean KL of each group over all processes.
+
+        `total` has the weighted sum of the KL of each group over the examples, and `count` is the sum of the examples'
+        weights.
+        """
         if self.training:
             self._sums += torch.stack([total.sum(), count]).to(self._sums)
             if (self._capacity_schedule is not None or self.free_nats > 0) and self._is_shared():
@@ -397,7 +409,7 @@ class KLRegularizer(torch.nn.Module):
             self._follow_schedules()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KLRegularizer:
-        """Apply `fn` to the buffers, but keep their dtypes, because ``.half()`` would round the coefficient."""
+        """Apply `fn` to the buffers without changing their dtypes, because ``.half()`` would round the coefficient."""
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, old in before.items():
@@ -410,8 +422,8 @@ class KLRegularizer(torch.nn.Module):
 
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
-    """Return posterior and prior in float32 or better. Base distributions replace `Independent` distributions, so that
-    each latent dimension has a KL.
+    """Return posterior and prior in float32 or better. Where possible, the base distribution replaces an `Independent`
+    distribution, so that each latent dimension has its own KL.
     """
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)
@@ -448,7 +460,7 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
 
 
 def _without_half(d: Distribution) -> Distribution:
-    """Return the distribution, or a float32 copy if it has half precision. torch 2.11 cannot compile the copy."""
+    """Return `d`, or a float32 copy if a parameter of `d` has half precision. torch 2.11 cannot compile the copy."""
     from kullback.pairs.clone import parameters_of, with_tensors
 
     if not any(x.dtype in _HALF for x in parameters_of(d)):
@@ -457,7 +469,9 @@ def _without_half(d: Distribution) -> Distribution:
 
 
 def _dims_of_examples(posterior: Distribution, batch_dims: int) -> int:
-    """Return the number of leading batch dimensions that index examples: 0 if the posterior has no batch shape."""
+    """Return how many leading batch dimensions index examples. The number is 0 if the posterior has no batch shape but
+    an event shape.
+    """
     return batch_dims if posterior.batch_shape or not posterior.event_shape else 0
 
 
@@ -470,7 +484,9 @@ def _of_examples(
     batch_dims: int,
     rule: _Rule,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the KL of each example and latent dimension, shape (examples, ...), and the weights of the examples."""
+    """Return two tensors: the KL of each example and latent dimension, shape (examples, ...), and the weights of the
+    examples. The weights are None if all are 1.
+    """
     from kullback.pairs.clone import parameters_of
 
     device = next((x.device.type for x in parameters_of(p)), "cpu")
@@ -496,7 +512,7 @@ def _of_examples(
 
 
 def _kl(call: str, p: Distribution, q: Distribution, rule: _Rule) -> Tensor:
-    """Return KL(P || Q). Errors name `call` and its arguments instead of `kl_divergence`."""
+    """Return KL(P || Q). Error messages name the function `call` and its arguments instead of `kl_divergence`."""
     from kullback.dispatch import kl_divergence
 
     if rule.method != "auto":
@@ -508,7 +524,7 @@ def _kl(call: str, p: Distribution, q: Distribution, rule: _Rule) -> Tensor:
 
 
 def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of the KL over the examples, and the sum of the weights."""
+    """Return two tensors: the weighted sum of the KL over the examples, and the sum of the weights."""
     if weights is None:
         return kl.sum(0), kl.new_tensor(float(kl.shape[0]))
     weights = weights.to(kl.dtype).reshape(-1, *[1] * (kl.ndim - 1))
@@ -539,7 +555,7 @@ def _checked_rule(call: str, method: object, draws: object, generator: torch.Gen
 
 
 def _check_controller(call: str, coefficient: object) -> None:
-    """Raise for a controller that `KLRegularizer` does not update, or whose coefficient would not stay positive."""
+    """Raise for a controller that `KLRegularizer` cannot update, or whose coefficient might not stay positive."""
     if not isinstance(coefficient, KLController):
         return
     if not isinstance(coefficient, AdaptiveKLController):

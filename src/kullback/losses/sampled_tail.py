@@ -28,12 +28,12 @@ from kullback.partial_rows import ReferenceBlock, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"
-# A student counts as far from the teacher if their squared relative distance is at least this number. At this distance,
-# the ratios q/p are about 1/2 or 3/2.
+# If the squared relative distance of student and teacher is at least this number, the student counts as far from the
+# teacher. At this distance, the ratios q/p are about 1/2 or 3/2.
 _FAR = 0.25
-# The squared distance uses q/p - 1 of each draw, clipped to this value, which is far above sqrt(_FAR). The estimate is
-# unbiased for any values of both constants. `tests/losses/test_sampled_tail.py` bounds the error of the estimate for
-# these values.
+# The largest value of q/p - 1 of a draw in the squared distance; larger values are clipped. The number is far above
+# sqrt(_FAR). The estimate is unbiased for any values of _FAR and _LARGEST_CHANGE. `tests/losses/test_sampled_tail.py`
+# bounds the error of the estimate for these values.
 _LARGEST_CHANGE = 3.0
 _LEAST = torch.finfo(torch.float32).tiny
 _LEAST_LOG = torch.finfo(torch.float32).min
@@ -135,17 +135,17 @@ class SampledTail(PartialTeacher):
 
     @property
     def kept_indices(self) -> Tensor:
-        """The indices of `top`."""
+        """The indices of the top classes, shape (..., k)."""
         return self.top.indices
 
     @property
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of `top`."""
+        """The log-probabilities of the top classes, shape (..., k)."""
         return self.top.log_probs
 
     @property
     def index_tensors(self) -> tuple[Tensor, ...]:
-        """The indices of the top classes and of the draws."""
+        """The indices of the top classes, shape (..., k), and of the drawn classes, shape (..., m)."""
         return self.top.indices, self.tail_indices
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
@@ -170,7 +170,7 @@ class SampledTail(PartialTeacher):
         return torch.float64 if student == torch.float64 else torch.float32
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> SampledRows:
-        """Return the teacher's rows, which get no gradient."""
+        """Return the teacher's rows. The rows need no gradient."""
         top, draws = (x.shape[-1] for x in self.index_tensors)
         both = self.top.log_probs, self.tail_log_probs
         log_probs = upcast(torch.cat([self.flat(x.detach()) for x in both], -1))
@@ -257,11 +257,13 @@ def sampled_tail_divergence(
 
 @dataclass(frozen=True, eq=False)
 class SampledRows(PartialRows):
-    """The rows of a `SampledTail`."""
+    """The rows of a `SampledTail`: the top classes and the drawn classes of each row, with the weights of their
+    terms.
+    """
 
-    weights: Tensor  # the weights of the terms; 1 for the top classes
-    tail_mass: Tensor  # the teacher's mass outside the top classes
-    draws: int  # the number of drawn classes, the last columns of `indices`
+    weights: Tensor  # the weight of each class's term: 1 for a top class, M / (m p) for a drawn class
+    tail_mass: Tensor  # M, the teacher's mass outside the top classes
+    draws: int  # m, the number of drawn classes, which are the last columns of `indices`
 
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs", "weights", "tail_mass")
     leaves_out: ClassVar[bool] = False
@@ -273,20 +275,21 @@ class SampledRows(PartialRows):
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
-        """Return the mean over the draws of share * (excess - M (q/p - 1)), shape (rows,).
+        """Return the mean over the draws of s * (excess - M (q/p - 1)), shape (rows,). p and q are the probabilities of
+        a draw, and the number s of a draw is the result of `_share`.
 
-        M is the tail's mass under the teacher, and `excess` is the tail's mass under Q minus M. The expectation of each
-        difference excess - M (q/p - 1) is 0.
+        M is the mass of the tail under the teacher, and excess is the mass of the tail under Q, minus M. The
+        expectation of excess - M (q/p - 1) over a draw is 0.
         """
         mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
-        # Where log q is NaN, the other part of the divergence is NaN already, so 0 is a valid replacement here.
+        # Where log q is NaN, the sum of the weighted terms is NaN already, so here 0 can replace NaN.
         log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
         (top_q, drawn_q), (top_p, drawn_p) = log_q.split(parts, -1), log_probs.split(parts, -1)
         excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
         if not self.draws:
             return torch.where(mass == 0, excess, 0).squeeze(-1)
-        # Padded draws have log-probability -inf in P and Q. Padded draws occur only in rows whose tail has mass 0, and
-        # the factor `mass` removes these draws.
+        # A padded draw has log-probability -inf under P and Q. Such draws occur only in rows whose tail has mass 0,
+        # where the factor `mass` is 0.
         change = torch.expm1(drawn_q - drawn_p.clamp(min=_LEAST_LOG))
         with torch.no_grad():
             apart = (top_q / 2).exp() - (top_p / 2).exp()
@@ -294,12 +297,13 @@ class SampledRows(PartialRows):
         return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return s_l of each draw divided by the maximum of s_l: 0 if Q equals the teacher, up to 1 if Q is far from
-        the teacher.
+        """Return a number s for each draw, shape (rows, m). It is 0 if Q equals the teacher, and up to 1 if Q is far
+        from the teacher. s is the factor s_l in the docstring of `sampled_tail_divergence`, divided by the maximum of
+        s_l.
 
-        The result for a draw does not depend on this draw. The result depends on the top classes, the tail's mass, and
-        the variation of q/p over the other draws. The result also depends on the part of the tail's mass under Q that
-        the other draws miss.
+        The number s of a draw does not depend on this draw. s depends on the top classes, on the tail's mass, and on
+        the variation of q/p over the other draws. s also depends on the part of the tail's mass under Q that the other
+        draws do not explain.
 
         Arguments:
             top: the squared distance over the top classes.
@@ -316,12 +320,13 @@ class SampledRows(PartialRows):
 
 
 def _sum_of_others(x: Tensor) -> Tensor:
-    """Return for each entry the sum of the other entries in its row."""
+    """Return, for each entry of `x`, the sum of the other entries in the same row."""
     return x.sum(-1, keepdim=True) - x
 
 
 def _slope_without_p(kind: Divergence) -> Tensor | float:
-    """Return the limit of t(p, q) / q at p = 0, or 0 if the limit is infinite or the convergence is too slow.
+    """Return the limit of t(p, q) / q at p = 0, where t is the divergence's term of a class. Return 0 if the limit is
+    infinite or the convergence is too slow.
 
     The convergence is too slow if t(p, q) / q at q / p = 10,000 is below half of the limit.
     """
@@ -377,7 +382,7 @@ _DRAWING = Arguments(
 
 
 def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
-    """Return `k` and `draws` as integers; raise if an argument is invalid."""
+    """Return `k` and `draws` as Python integers; raise if an argument of `SampledTail.draw` is invalid."""
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])

@@ -16,8 +16,8 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
 from kullback.losses.reduction import REDUCTION, Reduction
 
-# The temperature must be from this number to its reciprocal. With a smaller temperature, the divided logits may
-# overflow float32. With a larger temperature, the squared temperature may overflow.
+# The smallest allowed temperature; its reciprocal is the largest. At a lower temperature, the logits divided by the
+# temperature may overflow float32. At a higher temperature, the squared temperature may overflow.
 _MIN_TEMPERATURE = 1e-16
 
 _RESULT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -28,13 +28,13 @@ EachSide: TypeAlias = float | tuple[float | None, float | None] | None
 
 
 def remembered(check: Callable[..., T]) -> Callable[..., T]:
-    """Return `check` with a cache of its results, because a training loop repeats the same settings in each step."""
+    """Return `check` with a cache of its results. A training loop checks the same settings in each step."""
     cached = lru_cache(maxsize=256, typed=True)(check)
 
     def checked(*arguments: Any) -> T:
         if not torch.compiler.is_compiling():
-            # A setting without a hash raises a TypeError, and the check then runs without the cache. If the check
-            # itself raises the TypeError, the call without the cache raises it again.
+            # If an argument is not hashable, the cache raises a TypeError, and the check runs without the cache. If the
+            # check itself raises the TypeError, the call without the cache raises it again.
             with suppress(TypeError):
                 return cached(*arguments)
         return check(*arguments)
@@ -72,7 +72,7 @@ ARGUMENTS = Arguments(
     ),
     ignore_index=Whole(least=-(2**63), wanted="an integer of 64 bits", example=-100, strict=True),
 )
-# These are the constraints of functions that take only some of these arguments.
+# These objects check the arguments of functions that take only some of the arguments above.
 _TEMPERATURE = Arguments("top_k_divergence", temperature=ARGUMENTS.constraints["temperature"])
 _CLASSES = Arguments("top_k_divergence_bounds", classes=ARGUMENTS.constraints["classes"])
 HEAD_ARGUMENTS = Arguments(
@@ -91,7 +91,7 @@ HEAD_ARGUMENTS = Arguments(
 
 
 class LossSettings(NamedTuple):
-    """The settings of both distillation losses, which are equal on all ranks of a group."""
+    """The settings that both distillation losses have. The settings are equal on all ranks of a group."""
 
     kind: Any  # a Divergence after the check
     temperature: float
@@ -103,13 +103,13 @@ class LossSettings(NamedTuple):
     classes: int | None
 
     def checked(self, call: str) -> LossSettings:
-        """Return the settings with the kind as a divergence; raise an error that names `call` if a setting is
-        invalid.
+        """Check the settings, convert `kind` to a `Divergence`, and return the settings. If a setting is invalid, raise
+        an error that names the function `call`.
         """
         settings = _checked_settings(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
             return settings
-        # The cache may have returned a different kind that is equal to this one, because a user's class defines
+        # The cache may return a kind that is equal to `self.kind` but another object, because a user's class may define
         # equality.
         return settings._replace(kind=check_kind(call, self.kind))
 
@@ -125,15 +125,15 @@ def _checked_settings(call: str, *fields: Any) -> LossSettings:
 class HeadSettings(NamedTuple):
     """The settings of `linear_distillation_loss` that `distillation_loss` does not have."""
 
-    softcap: Any  # after the check, the pair (student's, teacher's); an entry may be None
+    softcap: Any  # after the check a pair (the student's, the teacher's), each a number or None
     logit_scale: Any
     chunk_bytes: int | None
     float32_logits: bool
     return_entropy: bool
 
     def checked(self, call: str) -> HeadSettings:
-        """Return the settings with pairs (student's, teacher's); raise an error that names `call` if a setting is
-        invalid.
+        """Check the settings, and return them with `softcap` and `logit_scale` as pairs (the student's, the teacher's).
+        If a setting is invalid, raise an error that names the function `call`.
         """
         return _checked_heads(call, *self)
 
@@ -148,7 +148,7 @@ def _checked_heads(call: str, *fields: Any) -> HeadSettings:
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:
-    """Return the student's and the teacher's value of a setting. A value is a number or None."""
+    """Return the pair (the student's, the teacher's) of a setting. Each is a number or None."""
     pair: Any = value if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or not all(x is None or 0 < number_from(x) < math.inf for x in pair):
         wanted = "a positive number or None, or a pair of these for student and teacher"
@@ -162,7 +162,9 @@ def _invalid(call: str, name: str, value: object, wanted: str, instead: str) -> 
 
 
 def check_kind(call: str, kind: object) -> Divergence:
-    """Return `kind` as a `Divergence`; raise if it is no divergence, or is 0 for all distributions."""
+    """Return `kind` as a `Divergence`. Raise if `kind` is no divergence, or is a divergence that is 0 for all
+    distributions.
+    """
     kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
         wanted = "a divergence that is not identically 0"
@@ -178,7 +180,7 @@ def check_result_dtype(call: str, dtype: object) -> None:
 
 
 def check_classes(call: str, classes: object, available: int | None = None) -> int | None:
-    """Return `classes`; raise unless it is None or a positive integer, at most `available`."""
+    """Return `classes`. Raise unless `classes` is None, or a positive integer of at most `available`."""
     number = ARGUMENTS.check(call, classes=classes)["classes"]
     if available is not None and number is not None and number > available:
         wanted = f"the number of classes without padding, at most {available}, or None"

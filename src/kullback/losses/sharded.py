@@ -21,9 +21,10 @@ _T = TypeVar("_T")
 def local_tensors(
     call: str, tensors: Mapping[str, Any], dims: Sequence[int | None], group: Any
 ) -> tuple[list[Any], Ranks]:
-    """Return this rank's part of each tensor, and the group, which is taken from the DTensors if there are any.
+    """Return two results: a list with this rank's part of each tensor, and the group of ranks. If there are DTensors,
+    the group comes from their device mesh.
 
-    `dims` has the dimension of each tensor that contains the classes, None for a tensor that every rank has in full.
+    `dims` has, for each tensor, the dimension that contains the classes, or None if every rank has the complete tensor.
     Objects other than tensors are returned unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
@@ -50,8 +51,8 @@ def local_tensors(
 
 
 def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterable[object]) -> _T:
-    """Return the result of a check of this rank's arguments. If the check raises an error, the other ranks raise it
-    too.
+    """Return the result of `check`, which checks the arguments of this rank. If `check` raises an error, the other
+    ranks raise the error too.
     """
     try:
         return check()
@@ -64,7 +65,7 @@ def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterab
 
 
 def requires_gradient(*tensors: Tensor | None) -> int:
-    """Return 1 if autograd will need a gradient of one of the tensors, else 0."""
+    """Return 1 if autograd will need the gradient of at least one of the tensors, else 0."""
     return int(torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
 
 
@@ -77,9 +78,10 @@ def agreed_sides(
     same: Mapping[str, object],
     own: Mapping[str, int],
 ) -> tuple[Sides, dict[str, list[int]]]:
-    """Return the shards of student and teacher, and a dict of the numbers in `sizes` and `own` of every rank.
+    """Return two results: the shards of student and teacher, and a dict. For each name in `sizes` and `own`, the dict
+    has a list of the numbers of all ranks.
 
-    Raises an error on every rank if values that must agree differ.
+    If values that must agree differ between the ranks, every rank raises an error.
 
     Arguments:
         positions: the checked positions and settings.

@@ -29,12 +29,14 @@ from kullback.parallel.shards import Sides
 
 
 class LogitTeacher(NamedTuple):
-    """A teacher that has the logits of all classes."""
+    """A teacher that gives the logits of all classes."""
 
     logits: Tensor
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
-        """Return the dtype of the loss; raise unless the logits of both sides have the same positions and device."""
+        """Return the dtype of the loss. Raise unless the logits of student and teacher have the same positions and
+        device.
+        """
         teacher = self.logits
         if not are_logits(student, teacher):
             check_logits(call, "student", student, other=teacher)
@@ -44,13 +46,13 @@ class LogitTeacher(NamedTuple):
         return torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
 
     def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
-        """Return the reduced loss for a student's logits."""
+        """Return the reduced loss, computed from the student's logits."""
         settings, teacher = positions.settings, self.logits
         sizes = student.shape[-1], teacher.shape[-1]
         kept = compared_classes(positions.call, ("student", "teacher"), sizes, settings)
         if kept != sizes:
             student, teacher = student[..., : kept[0]], teacher[..., : kept[1]]
-        if kept[0] != kept[1]:  # a side gives no mass to classes that it lacks
+        if kept[0] != kept[1]:  # a class that only one side has gets the logit -inf on the other side
             student, teacher = (
                 torch.nn.functional.pad(x, (0, max(kept) - x.shape[-1]), value=-math.inf)
                 for x in (student, teacher)
@@ -61,7 +63,7 @@ class LogitTeacher(NamedTuple):
         if settings.reduction == "none":
             return positions.reduce(logit_divergence(rows, recordable(teacher), recordable(student)))
         shares, factor = positions.shares()
-        if student.ndim != 2:  # reshape costs time even if it changes nothing
+        if student.ndim != 2:  # even a reshape that changes nothing costs time
             teacher, student = _as_matrix(teacher), _as_matrix(student)
         shares = None if shares is None else shares.reshape(-1)
         return weighted_total(rows, teacher, student, shares, scale=factor, inplace=inplace)
@@ -69,7 +71,7 @@ class LogitTeacher(NamedTuple):
     def sharded_values(
         self, student: Tensor, positions: Positions, sides: Sides, needed: tuple[bool, bool], inplace: bool
     ) -> Tensor:
-        """Return the value of each position, from this rank's shard of the student's logits."""
+        """Return the value of each position, computed from this rank's shard of the student's logits."""
         kind, temperature = positions.settings.kind, float(positions.settings.temperature)
         teacher = sides.padded(sides.teacher_part(recordable(self.logits)))
         of_loss = positions.dtype, positions.labels, inplace
@@ -78,7 +80,7 @@ class LogitTeacher(NamedTuple):
 
 
 def _as_matrix(logits: Tensor) -> Tensor:
-    """Return the logits as a matrix with one row for each position."""
+    """Return the logits as a matrix that has one row for each position."""
     return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
 
 
@@ -110,9 +112,11 @@ class PartialRows(ABC):
     dtype: torch.dtype
 
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs")
-    """The names of the attributes with one row for each position."""
+    """The names of the attributes that have one row for each position."""
     leaves_out: ClassVar[bool] = True
-    """Whether the student's logsumexp in `divergence` covers only the classes that are not in `indices`."""
+    """Whether the last column of the logits in `divergence` is the logsumexp of only the classes that are not in
+    `indices`. If False, the column is the logsumexp of all classes.
+    """
 
     @abstractmethod
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
@@ -126,7 +130,7 @@ class PartialRows(ABC):
         """
 
     def of_rows(self, rows: slice | Tensor) -> Self:
-        """Return the selected rows, given as a slice or an index."""
+        """Return the same object with only the rows that `rows`, a slice or an index, selects."""
         if isinstance(rows, slice) and rows == slice(0, len(self.indices)):
             return self
         return replace(self, **{name: getattr(self, name)[rows] for name in self.per_row})
@@ -134,14 +138,18 @@ class PartialRows(ABC):
     def classes(
         self, labels: HardLabels | None = None, shard: Shard | None = None
     ) -> SelectedClasses | ShardedClasses:
-        """Return the row operation that reads the student's logits at `indices`, for all classes or for one shard."""
+        """Return the row operation that reads the student's logits at `indices`. If `shard` is given, the logits
+        contain only this shard's classes; otherwise they contain all classes.
+        """
         of_labels = None if labels is None else labels.classes
         read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
         return read if shard is None else ShardedClasses(shard, read)
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return each row's divergence, mixed with its cross-entropy if there are labels, from the columns that
-        `classes` reads.
+        """Return the value of each row: the divergence or, if `labels` is given, the weighted sum of divergence and
+        cross-entropy.
+
+        `columns` contains the student's logits that the row operation `classes` reads.
         """
         log_probs = log_probs.to(columns.dtype)
         if labels is None:
@@ -155,10 +163,11 @@ class PartialRows(ABC):
         shard: Shard | None = None,
         excluded: Tensor | None = None,
     ) -> Tensor:
-        """Return the value of each position, from the student's logits of all classes or of one shard.
+        """Return the value of each position. `student` has the student's logits of all classes, or of the classes of
+        `shard`.
 
-        The values of `excluded` positions are arbitrary constants. NaN at such a position has no effect, even on higher
-        derivatives.
+        At positions where `excluded` is True, the values are arbitrary constants. NaN at such a position has no effect,
+        even on higher derivatives.
         """
         positions = student.shape[:-1]
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
@@ -183,7 +192,7 @@ class PartialTeacher(ShortRepr, ABC):
     """
 
     remedy_of_device: ClassVar[str] = "a teacher of tensors on student.device"
-    """The code that moves the teacher to the student's device, for error messages."""
+    """The code that moves the teacher to the student's device. Error messages suggest this code."""
 
     @property
     @abstractmethod
@@ -193,22 +202,22 @@ class PartialTeacher(ShortRepr, ABC):
     @property
     @abstractmethod
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of `kept_indices`, or numbers that determine them. Only these numbers can have a
+        """The log-probabilities of `kept_indices`, or other numbers that determine them. Only this tensor can have a
         gradient.
         """
 
     @abstractmethod
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> PartialRows:
-        """Return the teacher's rows, for a student with `classes` classes."""
+        """Return the teacher's rows for a student that has `classes` classes."""
 
     @property
     def index_tensors(self) -> Sequence[Tensor]:
-        """All tensors of class indices."""
+        """All tensors that contain indices of classes."""
         return (self.kept_indices,)
 
     @property
     def largest_index(self) -> int:
-        """The largest class index; -1 if the tensors are empty or Python cannot read their values."""
+        """The largest index of a class, or -1 if the tensors are empty or have no readable values."""
         if not all(can_inspect(x) for x in self.index_tensors):
             return -1
         return max((int(x.max()) for x in self.index_tensors if x.numel()), default=-1)
@@ -217,19 +226,23 @@ class PartialTeacher(ShortRepr, ABC):
         """Raise unless the teacher supports `kind` and `temperature`."""
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return the dtype of the divergence: float64 if the student or the teacher is in float64, else float32."""
+        """Return the dtype of the divergence, which is float64 if the student or the teacher is in float64, else
+        float32.
+        """
         return torch.float64 if torch.float64 in (student, self.kept_log_probs.dtype) else torch.float32
 
     def flat(self, x: Tensor) -> Tensor:
-        """Return `x` as a matrix with one row for each position, which autograd can save."""
+        """Return `x` as a matrix that has one row for each position, and that autograd can save."""
         positions = self.kept_indices.shape[:-1]
         return recordable(x).reshape(positions.numel(), x.shape[len(positions) :].numel())
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if the teacher is unknown at a position whose weight is not 0; without weights, all positions count."""
+        """Raise if the teacher's probabilities are unknown at a position whose weight is not 0. If `weights` is None,
+        all positions count.
+        """
 
     def check_indices(self, call: str, classes: int) -> None:
-        """Raise if an index is not below the number of classes."""
+        """Raise if an index of a class is not below `classes`, the student's number of classes."""
         largest = -1 if torch.compiler.is_compiling() else self.largest_index
         if largest >= classes:
             raise invalid_value(
@@ -241,25 +254,27 @@ class PartialTeacher(ShortRepr, ABC):
             )
 
     def checked_rows(self, positions: Positions, classes: int) -> PartialRows:
-        """Return `rows`; raise if an index is not below `classes` or the teacher is unknown at a counted position."""
+        """Return the result of `rows`. Raise if an index is not below `classes`, or if the teacher is unknown at a
+        position that counts.
+        """
         self.check_indices(positions.call, classes)
         self.check_counted(positions.call, positions.weights)
         settings = positions.settings
         return self.rows(settings.kind, classes, settings.temperature, positions.dtype)
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
-        """Return the dtype of the loss; raise unless the teacher fits the student's logits and the settings."""
+        """Return the dtype of the loss. Raise unless the teacher fits the student's logits and the settings."""
         self.check_student(call, student)
         self.check_settings(call, settings.kind, settings.temperature)
         return self.result_dtype(student.dtype)
 
     def check_student(self, call: str, student: Tensor) -> None:
-        """Raise unless the student's logits have the teacher's positions and device."""
+        """Raise unless the student's logits and the teacher have the same positions and device."""
         check_logits(call, "student", student)
         check_positions(call, student, self.kept_indices, self.remedy_of_device)
 
     def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
-        """Return the reduced loss for a student's logits."""
+        """Return the reduced loss, computed from the student's logits."""
         sizes = student.shape[-1], student.shape[-1]
         classes, _ = compared_classes(positions.call, ("student", "teacher"), sizes, positions.settings)
         positions.check_labels(classes)
@@ -268,7 +283,7 @@ class PartialTeacher(ShortRepr, ABC):
     def sharded_values(
         self, student: Tensor, positions: Positions, sides: Sides, needed: tuple[bool, bool], inplace: bool
     ) -> Tensor:
-        """Return the value of each position, from this rank's shard of the student's logits."""
+        """Return the value of each position, computed from this rank's shard of the student's logits."""
         shard = Shard(sides.ranks, sides.own[0], sides.classes)
         return self._values(student, positions, sides.classes, shard)
 
@@ -280,29 +295,29 @@ class PartialTeacher(ShortRepr, ABC):
 
 @dataclass(slots=True, eq=False)
 class WeightedTerms(RowOperation):
-    """The row operation that sums weighted terms of a divergence over some classes. The operation does not normalize
-    the masses.
+    """The row operation that sums weighted terms of a divergence over some classes. The masses p and q of these classes
+    need not sum to 1.
 
-    The gradients with respect to log p and log q come from the kind's derivatives. Terms of weight 0 have no effect,
-    even if they are NaN.
+    The gradients with respect to log p and log q come from `kind.derivatives`. A term of weight 0 has no effect, even
+    if it is NaN.
     """
 
     kind: Divergence
 
     def compute(self, log_p: Tensor, log_q: Tensor, weights: Tensor) -> tuple[Tensor]:
-        """Return the weighted sum of each row, shape (rows,)."""
+        """Return a tuple with one tensor: the weighted sum of the terms of each row, shape (rows,)."""
         terms = self.kind.terms(pair_of_logs(log_p, log_q))
         return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients with respect to log p and log q."""
+        """Return the gradients with respect to log p and log q of the sum of `grad` times the weighted sums."""
         log_p, log_q, weights = tensors
         counted = weights * grad.unsqueeze(-1)
         by_p, by_q = self.kind.derivatives(pair_of_logs(log_p, log_q))
         return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivatives of the sums."""
+        """Return the directional derivative of each row's weighted sum along `tangents`."""
         log_p, log_q, weights = tensors
         derivatives = self.kind.derivatives(pair_of_logs(log_p, log_q))
         changes = [by * t for by, t in zip(derivatives, tangents, strict=False) if t is not None]
@@ -318,7 +333,9 @@ def partial_divergence(
     temperature: float,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """Return the divergence of each position from a teacher; raise unless the teacher is an instance of `wanted`."""
+    """Return the divergence of each position of `student` from the teacher. Raise unless the teacher is an instance of
+    `wanted`.
+    """
     kind = check_kind(call, kind)
     check_result_dtype(call, dtype)
     temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
@@ -335,7 +352,9 @@ def partial_divergence(
 
 
 def check_logits(call: str, name: str, x: object, *, other: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits. The error's remedy fits `other`, the other side's logits."""
+    """Raise unless `x` is a dense tensor of logits. `other` has the logits of the other side, on which the remedy
+    depends.
+    """
     if isinstance(x, Tensor):
         check_dense(call, name, x)
         if x.is_floating_point() and x.ndim > 0:
@@ -357,7 +376,9 @@ def check_logits(call: str, name: str, x: object, *, other: object = None) -> No
 
 
 def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
-    """Return the remedy for a list of tensors instead of one: join the tensors, or average their losses."""
+    """Return the remedy for a list of tensors instead of one tensor: to join the tensors, or to average their losses.
+    Return None if neither fits.
+    """
     to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
     for join in ("stack", "cat") if positions else ():
         with suppress(RuntimeError):
@@ -372,10 +393,10 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 def compared_classes(
     call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
 ) -> tuple[int, int]:
-    """Return how many classes of student and teacher are compared; raise if the numbers `sizes` contradict the
-    settings.
+    """Return the number of leading classes of the student, and the number of leading classes of the teacher, that are
+    compared. Raise if `sizes`, their numbers of classes, contradict the settings.
 
-    `names` are the names of the arguments that contain the classes, for messages.
+    `names` are the names of the arguments that contain the classes, for error messages.
     """
     if 0 in sizes:
         check_any_class(call, names[sizes.index(0)], 0)
@@ -396,7 +417,7 @@ def compared_classes(
 
 
 def check_any_class(call: str, name: str, classes: int) -> None:
-    """Raise if the number of classes is 0."""
+    """Raise if `classes`, the number of classes of the argument `name`, is 0."""
     if classes == 0:
         instead = (
             f"{name}= with the classes in its {'first' if name.endswith('weight') else 'last'} dimension"
@@ -407,10 +428,11 @@ def check_any_class(call: str, name: str, classes: int) -> None:
 def check_positions(
     call: str, student: Tensor, teacher: Tensor, move: str, *, last: str = "classes", rows: str = "logits"
 ) -> None:
-    """Raise unless student and teacher have the same device and positions (all dimensions except the last).
+    """Raise unless student and teacher have the same device and the same positions, which are all dimensions except the
+    last.
 
-    `move` is the remedy that the error about devices names: code that moves the teacher to the student's device.
-    `last` and `rows` name the student's last dimension and its rows in messages.
+    `move` is the code that moves the teacher to the student's device, for the error about devices. `last` and `rows`
+    are the words for the student's last dimension and for its rows in error messages.
     """
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(

@@ -74,7 +74,7 @@ class TopK(PartialTeacher):
     validate: InitVar[bool] = True
     _largest: int = field(init=False, repr=False, default=-1)
     _unknown: Tensor | None = field(init=False, repr=False, default=None)
-    """A mask of the positions that contain NaN; None without such positions, or if the values were not checked."""
+    """A mask of the positions that contain NaN, or None if no position contains NaN or the values were not checked."""
 
     def __post_init__(self, validate: bool) -> None:
         _check_form(self)
@@ -92,17 +92,17 @@ class TopK(PartialTeacher):
 
     @property
     def kept_indices(self) -> Tensor:
-        """The indices of the kept classes."""
+        """The indices of the kept classes, shape (..., k)."""
         return self.indices
 
     @property
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of the kept classes."""
+        """The log-probabilities of the kept classes, shape (..., k)."""
         return self.log_probs
 
     @property
     def largest_index(self) -> int:
-        """The largest index of a kept class; -1 if the values were not checked."""
+        """The largest index of a kept class, or -1 if the values were not checked."""
         return self._largest
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
@@ -120,7 +120,7 @@ class TopK(PartialTeacher):
             )
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless `tail` supports `kind` and `temperature`."""
+        """Raise unless the teacher's `tail` supports `kind` and `temperature`."""
         if temperature != 1 and self.tail != "renormalize":
             raise invalid_value(
                 call,
@@ -140,7 +140,7 @@ class TopK(PartialTeacher):
             )
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
-        """Return the teacher's rows, for a student with `classes` classes."""
+        """Return the teacher's rows for a student that has `classes` classes."""
         k = self.indices.shape[-1]
         indices, log_probs = all_recordable((self.indices, self.log_probs))
         log_probs = upcast(log_probs.reshape(-1, k))
@@ -231,11 +231,11 @@ def top_k_divergence(
 
 @dataclass(frozen=True, eq=False)
 class TopKRows(PartialRows):
-    """The rows of a `TopK`."""
+    """The rows of a `TopK`: the kept classes of each row, and the handling of the other classes."""
 
     tail: Tail
-    rounding: float  # the largest remainder of the teacher's mass that counts as a rounding error
-    vocabulary: int  # the number of classes
+    rounding: float  # 1 minus the kept mass is a rounding error if it is at most this number
+    vocabulary: int  # the number of all classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
         """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
@@ -247,10 +247,10 @@ class TopKRows(PartialRows):
         if self.tail == "renormalize":
             left = torch.full_like(logits[:, -1:], -torch.inf)
         else:
-            # If all classes are kept, any remaining mass is a rounding error.
+            # If a row keeps all classes, 1 minus the kept mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            # The teacher's mass outside the kept classes counts as 0 if this mass is at most the rounding error and the
-            # student has no mass there.
+            # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
+            # error, the teacher's mass counts as 0.
             kept = log_probs.exp().sum(-1, keepdim=True)
             is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
             some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
@@ -295,16 +295,16 @@ def _check_form(teacher: TopK) -> None:
 
 
 def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
-    """Raise if a row has impossible values, except for the `unknown` rows."""
+    """Raise if a row has impossible values. Rows where `unknown` is True are not checked."""
     indices, log_probs = teacher.indices.long(), teacher.log_probs.detach()
-    if unknown is not None:  # replace unknown rows by a valid row
+    if unknown is not None:  # a valid row replaces each unknown row
         k = indices.shape[-1]
         indices = torch.where(unknown.unsqueeze(-1), torch.arange(k, device=indices.device), indices)
         log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
     kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    # Each padding entry gets a different negative number, which is not a class, so padding never repeats a class.
+    # Each padding entry gets a different negative index, so that no two padding entries count as a repeated class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     ordered = torch.where(is_padding, -places, indices).sort(-1).values
     is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")

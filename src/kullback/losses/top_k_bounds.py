@@ -19,7 +19,7 @@ from kullback.representations import SUM_TOLERANCE
 
 _CALL = "top_k_divergence_bounds"
 Range = tuple[Tensor, Tensor]  # the lower and the upper limits of numbers that have rounding errors
-_PADDING_P, _PADDING_Q = -1, 1 << 62  # no class has these indices, and P's and Q's differ
+_PADDING_P, _PADDING_Q = -1, 1 << 62  # no class has these indices; the padding of P and of Q never match
 
 
 class DivergenceBounds(NamedTuple):
@@ -126,8 +126,10 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """A distribution's listed classes, padded. `low` and `high` are the limits of the classes' log-probabilities,
-    `least` and `most` the limits of the mass outside the list.
+    """The classes in a distribution's list, padded, with limits that include rounding errors.
+
+    `low` and `high` are the lower and upper limits of the log-probabilities of the listed classes. `least` and `most`
+    are the lower and upper limits of the mass outside the list.
     """
 
     indices: Tensor
@@ -143,8 +145,8 @@ class _ListedClasses(NamedTuple):
         kept = log_probs != -torch.inf
         indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
         tail = _mass_outside(x)
-        # `rounding` exceeds the sum of the errors of the listed probabilities, because p (1 + |log p|) is at most p +
-        # 1/e.
+        # `rounding` exceeds the sum of the errors of the listed probabilities. The error of a probability p is eps p (1
+        # + |log p|), which is at most eps (p + 1/e).
         rounding = torch.full_like(tail, (k + 1) * eps)
         if classes is not None:
             whole = kept.sum(-1) >= classes
@@ -155,7 +157,7 @@ class _ListedClasses(NamedTuple):
         )
 
     def among(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper limits of the log-probabilities where `mask` is True, -inf elsewhere."""
+        """Return the lower and the upper limits of the log-probabilities, with -inf where `mask` is False."""
         return torch.where(mask, self.low, -torch.inf), torch.where(mask, self.high, -torch.inf)
 
 
@@ -169,7 +171,7 @@ def _bounds(
     q_in_both = torch.zeros_like(q.indices).scatter_add(-1, place, in_both.long()) > 0
     matched = q._replace(low=q.low.gather(-1, place), high=q.high.gather(-1, place))
     common_p, common_q = p.among(in_both), matched.among(in_both)
-    only_p, only_q = p.among(~in_both), q.among(~q_in_both)  # A and B
+    only_p, only_q = p.among(~in_both), q.among(~q_in_both)  # the classes A and B of the public docstring
     p_a, q_b = _masses(only_p), _masses(only_q)
 
     same = _smallest_terms(kind, common_p, common_q).sum(-1)
@@ -192,8 +194,8 @@ def _bounds(
         same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
     )
     if classes is not None:
-        # No class is unlisted, so the mass outside P's list is on classes of B, and the mass outside Q's list on
-        # classes of A.
+        # All classes are in one of the lists. Therefore the mass outside P's list is on classes that only Q's list has.
+        # Likewise, the mass outside Q's list is on classes that only P's list has.
         exact = (
             same + _largest_split(kind, only_q, p, swap=False) + _largest_split(kind, only_p, q, swap=True)
         )
@@ -211,12 +213,13 @@ def _range_sum(a: Range, b: Range) -> Range:
 
 
 def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return the terms of a divergence from the logarithms of masses. The masses need not sum to one."""
+    """Return the terms of the divergence for masses p and q with these logarithms. The masses need not sum to 1."""
     return kind.terms(pair_of_logs(log_p, log_q))
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the smallest terms for log p and log q in these ranges: 0 if the ranges overlap, else at the nearest ends.
+    """Return the smallest terms for log p in the range `p` and log q in the range `q`. A term is 0 if the ranges
+    overlap; otherwise it is smallest at the ends that are nearest to each other.
 
     For a fixed q, the term decreases as p approaches q. For a fixed p, the term decreases as q approaches p.
     """
@@ -231,15 +234,18 @@ def _smallest_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
 
 
 def _largest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the largest terms for log p and log q in these ranges, which are at the ends farthest from each other."""
+    """Return the largest terms for log p in the range `p` and log q in the range `q`. A term is largest at two ends
+    that are farthest from each other.
+    """
     return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
 
 
 def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool) -> Tensor:
-    """Return the largest sum of terms over the classes of one list, if the other side's unlisted mass is split among
-    them.
+    """Return the largest sum of terms over the classes of one list, if the mass outside the other list is split among
+    these classes.
 
-    The sum is a convex function of the split, so its maximum has all of the mass on one class.
+    The sum is a convex function of the split. Therefore its maximum has all of the mass on one class. With `swap`, the
+    listed classes are P's and the split mass is Q's; without, the listed classes are Q's and the split mass is P's.
     """
     nothing = torch.full_like(listed[1], -torch.inf)
     none = _terms(kind, *((listed[1], nothing) if swap else (nothing, listed[1])))
@@ -279,14 +285,18 @@ def _check_indices(name: str, indices: Tensor, classes: int) -> None:
 
 
 def _mass_outside(x: TopK | TopKBlock) -> Tensor:
-    """Return the mass outside the list of each position in float64: the stored mass, or 1 minus the listed mass."""
+    """Return the mass outside the list at each position, in float64. A `TopKBlock` stores this mass; for a `TopK`, it
+    is 1 minus the listed mass.
+    """
     if isinstance(x, TopKBlock):
         return x.log_tail.double().exp()
     return log_tail_mass(x.log_probs.detach().double().reshape(-1, x.log_probs.shape[-1])).exp()
 
 
 def _check_mass(name: str, x: TopK | TopKBlock, classes: int) -> None:
-    """Raise if a list of all classes leaves mass: `classes` is too small, or the probabilities are wrong."""
+    """Raise if a list contains `classes` classes and leaves mass outside the list. Then `classes` is too small, or the
+    probabilities are wrong.
+    """
     log_probs = x.log_probs.detach().reshape(-1, x.log_probs.shape[-1])
     eps = torch.finfo(log_probs.dtype).eps
     rounding = max((log_probs.shape[-1] + 1) * eps, SUM_TOLERANCE.get(log_probs.dtype, 0.0))

@@ -118,12 +118,14 @@ _ARGUMENTS = Arguments(
 
 
 def check_reduction(call: str, reduction: object) -> None:
-    """Raise unless `reduction` is one of torchmetrics' reductions."""
+    """Raise unless `reduction` is a reduction that torchmetrics accepts."""
     _ARGUMENTS.check(call, reduction=reduction)
 
 
 def resolve_representation(call: str, log_prob: object, representation: object) -> RepresentationName:
-    """Return the representation of the tensors, from torchmetrics' flag `log_prob` and from `representation`."""
+    """Return the name of the representation of p and q, from torchmetrics' flag `log_prob` and the option
+    `representation`.
+    """
     _ARGUMENTS.check(call, log_prob=log_prob)
     if representation is None:
         return "log-probs" if log_prob else "counts"
@@ -139,7 +141,7 @@ def resolve_representation(call: str, log_prob: object, representation: object) 
 def row_values(
     call: str, p: Tensor, q: Tensor, representation: RepresentationName, mask: Tensor | None
 ) -> tuple[Tensor, torch.dtype]:
-    """Return KL(P || Q) of each row that `mask` keeps, in float32 or better, and the dtype of the final result."""
+    """Return KL(P || Q) of each row that `mask` keeps, in float32 or better, and the dtype that the caller returns."""
     for name, x in {"p": p, "q": q}.items():
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             made = tensor_remedy(name, x, floating=False) or f"torch.as_tensor({name})"
@@ -191,13 +193,14 @@ def _represent(
         explanation = error.explanation
         if explanation is None:
             raise
-        # The remedy may name a Python class, such as `Logits`. A caller who passed only a word such as "logits" gets a
-        # remedy in these words instead.
+        # The remedy of an error may name a Python class, such as `Logits`. A caller who passed only a word such as
+        # "logits" gets a remedy in such words instead.
         names_a_class = any(isinstance(piece, Name) for piece in explanation.instead)
         instead = _OTHER_REPRESENTATIONS if names_a_class else explanation.instead
         place = f"{call}({argument}=...){counted}"
         raise error.replace(call=call, argument=argument, place=place, instead=instead) from None
     if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
-        # The rows are computed in float32, because an average of rows rounded to half precision would be inaccurate.
+        # Half-precision rows are computed in float32, because the mean of rows rounded to half precision would be
+        # inaccurate.
         return kind(x.float(), validate=False)
     return checked

@@ -1,7 +1,7 @@
 """The drop-in for `torchmetrics.KLDivergence`. Importing this module imports torchmetrics."""
 
-# This module has no postponed annotations, because TorchScript, which can compile metrics, reads the annotations of the
-# class.
+# This module does not postpone annotations. TorchScript, which can compile metrics, reads the annotations of the class
+# and cannot read postponed annotations.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +23,7 @@ from kullback.metrics.drop_in import (
 
 
 class ExactMetric(Metric):
-    """A metric with states that keep their dtype when the metric's dtype changes."""
+    """A metric whose states in `exact_states` keep their dtype when the dtype of the metric changes."""
 
     is_differentiable: bool | None = True
     higher_is_better: bool | None = False
@@ -32,7 +32,9 @@ class ExactMetric(Metric):
     exact_states = ()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Apply `fn` to the states, but keep the dtype of the states in `exact_states`."""
+        """Apply `fn`, which changes dtype or device, to all states. The states in `exact_states` change only their
+        device.
+        """
         super()._apply(fn, exclude_state=(*exclude_state, *self.exact_states))
         defaults: dict[str, Any] = self._defaults
         for name in defaults.keys() & set(self.exact_states):
@@ -114,8 +116,8 @@ class KLDivergence(ExactMetric):
         self.add_state("counts", sketch.counts, dist_reduce_fx="sum")
         self.add_state("minimum", sketch.minimum, dist_reduce_fx="min")
         self.add_state("maximum", sketch.maximum, dist_reduce_fx="max")
-        # This state is always 0. Each batch adds a zero of the batch's dtype, so that promotion yields the dtype of the
-        # result.
+        # This state always has the value 0; only its dtype matters. Each batch adds a zero of the batch's dtype, so
+        # that type promotion gives the state the dtype of the result.
         self.add_state("precision", torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, p: Tensor, q: Tensor, mask: Tensor | None = None) -> None:
@@ -213,7 +215,9 @@ class KLDivergence(ExactMetric):
         return self._plot(val, ax)
 
     def _statistics(self) -> tuple[Moments, QuantileSketch]:
-        """Return the statistics of the rows so far, from the states or from the stored rows."""
+        """Return the moments and the quantile sketch of all rows so far, from the metric's states or from the stored
+        rows.
+        """
         if not self._keeps_rows:
             state = SketchState(self.counts, self.minimum, self.maximum)
             return Moments(self.moments), QuantileSketch(state=state)
@@ -229,7 +233,7 @@ class KLDivergence(ExactMetric):
         return dim_zero_cat(self.measures).dtype if len(self.measures) else self.dtype
 
     def _synchronized(self) -> AbstractContextManager[None]:
-        """Return a context that merges the states of all processes, as for `compute`."""
+        """Return a context manager inside which the states are merged over all processes, as in `compute`."""
         return self.sync_context(
             dist_sync_fn=self.dist_sync_fn,
             should_sync=self._to_sync,

@@ -15,13 +15,14 @@ from kullback.estimators import EstimateWarning
 from kullback.losses.log_probs import estimates
 from kullback.metrics.metric import ExactMetric
 
-# These are the columns of a sequence's sums. The first three columns are sums over tokens with mass under both P and Q:
-# k1, k3 and the number of tokens. The last two columns are sums over all tokens: q/p - 1 and the number of tokens.
+# These are the columns of the sums of a sequence. The first three columns are sums over the tokens that have mass under
+# both P and Q: the sum of k1, the sum of k3, and the number of tokens. The last two columns are sums over all tokens:
+# the sum of q/p - 1, and the number of tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
 _COLUMNS = 5
-# A mean of q/p over at least `_FEWEST_SEQUENCES` sequences may differ significantly from 1. The difference is
-# significant if it is more than `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`. Rounding errors are
-# below `_ROUNDED`.
+# `compute` warns if the mean of q/p over at least `_FEWEST_SEQUENCES` sequences differs significantly from 1. A
+# difference is significant if it exceeds `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`, a bound of the
+# rounding errors.
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 
@@ -108,11 +109,11 @@ class PolicyKL(ExactMetric):
         self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
 
     def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
-        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the same shape, True for tokens that
-        count.
+        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the same shape that is True for tokens
+        that count.
 
         The tokens were sampled from P. Each sequence must be complete. Tokens that `mask` excludes may have any values.
-        A mask that is False everywhere raises a warning, on the CPU only.
+        On the CPU, a mask that is False everywhere raises a warning.
         """
         call = "PolicyKL.update"
         exact = [upcast(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in (log_p, log_q)]
@@ -153,8 +154,10 @@ class PolicyKL(ExactMetric):
         return results | {"beyond": self.beyond / tokens, "outside": outside / tokens}
 
     def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
-        """Return a dict with the mean plus `infinite`, named `name`, and the standard error, named `name` +
-        "_error".
+        """Return a dict with two entries: `name` with the value mean + infinite, and `name` + "_error" with the
+        standard error `error`.
+
+        The standard error is NaN for fewer than two sequences, and +inf if the mean is infinite.
         """
         mean = mean + infinite
         error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))
@@ -189,16 +192,18 @@ def _warn_ratio(results: dict[str, Tensor], tokens: Tensor) -> None:
     warnings.warn(text, EstimateWarning, stacklevel=4)
 
 
-# Each sequence has one sum for each column. A state has the number of sequences, the totals of the columns, and the
-# products of the sums' deviations from their means. Such products can be merged without cancellation.
+# A state is a vector of three parts. The first part is the number of sequences. The second part has, for each column,
+# the total of the column over the sequences. The third part has the sums of products of the sequences' deviations from
+# the mean, for all pairs of columns. Such sums of products can be merged without cancellation.
 
 
 def _ratio(state: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
-    """Return the ratio of two columns' totals and its standard error."""
+    """Return the ratio of two totals, column `above` divided by column `below`, and its standard error."""
     count, sums, products = _parts(state)
     mean = sums[above] / sums[below]
-    # Let S and n be the sums of one sequence in the columns `above` and `below`. The mean of S - mean * n over
-    # sequences is 0, so `square`, the sum of its squares, follows from the deviations of S and n from their means.
+    # Let S and n be the values of a sequence in columns `above` and `below`, and let m be the ratio. `square` is the
+    # sum of (S - m n)^2 over the sequences. The mean of S - m n is 0, so the deviations of S and n from their means
+    # give `square`.
     square = products[above, above] - 2 * mean * products[above, below] + mean**2 * products[below, below]
     return mean, (count / (count - 1) * square.clamp(min=0)).sqrt() / sums[below]
 
@@ -215,7 +220,9 @@ def _parts(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _merge(states: Tensor) -> Tensor:
-    """Return the merged state of several states, shape (states, values), by Chan, Golub and LeVeque (1979)."""
+    """Return one state that merges several states of shape (states, values), by the method of Chan, Golub and LeVeque
+    (1979).
+    """
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)

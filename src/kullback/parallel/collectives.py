@@ -14,8 +14,8 @@ from kullback.common.dtypes import accurate_dtype
 from kullback.common.inputs import can_inspect
 from kullback.errors import KullbackError, invalid_type, invalid_value
 
-# `agree` sends this number of integers. The number is the same in all calls, because gloo aborts on messages of
-# unexpected length.
+# The number of integers that `agree` sends. The number is the same in all calls, because gloo aborts if a message has
+# an unexpected length.
 _HEADER = 32
 
 
@@ -50,7 +50,9 @@ class Ranks:
         self.rank = dist.get_rank(group)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the tensors `x` of all ranks, which have equal shapes, stacked in rank order: shape (ranks, ...)."""
+        """Return the tensors `x` of all ranks, stacked in rank order, shape (ranks, ...). The tensors must have equal
+        shapes.
+        """
         gathered = x.new_empty(self.size, *x.shape)
         if x.numel():
             dist.all_gather(list(gathered.unbind(0)), x.contiguous(), group=self.group)
@@ -63,8 +65,10 @@ class Ranks:
         return x
 
     def exchange(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Send one one-dimensional piece to each rank. Return the pieces of all ranks, joined in rank order, with
-        lengths `sizes`.
+        """Send `pieces[i]`, a one-dimensional tensor, to rank i. Return the pieces that all ranks sent to this rank,
+        joined in rank order.
+
+        `sizes` are the lengths of the pieces that this rank receives.
         """
         sent = torch.cat(list(pieces))
         received = sent.new_empty(sum(sizes))
@@ -82,7 +86,8 @@ def agree(
     own: Mapping[str, int],
     problem: KullbackError | None,
 ) -> dict[str, list[int]]:
-    """Return the values of each integer in `own` on all ranks; raise on every rank if the ranks' calls differ.
+    """Return a dict that has, for each key of `own`, a list of the integers of all ranks. If the calls of the ranks
+    differ, every rank raises an error.
 
     The function makes one all-gather of a few integers. Reading the integers synchronizes with an accelerator.
 
@@ -99,7 +104,7 @@ def agree(
     stand_ins = [0 if problem else _number(x) for x in same.values()]
     numbers = [int(problem is not None), *stand_ins, *own.values()]
     numbers += [0] * (_HEADER - len(numbers))
-    # All numbers that are not tensors are copied to the device at once.
+    # The numbers that are not tensors are copied to the device together, in one transfer.
     header = torch.tensor([0 if isinstance(x, Tensor) else x for x in numbers], device=device)
     for place, number in enumerate(numbers):
         if isinstance(number, Tensor):
@@ -133,7 +138,9 @@ def agree(
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
-    """Raise an error if the backward pass with gradient `grad` is differentiated or batched."""
+    """Raise if torch differentiates or batches the backward pass. `grad` is the gradient that the backward pass
+    receives.
+    """
     if torch.is_grad_enabled() or not can_inspect(grad):
         raise invalid_value(
             ranks.call,
@@ -145,7 +152,7 @@ def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
 
 
 def _number(value: object) -> Any:
-    """Return the value if it is an integer or a tensor, else a hash of its repr."""
+    """Return `value` if it is an integer or a tensor. Return a hash of its repr if it is another object."""
     if isinstance(value, int | Tensor):
         return value
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
@@ -156,7 +163,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def pattern(x: Tensor | None) -> Tensor | int:
-    """Return a checksum of a tensor of integers or booleans, a weighted sum of its elements; 0 for None."""
+    """Return a checksum of a tensor of integers or booleans: a weighted sum of its elements. For None, return 0."""
     if x is None:
         return 0
     places = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C15 % (1 << 61)
@@ -164,5 +171,7 @@ def pattern(x: Tensor | None) -> Tensor | int:
 
 
 def stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Return a matrix whose columns are tensors of one number per row, in the device's most accurate dtype."""
+    """Return a matrix whose columns are the tensors in `numbers`, in the device's most accurate dtype. Each tensor has
+    one number for each row.
+    """
     return torch.stack(list(numbers), -1).to(accurate_dtype(numbers[0].device))

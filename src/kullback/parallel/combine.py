@@ -1,12 +1,12 @@
-"""For each kind of divergence, combine numbers from the classes of every rank into values and gradients of the rows.
+"""Rules that compute, for each kind of divergence, the values and gradients of rows from a few numbers of every rank.
 
-A rank has the masses p and q of its classes, normalized over the classes of all ranks. `local` computes a few numbers
-per row from these masses. The ranks sum or gather these numbers, and `merge` computes the value and the sums for the
-gradient.
+A rank has the masses p and q of its classes, normalized over the classes of all ranks. The method `local` of a rule
+computes a few numbers per row from these masses. The ranks sum or gather these numbers, and the method `merge` computes
+the value of the row and the sums that the gradient needs.
 
-Let m be the masses of P (or Q), b the derivatives with respect to log m, and S the sum of b over the row. The gradient
-with respect to a logit is b - m S. At the class with the most mass, this difference would cancel. The gradient there is
-computed as -(O - M S), where O and M are the sums of b and m over the other classes.
+For P or for Q, let m be the mass of a class, b the derivative with respect to log m, and S the sum of b over the row.
+The gradient with respect to the logit of the class is b - m S. At the class with the most mass, this difference would
+cancel. There, the gradient is computed as -(O - M S), where O and M are the sums of b and of m over the other classes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ from kullback.parallel.collectives import stacked
 
 
 class DerivativeSums(NamedTuple):
-    """Sums of the derivatives and masses of P or of Q over the classes of a row; each tensor has shape (rows,)."""
+    """Sums over the classes of a row, for P or for Q. Each tensor has shape (rows,)."""
 
-    others: Tensor  # the sum of the derivatives of all classes except the class with the most mass
+    others: Tensor  # the sum of the derivatives at all classes except the class with the most mass
     top: Tensor  # the derivative at the class with the most mass
     mass: Tensor  # the mass of all classes except the class with the most mass
 
 
 class Merged(NamedTuple):
-    """Merged numbers of rows, equal on all ranks: divergences, sums of P and of Q, and a rule's extra numbers."""
+    """The merged numbers of rows, which are equal on all ranks: the divergences, the sums for P and for Q, and extra
+    numbers that only some rules need.
+    """
 
     values: Tensor
     sums: tuple[DerivativeSums | None, DerivativeSums | None]
     extra: tuple[Tensor, ...] = ()
 
     def block(self, rows: slice) -> Merged:
-        """Return the merged numbers of some rows."""
+        """Return the merged numbers of only the rows of a slice."""
         sums = [None if x is None else DerivativeSums(*(y[rows] for y in x)) for x in self.sums]
         return Merged(self.values[rows], (sums[0], sums[1]), tuple(x[rows] for x in self.extra))
 
 
 class CombineRule:
-    """The rule for a divergence that is a sum over classes. The results of `local` are summed over the ranks."""
+    """The rule for a divergence that is a sum over classes. If `gathers` is False, the ranks sum the results of
+    `local`, else they gather these results.
+    """
 
     gathers = False
 
@@ -56,7 +60,7 @@ class CombineRule:
         self.rank = rank
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
-        """Return a few numbers for each row, computed from this rank's classes.
+        """Return a few numbers for each row, shape (rows, numbers), computed from this rank's classes.
 
         Arguments:
             pair: the masses and log-ratios of these classes.
@@ -71,12 +75,14 @@ class CombineRule:
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
-        """Merge `numbers`: the sums over the ranks or, if `gathers`, the stacked numbers of each rank."""
+        """Return the merged numbers of the rows. `numbers` has the results of `local`: their sums over the ranks or, if
+        `gathers`, the results of all ranks, stacked.
+        """
         columns = list(numbers.unbind(-1))
         return Merged(columns[0], _sides(columns[1:], wanted))
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the divergences with respect to log p and log q of this rank's classes."""
+        """Return the derivatives of the divergences with respect to log p and log q, for this rank's classes."""
         return self.kind.derivatives(pair)
 
 
@@ -84,7 +90,8 @@ class _RenyiRule(CombineRule):
     """The rule for Renyi's divergence of an order alpha that is not 0, 1 or infinity.
 
     Where the sum of p^alpha q^(1 - alpha) is near 1, the value is computed from the power divergence, which keeps more
-    digits than logarithms. Elsewhere the value is computed from logarithms, which neither overflow nor underflow.
+    digits than the logarithm of the sum. Elsewhere, the value is computed from this logarithm, which neither overflows
+    nor underflows.
     """
 
     gathers = True
@@ -104,7 +111,7 @@ class _RenyiRule(CombineRule):
                 if top is not None:
                     numbers += [
                         torch.where(mask, -torch.inf, logs).logsumexp(-1) for mask in (top, ~top)
-                    ]  # the sum over the other classes, and the value at the class with the most mass
+                    ]  # logarithms: the sum over the other classes, and the class with the most mass
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
@@ -143,8 +150,8 @@ class _RenyiRule(CombineRule):
 
 
 class _LargestRatioRule(CombineRule):
-    """The rule for Renyi's divergence of infinite order, the largest log-ratio. Only the first class that attains it
-    has a gradient.
+    """The rule for Renyi's divergence of infinite order, which is the largest log(p / q). Only the first class with the
+    largest log(p / q) has a gradient.
     """
 
     gathers = True
@@ -185,7 +192,7 @@ class _LargestRatioRule(CombineRule):
 
 
 class _SupportRule(CombineRule):
-    """The rule for Renyi's divergence of order 0, from the mass of Q outside the support of P."""
+    """The rule for Renyi's divergence of order 0, which is computed from the mass of Q outside the support of P."""
 
     gathers = True
 
@@ -211,7 +218,7 @@ class _SupportRule(CombineRule):
             uncovered_top, covered_top, mass = next(rest).sum(0), next(rest).logsumexp(0), next(rest).sum(0)
             share = torch.where(uniform, 1 / self.classes, torch.exp(covered_top - _finite_peak(covered)))
             top = (uncovered_top - uncovered * share) * is_q
-            return DerivativeSums(-top, top, mass)  # the derivatives of a row sum to 0
+            return DerivativeSums(-top, top, mass)  # a row's derivatives sum to 0
 
         return Merged(values, _of_wanted(wanted, of_side, (False, True)), (uncovered, covered))
 
@@ -223,7 +230,7 @@ class _SupportRule(CombineRule):
 
 
 def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule:
-    """Return the rule for a divergence.
+    """Return the rule that combines numbers for the divergence `kind`.
 
     Raises:
         ArgumentValueError: the divergence is neither a sum over classes nor `Renyi`.
@@ -280,12 +287,16 @@ def _without_infinite(logs: Tensor) -> Tensor:
 
 
 def _finite_peak(logs: Tensor) -> Tensor:
-    """Return the logarithms with 0 in place of -inf, because -inf - (-inf) would be NaN."""
+    """Return `logs` with 0 in place of -inf, because the caller subtracts the result, and -inf - (-inf) would
+    be NaN.
+    """
     return torch.where(logs == -torch.inf, 0, logs)
 
 
 def first_rank(numbers: Tensor, largest: Tensor) -> Tensor:
-    """Return for each row the first rank that has the largest number; 0 if that number is NaN."""
+    """Return, for each row, the first rank whose number is `largest`, the largest number of the row. If `largest` is
+    NaN, return 0.
+    """
     places = torch.arange(numbers.shape[0], device=numbers.device).unsqueeze(-1)
     first = torch.where(numbers == largest, places, numbers.shape[0]).amin(0)
     return torch.where(first == numbers.shape[0], 0, first)

@@ -1,8 +1,8 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
 Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The native kernels
-compute the rows that they support, and torch operations compute other rows block by block. The arithmetic is in float64
-(float32 on devices without float64).
+compute the rows that they support. For other rows, torch operations compute one block of rows after the other. The
+arithmetic is in float64 (float32 on devices without float64).
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, 
 
 
 class Normalizer(NamedTuple):
-    """The normalizers of P's or Q's rows over all ranks. A row has the logsumexp peak / temperature + log(total)."""
+    """The normalizers of the rows of P or of Q over all ranks. The logsumexp of a row is peak / temperature +
+    log(total).
+    """
 
     peak: Tensor
     total: Tensor
     owner: Tensor  # the rank that has the first class with the most mass
 
     def block(self, rows: slice) -> Normalizer:
-        """Return the normalizers of some rows."""
+        """Return the normalizers of only the rows of a slice."""
         return Normalizer(*(x[rows] for x in self))
 
 
 class SweepResults(NamedTuple):
-    """The results of the forward sweep. The values and sums are the same on all ranks."""
+    """The results of the forward pass over the rows. The values and sums are equal on all ranks."""
 
     p: Normalizer
     q: Normalizer
@@ -48,35 +50,38 @@ class SweepResults(NamedTuple):
     labels: MixedLabels | None
 
     def values(self) -> Tensor:
-        """Return the values of the rows."""
+        """Return the value of each row: the divergence or, with labels, the mixture of divergence and cross-entropy."""
         return self.merged.values if self.labels is None else self.labels.values(self.merged.values)
 
 
 @dataclass(slots=True, eq=False)
 class ShardedRows(RowOperation):
-    """Divergences of rows whose classes are sharded. All ranks must call the same methods on the same rows."""
+    """The row operation of divergences of rows whose classes are sharded. All ranks must call the same methods on the
+    same rows.
+    """
 
     ranks: Ranks
     kind: Divergence
     temperature: float
     classes: int  # the number of classes of all ranks together
-    needed: tuple[bool, bool]  # whether any rank needs a gradient with respect to P, and to Q
+    needed: tuple[bool, bool]  # whether any rank needs a gradient for P's logits, and for Q's logits
     start: int  # the first class of this rank
     dtype: torch.dtype = torch.float64  # the dtype of the values
     labels: HardLabels | None = None  # the true classes, whose cross-entropy is mixed with the divergences
     inplace: bool = False  # whether the gradient overwrites Q's logits
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, SweepResults]:
-        """Return the value of each row, the same on every rank, and the results that `gradients` needs."""
+        """Return two results: the value of each row, which is equal on every rank, and the results of the pass, which
+        `gradients` needs.
+        """
         state = self.sweep(p, q, self.needed, self.labels)
         return state.values().to(self.dtype), state
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients with respect to this rank's logits, without a collective.
+        """Return the gradients with respect to this rank's logits. The ranks do not communicate.
 
-        The sums come from `compute`. All ranks have the same values, and the same gradient of the loss with respect to
-        these values. The result is this rank's part of the gradient of one common loss. Losses are not summed over the
-        ranks.
+        The sums that the gradients need come from `compute`. All ranks have the same values of the rows and the same
+        `grad`. The result is this rank's part of the gradient of one loss, which is not summed over the ranks.
         """
         check_first_derivative(self.ranks, grad)
         p, q = tensors
@@ -93,7 +98,7 @@ class ShardedRows(RowOperation):
         wanted: Wanted,
         inplace: bool = False,
     ) -> Evaluation:
-        """Return the results of `kernels.value_and_gradient`, with gradients for this rank's logits only."""
+        """Return the same results as `kernels.value_and_gradient`, with gradients for this rank's logits only."""
         sharded = replace(self, kind=rows.kind)
         state = sharded.sweep(p, q, self.needed if any(wanted) else (False, False), rows.labels)
         by_p, by_q = sharded.side_gradients(p, q, state, weights, wanted, (inplace, inplace))
@@ -102,7 +107,7 @@ class ShardedRows(RowOperation):
     def sweep(
         self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
     ) -> SweepResults:
-        """Return the values, and the sums that the needed gradients require. The method makes two collectives."""
+        """Return the values of the rows, and the sums that the gradients need. The ranks communicate twice."""
         sums = [log_sums(x, self.temperature) for x in (p, q)]
         if labels is not None:
             places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)
@@ -135,7 +140,9 @@ class ShardedRows(RowOperation):
         wanted: Wanted,
         inplace: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Return the requested gradients of the weighted sum of the values with respect to this rank's logits."""
+        """Return the gradients, with respect to this rank's logits, of the sum of `weights` times the values; None
+        where not wanted.
+        """
         rule = self._rule()
         results = [
             (x if over else torch.empty_like(x)) if want else None
@@ -154,8 +161,8 @@ class ShardedRows(RowOperation):
                 results, derivatives, (pair.p, pair.q), tops, merged.sums, (None, q[block]), strict=True
             ):
                 if result is not None and top is not None and sums is not None:
-                    # Convert the derivatives with respect to log-masses to derivatives with respect to logits /
-                    # temperature.
+                    # `by` has derivatives with respect to log-masses. They are converted to derivatives with respect to
+                    # logits / temperature, as the docstring of `combine` describes.
                     total = (sums.others + sums.top).unsqueeze(-1)
                     at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)
                     gradient = torch.where(top, at_top, by - mass * total) / self.temperature
@@ -172,7 +179,7 @@ class ShardedRows(RowOperation):
         if state.labels is None:
             native_rows.gradients_of_part(rows, p, q, whole, weights, results)
             return
-        for block in row_blocks(p):  # the gradients of the cross-entropies are added before rounding
+        for block in row_blocks(p):  # the cross-entropies' gradients are added before rounding
             logits = p[block], q[block]
             parts = [
                 None if x is None else torch.empty_like(y, dtype=torch.float64)
@@ -185,13 +192,14 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
-        """Return the labels, each with its logit, and with the peak and the sum of exponentials of the other classes.
+        """Return the labels with three numbers each: the logit of the label, and the peak and the sum of exponentials
+        of the other classes.
 
-        These numbers are merged over all ranks. `own` is the number of classes of this rank.
+        These numbers are merged over all ranks, from `gathered`. `own` is the number of classes of this rank.
         """
         others = merged_log_sums(gathered[..., :2], 1.0)
-        # A class that no rank has must give NaN. For such a class, the sum over the ranks is 0, which would look like a
-        # logit.
+        # The sum over the ranks is 0 for a class that no rank has. This sum would look like a logit, so NaN replaces
+        # it.
         exists = (labels.classes >= 0) & (labels.classes < self.classes)
         logits = torch.where(exists, gathered[..., 2].sum(0), torch.nan)
         places = places_of(labels.classes, self.start, own)
@@ -203,8 +211,9 @@ class ShardedRows(RowOperation):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return the pair of this rank's classes, and for each requested side a mask of the class with the most
-        mass.
+        """Return two results: the pair of P and Q on this rank's classes, and a list with one mask for P and one for Q.
+
+        A mask is True at the class with the most mass in its row, and None if the gradient is not wanted.
         """
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
@@ -217,23 +226,23 @@ class ShardedRows(RowOperation):
 
 
 def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """Return the largest of this rank's logits in each row, and the sum of exponentials of the logits minus the largest
-    logit.
+    """Return two numbers for each row, shape (rows, 2): the largest logit of this rank, and the sum of e^((logit -
+    largest) / temperature).
 
-    The result has shape (rows, 2). The temperature divides the differences from the largest logit, because these have
-    more digits than the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index
-    past the end excludes no class. If this rank has no classes, the largest logit is -inf.
+    The differences from the largest logit are divided by the temperature, because they have more correct digits than
+    the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index after the last class
+    excludes no class. If this rank has no classes, the largest logit is -inf.
     """
     rows, classes = logits.shape
     results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
     if not classes:
         results[:, 0] = -torch.inf
         return results
-    buffer = None  # allocating memory for each block would cost more than the arithmetic
+    buffer = None  # one buffer, because allocating each block would cost more than the arithmetic
     for block in row_blocks(logits):
         part = logits[block]
         if buffer is None:
-            # The extra last column receives the indices past the end.
+            # The extra last column receives the indices after the last class.
             buffer = results.new_empty(part.shape[0], classes + 1)
         x = buffer[: part.shape[0]]
         x[:, :-1].copy_(part)
@@ -250,7 +259,9 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
 
 
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
-    """Return the normalizers from the results of `log_sums` on all ranks, shape (ranks, rows, 2)."""
+    """Return the normalizers of the rows. `gathered` has the results of `log_sums` on all ranks, shape (ranks, rows,
+    2).
+    """
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     peak = _subtractable(largest)
@@ -262,10 +273,10 @@ def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
 
 
 def kernels_serve(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether the native kernels support a rank's part of the rows.
+    """Return whether the native kernels support one rank's part of the rows, which has logits `p` and `q`.
 
-    For float64 logits, only the reference keeps all digits of the class with the most mass. For total variation, only
-    the reference handles rounding that changes the sign of q - p in that class.
+    For float64 logits, only the reference keeps all digits at the class with the most mass. For total variation,
+    rounding may change the sign of q - p at this class, and only the reference corrects the sign.
     """
     return (
         kind.additive
@@ -276,7 +287,9 @@ def kernels_serve(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums | None]) -> Tensor:
-    """Return the numbers of a `WholeRow` (csrc/logits/task.h) for each row, shape (rows, 10); unknown sums are 0."""
+    """Return a matrix of shape (rows, 10), whose rows have the numbers of a `WholeRow` (csrc/logits/task.h). Sums that
+    are None become 0.
+    """
     zeros = torch.zeros_like(normalizers[0].peak)
     columns: list[Tensor] = []
     for norm, of_side in zip(normalizers, sums, strict=True):
@@ -285,7 +298,9 @@ def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums
 
 
 def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
-    """Return the gradients times the rows' weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
+    """Return the gradient of each row times the row's weight. If the weight is 0, the result is 0, even if the gradient
+    contains inf or NaN.
+    """
     if weights is None:
         return gradient
     factors = weights[rows].unsqueeze(-1)
@@ -297,7 +312,9 @@ def _subtractable(peak: Tensor) -> Tensor:
 
 
 def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
-    """Return a mask of each row's largest logit, all False in rows whose largest logit is on another rank."""
+    """Return a mask of the largest logit in each row. `has_largest` is True for rows whose largest logit is on this
+    rank; the mask of other rows is False.
+    """
     mask = torch.zeros_like(logits, dtype=torch.bool)
     if not logits.shape[-1]:
         return mask
@@ -305,10 +322,10 @@ def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
 
 
 def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normalized:
-    """Return the normalized P or Q of this rank's classes."""
+    """Return P or Q on this rank's classes, normalized by `norm` over the classes of all ranks."""
     peak, total = norm.peak.unsqueeze(-1), norm.total.unsqueeze(-1)
-    # Differences between logits near the dtype's largest number might overflow, so the peak is subtracted from such
-    # logits.
+    # Differences between logits near the dtype's largest number might overflow. For such a row, the peak is subtracted
+    # from the logits here.
     shift = torch.where(peak.abs() > torch.finfo(logits.dtype).max * 1e-8, peak, 0)
     x, peak = logits - shift, peak - shift
     mass, empty = torch.exp((x - peak) / temperature) / total, x == -torch.inf

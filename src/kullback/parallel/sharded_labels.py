@@ -12,15 +12,17 @@ from kullback.kernels.label_terms import HardLabels
 
 
 def places_of(classes: Tensor, start: int, own: int) -> Tensor:
-    """Return `classes` - `start`, the indices into the `own` classes of this rank; the index `own` for a class of
-    another rank.
+    """Return `classes` - `start`, which are indices into the `own` classes of this rank. The index of a class of
+    another rank is `own`.
     """
     places = classes - start
     return torch.where((places >= 0) & (places < own), places, own)
 
 
 def logits_at(logits: Tensor, places: Tensor) -> Tensor:
-    """Return the logits of each row at `places`, in float64; 0 where another rank has the class."""
+    """Return the logits of each row at the indices `places`, in float64. The result is 0 for a class of another
+    rank.
+    """
     own = logits.shape[-1]
     if not own:
         return upcast(logits.new_zeros(places.shape))
@@ -28,7 +30,9 @@ def logits_at(logits: Tensor, places: Tensor) -> Tensor:
 
 
 class LabelSums(NamedTuple):
-    """Numbers that compare each row's label with the other classes, at temperature 1, equal on all ranks."""
+    """Numbers that compare the label of each row with the other classes at temperature 1. The numbers are equal on all
+    ranks.
+    """
 
     peak: Tensor  # the largest logit of the other classes
     total: Tensor  # the sum of the exponentials of the other classes' logits minus `peak`
@@ -36,18 +40,21 @@ class LabelSums(NamedTuple):
 
     @classmethod
     def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
-        """Return the numbers from the labels' logits and from the peak and total of the other classes."""
+        """Return the numbers for labels with the logits `logits`. `peak` and `total` are the fields of the same
+        names.
+        """
         return cls(peak, total, (peak - logits) + torch.log(total))
 
     def cross_entropies(self) -> Tensor:
-        """Return -log softmax(logits) at the label of each row."""
+        """Return -log softmax at the label of each row, shape (rows,)."""
         return torch.logaddexp(torch.zeros_like(self.margin), self.margin)
 
     def gradient(self, rows: slice, logits: Tensor, places: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of the sum of `grad` times the cross-entropies of some rows, for this rank's logits.
+        """Return the gradient of the sum of `grad` times the cross-entropies with respect to this rank's logits, for
+        the rows of a slice.
 
-        `places` are the results of `places_of` for the labels of these rows. A row whose `grad` is 0 gets 0, even if it
-        contains inf or NaN.
+        `places` has the results of `places_of` for the labels of these rows. The gradient of a row whose `grad` is 0 is
+        0, even if the row contains inf or NaN.
         """
         peak, total, margin = (x[rows].unsqueeze(-1) for x in self)
         mass = torch.sigmoid(margin)  # the mass of all other classes; the gradient at the label is -mass
@@ -59,21 +66,22 @@ class LabelSums(NamedTuple):
 
 
 class MixedLabels(NamedTuple):
-    """The labels of rows, with the numbers that mix their cross-entropies with the divergences."""
+    """The labels of rows, with the numbers that mix their cross-entropies with the divergences of the rows."""
 
     hard: HardLabels
     places: Tensor  # the results of `places_of` for the labels
     sums: LabelSums
 
     def values(self, divergences: Tensor) -> Tensor:
-        """Return the mixed values of the rows."""
+        """Return the mixed value of each row. `divergences` has the divergences of the rows."""
         return self.hard.mixed_with(divergences, self.sums.cross_entropies())
 
     def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
-        """Return the gradient of the mixed values of some rows from `gradient`, the gradient of their divergences.
+        """Return the gradient of the mixed values of the rows of a slice. `gradient` has the gradient of the rows'
+        divergences.
 
-        Both gradients are with respect to the logits of P or of Q. `logits` are Q's logits; None for P, because the
-        cross-entropies do not depend on P.
+        Both gradients are with respect to Q's logits if `logits` has these logits. If `logits` is None, both are with
+        respect to P's logits, on which the cross-entropies do not depend.
         """
         soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
         if logits is None:

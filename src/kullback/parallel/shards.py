@@ -20,12 +20,12 @@ _COMMON = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_dtensor(x: object) -> bool:
-    """Return whether `x` is a DTensor, without importing the module that defines DTensor."""
+    """Return whether `x` is a DTensor. The check does not import the module that defines DTensor."""
     return isinstance(x, Tensor) and _is_of_dtensors(type(x))
 
 
 def has_dtensor(tensors: Collection[object]) -> bool:
-    """Return whether any of the arguments is a DTensor."""
+    """Return whether any of `tensors` is a DTensor."""
     return any(map(_is_of_dtensors, set(map(type, tensors)) - _COMMON))
 
 
@@ -34,7 +34,8 @@ def _is_of_dtensors(kind: type) -> bool:
 
 
 def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
-    """Return the process group over which dimension `dim` of a DTensor is sharded, its mesh, and the mesh's dimension.
+    """Return three results for a DTensor: the process group over which dimension `dim` is sharded, the device mesh, and
+    the index of the mesh dimension over which `dim` is sharded.
 
     Raises:
         ArgumentValueError: dimension `dim` is sharded over no mesh dimension or over several, or another dimension is
@@ -57,7 +58,7 @@ def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
 
 
 def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int | None) -> Tensor:
-    """Return this rank's part of dimension `dim` of a DTensor, or of a tensor that every rank has in full.
+    """Return this rank's part of dimension `dim` of `x`, which is a DTensor or a tensor that every rank has completely.
 
     If `dim` is None, return the full tensor.
     """
@@ -80,7 +81,9 @@ def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int 
 
 
 class Sides(NamedTuple):
-    """The ranges of classes of each rank: in the student, in the teacher, and in the rank's computation."""
+    """For every rank, three ranges of classes: its shard of the student, its shard of the teacher, and the classes that
+    it computes (`meeting`).
+    """
 
     ranks: Ranks
     student: Ranges
@@ -98,10 +101,11 @@ class Sides(NamedTuple):
         vocabulary: str,
         names: tuple[str, str] = ("student", "teacher"),
     ) -> Sides:
-        """Return the ranges from the numbers of classes on the ranks; `teacher` is None if the teacher is not sharded.
+        """Return the ranges. `student` and `teacher` have the numbers of classes on the ranks; `teacher` is None if the
+        teacher is not sharded.
 
-        `classes` and `vocabulary` are arguments of `distillation_loss`. `names` are the names of the arguments whose
-        shards are counted, for messages.
+        `classes` and `vocabulary` are arguments of `distillation_loss`. `names` are the names of the arguments that
+        contain the classes, for error messages.
         """
         cuts = [_ranges(sizes) for sizes in (student, student if teacher is None else teacher)]
         totals = [cut[-1][1] for cut in cuts]
@@ -126,26 +130,28 @@ class Sides(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """The number of classes of a row, after clipping or padding to the same number on both sides."""
+        """The number of classes of a row, after student and teacher are clipped or padded to the same number."""
         return self.meeting[-1][1]
 
     @property
     def own(self) -> tuple[int, int]:
-        """The range of classes that this rank works on."""
+        """The range of classes that this rank computes."""
         return self.meeting[self.ranks.rank]
 
     def student_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return this rank's shard of the student, without padding."""
+        """Return this rank's shard `x` of the student without the classes of padding."""
         start, stop = self.student[self.ranks.rank]
         return x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
 
     def teacher_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the teacher's part for the classes that this rank works on; other ranks send missing classes."""
+        """Return the teacher's part for the classes that this rank computes. `x` is this rank's shard; other ranks send
+        the classes that it lacks.
+        """
         start, stop = self.teacher[self.ranks.rank]
         x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
         last = self.teacher[-1][1]
         wanted = _clipped(self.meeting, last)
-        # Two empty ranges count as equal, because neither needs an exchange.
+        # Two empty ranges count as equal, because no class needs to be sent for either.
         if all(
             have == want or (have[0] == have[1] and want[0] == want[1])
             for have, want in zip(self.teacher, wanted, strict=True)
@@ -154,7 +160,7 @@ class Sides(NamedTuple):
         return cast("Tensor", _Exchange.apply(x, self.ranks, self.teacher, wanted, dim))
 
     def padded(self, x: Tensor) -> Tensor:
-        """Return the logits with -inf appended for the classes of this rank that the student or the teacher lacks."""
+        """Return the logits `x` with -inf appended for classes of this rank that the student or the teacher lacks."""
         start, stop = self.own
         lacking = stop - start - x.shape[-1]
         return torch.nn.functional.pad(x, (0, lacking), value=-math.inf) if lacking else x
@@ -185,9 +191,9 @@ def _refuse_totals(ranks: Ranks, student: list[int], teacher: list[int], names: 
 
 
 class _Exchange(torch.autograd.Function):
-    """Send slices of one dimension to the ranks that need them.
+    """The autograd function that sends slices of one dimension to the ranks that need them.
 
-    The forward pass and the backward pass make one all-to-all each.
+    The forward pass and the backward pass make one all-to-all collective each.
     """
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Processes that divide the rows of a task: every process gets all results. If a process fails, all processes raise its
-error.
+"""Processes that divide the rows of a task. Every process gets all results, and if a process fails, all processes raise
+its error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from kullback.errors import (
 )
 from kullback.parallel.collectives import Ranks
 
-# This is the timeout in seconds for a worker that neither answers nor exits. A worker that exits needs no timeout.
+# The timeout in seconds for a worker that neither answers nor exits. A worker that exits closes its connections, so it
+# needs no timeout.
 _SECONDS = 300
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SAME_CLASS = {
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class Workers:
-    """The ranks of a group, which all make the same calls; without a group, this process alone.
+    """The ranks of a group, which all make the same calls. Without a group, this process is the only worker.
 
     Arguments:
         call: the function that the user called, for messages.
@@ -44,7 +45,8 @@ class Workers:
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
 
     def gather(self, compute: Callable[[], _T]) -> list[_T]:
-        """Return the results of `compute` on all workers, in rank order. Workers exchange the results by pickle.
+        """Return the results of `compute` on all workers, in rank order. The workers send each other the results by
+        pickle.
 
         Raises:
             KullbackError: a worker failed or exited. Every worker raises the error of the failed worker with the lowest
@@ -82,14 +84,16 @@ class Workers:
         return [answer for answer, _ in answers]
 
     def each(self, compute: Callable[[], _T]) -> _T:
-        """Return this worker's result after all other workers have finished without an error."""
+        """Return this worker's result of `compute` after all workers have finished without an error."""
         results: list[_T] = []
         self.gather(lambda: results.append(compute()))
         return results[0]
 
 
 def worker_count() -> int:
-    """Return the number of workers that torchrun started, from its environment variables; 1 without torchrun."""
+    """Return the number of workers that torchrun started, from the environment variables that torchrun sets. Without
+    torchrun, return 1.
+    """
     is_complete = all(name in os.environ for name in _ENVIRONMENT)
     count = os.environ["WORLD_SIZE"] if is_complete else "1"
     return int(count) if count.isdigit() else 1
@@ -97,7 +101,8 @@ def worker_count() -> int:
 
 @contextmanager
 def torchrun_workers(call: str) -> Generator[Workers]:
-    """Connect the workers that torchrun started; without torchrun, yield this process alone.
+    """Connect the workers that torchrun started, and yield them. Without torchrun, yield this process as the only
+    worker.
 
     Raises:
         KullbackError: the workers cannot be connected.

@@ -23,9 +23,10 @@ class TwoSampleTest(ShortRepr, Shown):
             these draws; `notes` then give the reason.
         permutations: the number of random permutations.
         method: the name of the statistic that differs most from its values under permutation. For categories, the name
-            is ``"likelihood_ratio"``. For numbers, the name is ``"energy"``, ``"energy_of_ranks"``,
-            ``"spread_of_ranks"`` or ``"chi_squared"``. For vectors, the name is ``"energy"``, ``"kernel"``,
-            ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
+            is ``"likelihood_ratio"``. For numbers, the name is ``"anderson_darling"``, ``"energy"``,
+            ``"spread_of_ranks"``, ``"skewness_of_ranks"`` or ``"chi_squared"``. For vectors, the name is ``"energy"``,
+            ``"kernel"``, ``"narrow_kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"``, ``"tails"`` or
+            ``"products"``.
         notes: sentences about the draws and the effect.
 
     Example:

@@ -150,6 +150,24 @@ def compare_tables(
     return compared.comparison((_name_of(p), _name_of(q)), findings, groups)
 
 
+def corrected_together(comparisons: Sequence[TableComparison]) -> list[TableComparison]:
+    """Return comparisons whose p-values are corrected for the number of tests in all of them.
+
+    If all batches come from the reference's distribution, one of them shows a difference with a probability of about
+    5 %, however many there are. With a correction within each batch, each one does with this probability.
+    """
+    tests = [test for compared in comparisons for test in (*compared.columns, *compared.joint)]
+    corrected = iter(adjusted([test.p_value for test in tests]))
+    return [
+        replace(
+            compared,
+            columns=tuple(replace(column, p_adjusted=next(corrected)) for column in compared.columns),
+            joint=tuple(replace(group, p_adjusted=next(corrected)) for group in compared.joint),
+        )
+        for compared in comparisons
+    ]
+
+
 def compare_profiles(
     p: Profile,
     q: Profile,
@@ -246,23 +264,21 @@ class _Tables:
             tables = replace(self, p=p, q=q, settings=sized)
             columns = tables._columns(shared, found)  # noqa: SLF001 - of the same class
             joint = tables._groups(groups, shared, found)  # noqa: SLF001
-        corrected = adjusted([each.p_value for each in (*columns, *joint)])
-        columns = [replace(each, p_adjusted=value) for each, value in zip(columns, corrected, strict=False)]
-        corrected = corrected[len(columns) :]
-        return TableComparison(
+        compared = TableComparison(
             *names,
             p.rows,
             q.rows,
             tuple(
                 sorted(columns, key=lambda each: (each.content == "identifier", -least(each.psi), each.name))
             ),
-            tuple(replace(each, p_adjusted=value) for each, value in zip(joint, corrected, strict=True)),
+            tuple(joint),
             tuple(found),
             settings.confidence,
             settings.max_bins,
             p.weights,
             settings.cluster,
         )
+        return corrected_together([compared])[0]
 
     def _columns(self, names: Sequence[str], findings: list[Finding]) -> list[ColumnComparison]:
         """Compare each column, and add what is found."""

@@ -167,7 +167,8 @@ class JointComparison(_Divergences):
         psi: the population stability index, KL(P || Q) + KL(Q || P).
         tv: the total variation, from 0 to 1.
         p_value: the p-value of the test that P and Q are the same distribution; 1 where there is one bin only.
-        p_adjusted: the p-value after Benjamini and Hochberg's correction for the number of tests in this comparison.
+        p_adjusted: the p-value after Benjamini and Hochberg's correction for the number of tests in this comparison, or
+            in all batches of one `kullback watch`.
         bins: the combinations, the most frequent first, and at most 50 of them: the last bin holds the others.
         notes: what limits these values, one sentence each.
 

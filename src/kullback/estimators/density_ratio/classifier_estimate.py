@@ -61,8 +61,8 @@ _SELECTION_DRAWS = 10_000
 _DROP_ABOVE = 3.0
 # To save time, a candidate is left out if its weight is at most this fraction of the largest weight.
 _LEAST_SHARE = 0.05
-# If the tail index of the log-ratios is at least this number, their variance under P is infinite, and their mean has no
-# standard error.
+# If the tail index of a candidate's log-ratios is at least this number, their variance under P is infinite, and their
+# mean has no standard error. Such a candidate is not selected.
 _HEAVY = 0.5
 # If more than this proportion of P's draws has scores above all scores of Q's draws, the interval comes from the
 # divergence of the scores.
@@ -72,9 +72,9 @@ _MOST_BEYOND = 0.25
 _DRAWS_FOR_THREADS = 20_000
 # `_SPLITS` has the smallest and the largest number of random splits into folds. `_HALVINGS` has these numbers for the
 # random splits into halves, which the extrapolation uses. For regressions, `_BUDGET` limits the product of the number
-# of splits, the number of draws and the squared number of features. The ratio of the standard deviation of the value
-# over seeds to the width of the interval was measured. The ratio was 3 to 8 % on four data sets of 3 to 50 dimensions,
-# and 19 % on a data set with heavy tails. With one split into folds, the ratio was 9 to 14 % on all five data sets.
+# of splits, the number of draws and the squared number of features. With these constants, the standard deviation of the
+# value over seeds was 3 to 8 % of the width of the interval on four data sets of 3 to 50 dimensions. It was 19 % on a
+# fifth data set with heavy tails. With one split into folds, it was 9 to 14 % on all five data sets.
 _SPLITS = 1, 32
 _HALVINGS = 3, 96
 _BUDGET = 1e8
@@ -255,7 +255,7 @@ class _Work:
         return log_odds
 
     def scores(self, one: _Selected) -> Array:
-        """Return the calibrated log-ratio of each draw by classifiers that were fitted without the draw."""
+        """Return the calibrated log-ratio of each draw by classifiers of `one` that were fitted without the draw."""
         raw = one.raw or self.without_fold(one.candidate, self.draws, self.deep[:1])
         return calibrated(np.mean(raw, axis=0), self.draws)[0] - self.draws.log_prior_odds
 
@@ -272,7 +272,7 @@ class _Work:
     ) -> int:
         """Return the number of random splits, within `limits`, that the budget allows for a candidate.
 
-        `share` is the weight of the candidate.
+        `share` is the weight of the candidate in the mean over the candidates.
         """
         if not candidate.quick:
             return limits[0]
@@ -282,7 +282,8 @@ class _Work:
 def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, share: float = 1.0) -> int:
     """Return the number of random splits, within `limits`, that the budget allows.
 
-    `number` is the number of draws, `features` the number of features, and `share` the weight of the candidate.
+    `number` is the number of draws, `features` the number of features, and `share` the weight of the candidate in the
+    mean over the candidates.
     """
     fewest, most = limits
     affordable = int(most / _SPLITS[1] * _BUDGET / (number * (10 + features) ** 2))
@@ -295,8 +296,9 @@ class _Selected:
 
     Attributes:
         candidate: the candidate with its best penalty.
-        share: the weight of the candidate.
-        raw: the cross-validated log-odds of all draws, for some splits; None if only a subset of the draws has them.
+        share: the weight of the candidate in the mean over the candidates.
+        raw: the cross-validated log-odds of all draws, an array for each split that the selection used; None if the
+            selection used a subset of the draws.
     """
 
     candidate: NamedClassifier
@@ -336,7 +338,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
         if heaviness(np.mean(log_odds, axis=0)[some.from_p]) < _HEAVY:
             loss = float(np.mean([some.weights @ log_loss(of_split, some) for of_split in log_odds]))
             accepted.append((loss, one, raw))
-    # The last candidate, trees, is always valid, because the log-odds of trees are bounded.
+    # The last candidate has gradient-boosted trees. It is always valid, because the log-odds of trees are bounded.
     if not accepted:
         trees = trials[-1][1]
         accepted = [(0.0, trees, work.without_fold(trees, some, splits[:1]))]
@@ -354,7 +356,10 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
 def _with_best_penalty(
     candidate: NamedClassifier, work: _Work, draws: Labeled, folds: Sequence[Mask]
 ) -> tuple[NamedClassifier, Array]:
-    """Return the candidate with its best penalty only, and its weighted losses on the draws of the folds."""
+    """Return the candidate with its best penalty only, and its weighted losses on the draws of the folds.
+
+    A fold is a mask of `draws`. The losses of a fold's draws come from a fit to the other draws.
+    """
     draws = work.featured(candidate, draws)
     parts = [(draws.take(~fold), draws.take(fold)) for fold in folds]
     best, least = 0, np.full(sum(len(test.x) for _, test in parts), np.inf)
@@ -407,7 +412,8 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
     step = factor * (value - float(np.mean(coarse)))
     of_splits = math.hypot((1 + factor) * _error_of_mean(values), factor * _error_of_mean(coarse))
     # A quadratic function of the logarithms of squares is not the log-ratio of a mixture of scales. In 10 dimensions,
-    # its mean over P is above KL even without the extrapolation (benchmarks/coverage.py, "one scale").
+    # the mean of this function over P is above KL even without the extrapolation (benchmarks/coverage.py, "one scale").
+    # So an increase by the extrapolation counts as a possible bias upwards.
     bias_low = max(step, 0.0) if candidate.name == SPREADS else 0.0
     return _RatioValue(value + step, np.mean(influences, axis=0), math.hypot(step, of_splits), bias_low)
 
@@ -418,7 +424,7 @@ def _error_of_mean(values: Sequence[float]) -> float:
 
 
 def _gaussian(p: Draws, q: Draws) -> _RatioValue:
-    """Return the estimate of KL between Gaussians; its error includes the second-order variance.
+    """Return the estimate of KL between Gaussians, with an error that includes the second-order variance.
 
     At P = Q, the first-order variance is 0, and only the second-order variance remains.
     """
@@ -438,11 +444,11 @@ def _independent(side: Draws) -> float:
 
 
 def _rate(side: Draws, scores: Array) -> float:
-    """Return the number r if the draws of a side add the variance r KL to the estimate of a small KL.
+    """Return the number r for which the draws of a side add r KL to the variance of the estimate of a small KL.
 
     Near P = Q, log(p / q) has the variance 2 KL under P and under Q. So r is 2 / n for n independent draws. For
-    clusters, there are two effective sample sizes: for the means of the components, and for the mean of the
-    classifier's scores. The smaller of these is n.
+    clusters, n is the smaller of two effective sample sizes: for the means of the components, and for the mean of the
+    classifier's scores.
     """
     scorings = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
     return 2 / min(number_from_scores(scoring, side) for scoring in scorings)
@@ -456,7 +462,11 @@ def _evidence(
     confidence: float,
     notes: Sequence[str],
 ) -> Evidence:
-    """Return the evidence of the estimate; if many scores of P are above all scores of Q, it has no upper limit."""
+    """Return the evidence of the estimate.
+
+    `scores` has the calibrated log-ratio of each draw. If many scores of P's draws are above all scores of Q's draws,
+    the upper limit is infinite.
+    """
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
     of_p, of_q = scores[: len(p)], scores[len(p) :]
@@ -484,8 +494,9 @@ def _from_scores(
 ) -> Evidence:
     """Return the evidence with a lower limit from the divergence of the classifier's scores.
 
-    The divergence of the scores is at most KL. The upper limit is infinite. If the value contradicts the divergence of
-    the scores, the value is replaced by this divergence.
+    `of_p` and `of_q` are the scores of P's draws and of Q's draws. The divergence of the scores is at most KL. The
+    upper limit is infinite. If the value is below the divergence of the scores, or above 2 log m for m draws of Q, the
+    divergence of the scores replaces the value.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)

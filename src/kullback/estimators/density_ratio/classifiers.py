@@ -28,8 +28,8 @@ _MOST_FEATURES = 1500
 # Above this number of dimensions, there is no regression of asinh-scaled coordinates, because splines with products are
 # also suitable for heavy tails.
 _MOST_ASINH = 10
-# The regression of spreads, which are the logarithms of squared coordinates, shows whether large components occur
-# together. In fewer dimensions than this number, splines and trees show the same, so that the regression is left out.
+# The regression `SPREADS` uses the features of the function `spreads`. Below this number of dimensions, this regression
+# is left out, because splines and trees show whether large components occur together.
 _FEWEST_FOR_SPREADS = 4
 # A spline has this number of knots in each coordinate.
 _KNOTS = 7
@@ -172,7 +172,10 @@ def _products(*, interaction_only: bool) -> Any:
 
 
 def _asinh_scaled() -> list[Any]:
-    """Return transformers to asinh of robustly scaled coordinates; for Pareto tails, log(p / q) is linear in these."""
+    """Return transformers that scale each coordinate robustly and apply asinh.
+
+    For Pareto tails, log(p / q) is linear in the transformed coordinates.
+    """
     preprocessing = _sklearn("preprocessing")
     return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 

@@ -24,7 +24,8 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
-# If the smallest eigenvalue of the correlation matrix is below this number, the draws have no density.
+# If the smallest eigenvalue of the correlation matrix is below this number, the draws count as draws in a plane, and an
+# error is raised.
 _FLAT = 1e-12
 
 

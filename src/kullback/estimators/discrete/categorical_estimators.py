@@ -46,7 +46,7 @@ def _declared(
 def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
     """Return the public estimator for a formula of counts.
 
-    The attribute `of_counts` of the estimator is a function of the counts, which applies the formula.
+    The estimator has the attribute `of_counts`, a function that applies the formula to counts of any dtype.
     """
     name = formula.__name__
 

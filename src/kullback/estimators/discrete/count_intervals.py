@@ -23,17 +23,16 @@ MOST_UNSEEN = 0.05
 # normal approximation is poor. The first number is for KL, the second for powers of p / q.
 _FEW = 3
 _FEW_OF_POWERS = 15
-# If P or Q has fewer draws, the upper limit of a power of p / q is infinite.
+# If P or Q has fewer draws than this number, the upper limit of a power of p / q is infinite.
 _FEWEST_FOR_POWERS = 20
 
-# An upward bias correction enters the upper limit multiplied by this factor.
+# An upward bias correction is multiplied by this factor before it is added to the upper limit.
 _CAUTION = 1.5
 
-# The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If this
-# number exceeds the prediction by this many standard errors, the upper limit is infinite.
+# The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If the
+# number of such draws exceeds the prediction by `_UNLIKE` standard errors, the upper limit is infinite.
 _UNLIKE = 1.7
-# The log-ratio, in nats, that one draw of P may add to the sum if q is thousands of times smaller than p in its
-# category.
+# In a category with draws of P and without draws of Q, log(p / q) is assumed to be at most this number of nats.
 _NATS_ALONE = 8.0
 
 
@@ -43,8 +42,8 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     Let f_k be the proportion of P's draws in categories with k draws of Q. There is no finite upper limit in three
     cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2; the lack of draws of Q in the
     categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0 and f_0 is two or more draws; in addition, p / q =
-    e^8 in the categories of f_0 would increase KL by more than half the interval's width. If the categories are bins of
-    a line, only the first case applies, because the neighboring bins bound the density.
+    e^8 in the categories of f_0 would increase KL by more than `half_width`, half the interval's width. If the
+    categories are bins of a line, only the first case applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
     never = table.unseen_shares[0]
@@ -58,7 +57,7 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
     # Categories with one or two draws of Q show how small q can be where Q has no draws. If P has no draws in such
-    # categories, nothing shows it.
+    # categories, nothing shows how small q can be.
     alone = (once + twice == 0) & (n * never >= 1.5)
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 
@@ -70,9 +69,10 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
 
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
-    V and S are defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for
-    P = Q, T has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near
-    :math:`2 (\frac1n + \frac1m)`, the value of c for P near Q.
+    Here z is the normal quantile, and K is the number of categories. P has n draws, and Q has m draws. V and S are
+    defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for P = Q, T
+    has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near :math:`2
+    (\frac1n + \frac1m)`, the value of c for P near Q.
 
     The limits also allow for five problems:
 
@@ -123,7 +123,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
 
 
 def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
-    """Return, for each row, whether the divergence has a finite upper limit."""
+    """Return, for each row, whether the divergence has a finite upper limit; `half_width` is for `has_upper_end`."""
     closed = torch.ones_like(half_width, dtype=torch.bool)
     for is_open, side in ((table.open_above, table), (table.open_below, table.reversed)):
         if is_open:
@@ -135,7 +135,7 @@ def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
 
 
 def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest divergence that the counts do not reject.
+    """Return the smallest and the largest divergence that the counts do not reject; z is the normal quantile.
 
     The smallest divergence is also computed with half a draw of one side in the merged categories that only the other
     side drew. This is a continuity correction for zero counts, for which the estimated variance is too small.
@@ -162,10 +162,10 @@ def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tu
 def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate when P's probability of rare categories moves to Wilson's limits.
 
-    For each k, the categories with at most k draws of P are merged. This is done only if the merged category has at
-    most 3 draws of P (15 for powers of p / q). The probability of the merged category under P gets Wilson's limits,
-    with a continuity correction of half a draw. For divergences other than KL, rare categories of Q are treated in the
-    same way.
+    For each k from 0 to 3 (to 15 for powers of p / q), the categories with at most k draws of P are merged, if the
+    merged category has at most 3 (or 15) draws of P. The probability of the merged category under P gets Wilson's
+    limits, at the normal quantile z and with a continuity correction of half a draw. For divergences other than KL,
+    rare categories of Q are treated in the same way.
 
     Returns:
         the smallest change, at most 0, and the largest change, at least 0, each of shape (...). The smallest change is
@@ -201,15 +201,18 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
 
 
 def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest divergence within z standard errors; `added` is an additional variance."""
+    """Return the smallest and the largest divergence that differ from `estimate` by at most z standard errors.
+
+    `added` is a variance that is added to the variance of the estimate.
+    """
     (from_p, from_q), (in_p, in_q), second = table.variances, table.inflation, table.second_order
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
     # Dependence between draws increases only the part of the variance that is linear in the divergence t.
     share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
     rate = (from_p * (in_p + (in_p - 1) * share) + from_q * (in_q + (in_q - 1) * share)) / plain
-    # The variance estimated from few draws may be too small. Its lower bound is 2 t (1/n + 1/m), the part linear in t
-    # for a noncentral chi-square near P = Q.
+    # The variance estimated from few draws may be too small. For n draws of P and m draws of Q, the lower bound of the
+    # variance is 2 t (1/n + 1/m), the part linear in t for a noncentral chi-square near P = Q.
     scale = table.curvature * (1 / table.a.sum(-1) + 1 / table.b.sum(-1))
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
     rate = torch.maximum(rate, near)

@@ -27,7 +27,8 @@ from kullback.estimators.sample_checks import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
-# With more categories than this, their correlations are not computed, because the time is cubic in the number.
+# With more categories than this number, the covariance matrix of the categories is not computed, because the time is
+# cubic in the number of categories.
 _MOST_FOR_SPREAD = 1000
 
 
@@ -135,7 +136,8 @@ def tabulate(
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
-    # A note on the order of the draws has already stated the effective number of those without named clusters.
+    # If the user named no clusters, the clusters come from the serial dependence of the draws. Another note has then
+    # already stated the effective number of draws.
     notes = tuple(
         f"{name}'s {side.groups} clusters carry the information of about {shown(x.sum())} independent draws."
         for name, x, side in ((SIDE_P, a, p), (SIDE_Q, b, q))
@@ -146,7 +148,7 @@ def tabulate(
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
-    """Return the variance of the estimate at P = Q, divided by the variance for equal design effects.
+    """Return the variance of the estimate at P = Q, divided by the variance if all design effects were equal.
 
     At P = Q, the estimate is half a sum of squares of correlated errors. The variance follows from the eigenvalues of
     the covariance matrix of these errors, by the second-order correction of Rao and Scott (1981) with Satterthwaite's
@@ -184,7 +186,8 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
             of_side = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
-            # With few clusters, or few large clusters, the eigenvalues have a large sampling error.
+            # With few clusters, or few large clusters, the eigenvalues have a large sampling error, for which `factor`
+            # increases the result.
             alike = effective_number(sizes, clusters)
             squares -= float(torch.trace(of_side)) ** 2 / alike
             factor = max(factor, few_clusters(max(alike, 2.0), standard_normal_quantile(0.95)) ** 2)
@@ -225,6 +228,7 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
     """Return the effective number of weighted draws: their number divided by the mean design effect of the proportions.
 
+    `codes` has the category of each draw, `shares` its normalized weight, and `proportions` the sums over categories.
     The result equals the result of `_clustered_number` with one cluster for each draw. If the weights do not depend on
     the category, the result is Kish's effective sample size.
     """
@@ -240,9 +244,10 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
     r"""Return the effective number of clustered draws: their number divided by the proportions' mean design effect.
 
-    The result is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. Here :math:`A_{ci}` is the weight of
-    cluster c in category i, :math:`A_c` the weight of cluster c, and f the `cluster_correction`. The analysis of
-    categorical data from complex sample surveys (Rao and Scott, 1981)
+    The first three arguments are the same as for `_weighted_number`. The result is :math:`(K - 1) / f (\sum_{ci}
+    A_{ci}^2 / p_i - \sum_c A_c^2)`. Here K is the number of categories with draws, :math:`p_i` the proportion of
+    category i, :math:`A_{ci}` the weight of cluster c in category i, :math:`A_c` the weight of cluster c, and f the
+    `cluster_correction`. The analysis of categorical data from complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)
     dof = int((proportions > 0).sum()) - 1
@@ -257,7 +262,11 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 
 
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> float:
-    """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws."""
+    """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws.
+
+    `codes` has the category of each draw. `influence` and `x` have the influence of a draw in each category, and the
+    effective count of each category.
+    """
     if samples.is_plain:
         return 1.0
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kullback.common.special import scaled_e1
 
-# A category is rare if the smaller side has fewer than half this many expected draws. This is the usual limit of 5
-# expected draws for a chi-squared approximation; `benchmarks/coverage.py` checks it.
+# A category is rare if the smaller side has fewer than `FEWEST_DRAWS` / 2 = 5 expected draws. This is the usual limit
+# for a chi-squared approximation; `benchmarks/coverage.py` checks it.
 FEWEST_DRAWS = 10
 # Known probabilities count as this number of draws: their variance, about 1 / KNOWN, is negligible.
 KNOWN = 1e15
@@ -147,9 +147,9 @@ class CategoryCounts:
     def estimate(self) -> Tensor:
         r"""The estimate of KL without most of the bias of log p and log q; the result is finite and may be negative.
 
-        The bias, :math:`\sum_i p_i \sum_{v \ge n} (1 - p_i)^v / v - \sum_i p_i \sum_{v > m} (1 - q_i)^v / v`, decays
-        exponentially for categories that are drawn more than once on average. Nonparametric Estimation of
-        Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+        For n draws of P and m draws of Q, the bias is :math:`\sum_i p_i \sum_{v \ge n} (1 - p_i)^v / v - \sum_i p_i
+        \sum_{v > m} (1 - q_i)^v / v`. The bias decays exponentially for categories that are drawn more than once on
+        average. Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
         """
         terms = self.a / self.a.sum(-1, keepdim=True) * self.log_ratios
         return torch.where(self.a > 0, terms, 0.0).sum(-1)
@@ -188,7 +188,7 @@ class CategoryCounts:
 
     @cached_property
     def influence_of_p(self) -> Tensor:
-        """The influence on KL of a draw of P in each category, times n, shape (..., K)."""
+        """The influence on KL of a draw of P in each category, times the number of P's draws, shape (..., K)."""
         return self.log_ratios - self.estimate.unsqueeze(-1)
 
     @cached_property
@@ -214,8 +214,9 @@ class CategoryCounts:
             + \frac1m \operatorname{Var}_Q \frac{\hat p}{\hat q},
             \quad S = \frac{K - 1}{2} \Bigl(\frac1n + \frac1m\Bigr)^2
 
-        S is the variance of :math:`\frac12 (\frac1n + \frac1m) \chi^2_{K - 1}`, the distribution of the estimate at P =
-        Q. At P = Q, V has the mean 2 S. In V, :math:`\psi'(b + 1)` replaces :math:`1 / b` for a count b of Q.
+        P has n draws, and Q has m draws, in K categories. S is the variance of :math:`\frac12 (\frac1n + \frac1m)
+        \chi^2_{K - 1}`, the distribution of the estimate at P = Q. At P = Q, V has the mean 2 S. In V, the trigamma
+        function :math:`\psi'(b + 1)` replaces :math:`1 / b` for a count b of Q.
         """
         (from_p, from_q), second = self.variances, self.second_order.variance
         return torch.maximum(from_p * self.inflation[0] + from_q * self.inflation[1] - second, second)
@@ -232,6 +233,8 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
 
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return the influence on KL of a draw of P in each category, times n, and of a draw of Q, times m.
+
+    P has n draws with the counts a, and Q has m draws with the counts b. The two influences are
 
     .. math:: \log \frac{p_i}{q_i} - \sum_j p_j \log \frac{p_j}{q_j} \quad\text{and}\quad 1 - \frac{p_i}{q_i}
 
@@ -250,5 +253,5 @@ def merged(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 def sum_over(a: Tensor, terms: Tensor) -> Tensor:
-    """Return the sum of the terms over the categories with a > 0, shape (...); other terms may be NaN."""
+    """Return the sum of the terms over the categories with counts a > 0, shape (...); other terms may be NaN."""
     return torch.where(a > 0, terms, 0.0).sum(-1)

@@ -25,10 +25,11 @@ from kullback.generators import KL, Divergence
 from kullback.generators.divergence import FinitePair
 from kullback.generators.growth import power_of
 
-# With more draws, the second differences in the jackknife's bias, of order 1 / n^2, are below float64's precision.
+# With n > `_EXACT` draws, the second differences in the jackknife's bias, of order 1 / n^2, are below float64's
+# precision, and the bias counts as 0.
 _EXACT = 1e9
-# For larger arguments x, a ratio of gamma functions equals a power up to float64's precision: the next term of
-# Stirling's series is about x^-2.
+# For arguments x above this limit, a ratio of gamma functions equals a power up to float64's precision: the next term
+# of Stirling's series is about x^-2.
 _LARGE = 1e5
 
 Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -122,8 +123,8 @@ class KindCounts(CategoryCounts):
         ):
             fewer = (total - 1).clamp(min=torch.finfo(total.dtype).tiny)
             others, share = without(x, fewer), x / total
-            # The change when one draw of a category is left out; the sum of the other categories' terms cancels in the
-            # variance.
+            # If one draw of a category is left out, the sum of the terms becomes the sum of `others` plus `change`. The
+            # sum of `others` is the same for all categories, so it cancels in the variance.
             change = torch.where(x > 0, without((x - 1).clamp(min=0), fewer) - others, 0.0)
             spread = share * (change - (share * change).sum(-1, keepdim=True)).square()
             parts.append(torch.where(total < KNOWN / 2, (total - 1) * spread, 0.0))
@@ -131,7 +132,7 @@ class KindCounts(CategoryCounts):
 
 
 def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
-    """Return the counts in `table` for an estimate of `kind`; KL leaves `table` unchanged.
+    """Return the counts in `table` as `KindCounts` for an estimate of `kind`; for KL, return `table` itself.
 
     `kind` is neither `ReverseKL`, `Renyi` nor `TotalVariation`.
     """
@@ -167,7 +168,7 @@ def at_the_ends(kind: Divergence) -> tuple[float, float]:
 
 
 def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the term of each class in a divergence; the sums of p and of q may differ from 1."""
+    """Return the term of each class in the divergence `kind`; the sums of p and of q may differ from 1."""
     ratio = torch.where(p == q, 0.0, p.log() - q.log())
     return kind.terms(FinitePair(p, q, ratio))
 
@@ -181,7 +182,10 @@ def _double(*x: float) -> Tensor:
 
 
 def _curvature(kind: Divergence) -> float:
-    """Return f''(1), from terms with p = 1 + h and q = 1, which are about f''(1) h^2 / 2 for small h."""
+    """Return f''(1) of the divergence, from two terms with p = 1 + h or 1 - h and q = 1.
+
+    Each of these terms is about f''(1) h^2 / 2 for small h.
+    """
     h = 1e-4
     return float(of_shares(kind, _double(1 + h, 1 - h), _double(1, 1)).sum()) / h**2
 

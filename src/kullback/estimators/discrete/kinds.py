@@ -157,7 +157,10 @@ def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) 
 
 
 def _renyi(alpha: float, power: Evidence) -> Evidence:
-    """Return the evidence of log(1 + alpha (alpha - 1) D) / (alpha - 1) from the evidence of the power divergence D."""
+    """Return the evidence of log(1 + alpha (alpha - 1) D) / (alpha - 1) from `power`, the evidence of D.
+
+    D is the divergence `Alpha(alpha)`.
+    """
     factor, (low, high) = alpha * (alpha - 1), cast("tuple[Tensor, Tensor]", power.ends)
 
     def of(x: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from kullback.estimators.discrete.count_intervals import MOST_UNSEEN
 from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts
 from kullback.estimators.evidence import standard_normal_quantile
 
-# E |Z| for a standard normal variable, and the variance of |Z|.
+# `_MEAN` is E |Z| for a standard normal variable Z, and `_VARIANCE` is the variance of |Z|.
 _MEAN, _VARIANCE = math.sqrt(2 / math.pi), 1 - 2 / math.pi
-# The number of bisections: the 53 bits of a float64 number, and a few more for its scale.
+# The number of bisections is the number of bits of a float64 number, 53, and a few more for the scale of the number.
 _STEPS = 60
 
 
@@ -62,7 +62,7 @@ def _differences(table: CategoryCounts) -> Tensor:
 def _shrinkage(table: CategoryCounts) -> Tensor:
     """Return the decrease of P(A) - Q(A) if one draw is added to the event A = {p > q} and to its complement.
 
-    The draws are added on both sides. The result has shape (...).
+    The draws are added to the counts of P and to the counts of Q. The result has shape (...).
     """
     sides = [(x, x.sum(-1, keepdim=True)) for x in (table.a, table.b)]
     where = table.a / sides[0][1] > table.b / sides[1][1]
@@ -72,10 +72,10 @@ def _shrinkage(table: CategoryCounts) -> Tensor:
 
 
 def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
-    """Return the standard deviations of the differences of proportions, and of P(A) - Q(A) for A = {p > q}.
+    """Return the standard deviation of the difference of proportions in each category, and of P(A) - Q(A).
 
-    The shapes are (..., K) and (...). For each proportion, one success and one failure are added (Agresti and Caffo,
-    2000).
+    A is the event {p > q}. The shapes are (..., K) and (...). For each proportion, one success and one failure are
+    added (Agresti and Caffo, 2000).
     """
     a, b = table.a, table.b
     squares, total = torch.zeros_like(a), torch.zeros_like(a[..., 0])
@@ -88,7 +88,8 @@ def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
         inside = torch.where(is_known, 0.0, (x * where).sum(-1, keepdim=True) + 1) / (n + 2)
         total = total + torch.where(is_known, 0.0, factor * inside * (1 - inside) / n)[..., 0]
     squares = squares * (a + b > 0)
-    # If P and Q are close, A depends on chance, and the proportions of other events have larger variances.
+    # If P and Q are close, A depends on chance, and other events have larger variances. So the second variance is at
+    # least the largest variance of a category, and at least a quarter of the sum of these variances.
     return squares.sqrt(), torch.stack([total, squares.amax(-1), squares.sum(-1) / 4]).amax(0).sqrt()
 
 
@@ -108,7 +109,7 @@ def _bisected(high: Tensor, is_above: Callable[[Tensor], Tensor]) -> tuple[Tenso
 
 
 def _upper_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the largest total variation that the counts do not reject, shape (...).
+    """Return the largest total variation that the counts do not reject at the normal quantile z, shape (...).
 
     The upward bias of rare categories is not subtracted.
     """
@@ -121,7 +122,7 @@ def _upper_end(table: CategoryCounts, z: float) -> Tensor:
 
 
 def _lower_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the smallest total variation that the counts do not reject, shape (...)."""
+    """Return the smallest total variation that the counts do not reject at the normal quantile z, shape (...)."""
     spreads, total = _spreads(table)
     tiny = torch.finfo(torch.float64).tiny
     pair = torch.where(spreads > 0, spreads, torch.inf).sort(-1).values[..., :2]
@@ -132,6 +133,6 @@ def _lower_end(table: CategoryCounts, z: float) -> Tensor:
     concentrated = largest.sum(-1) / squares.sum(-1).clamp(min=tiny)
     reach = z * total * (_VARIANCE + (1 - _VARIANCE) * concentrated).sqrt()
     goal = (_differences(table).sum(-1) / 2 - _shrinkage(table) - others - reach) / pair
-    # The smallest x with E |N(x, 1)| >= goal, at least 0.
+    # The result is `pair` times the smallest x >= 0 with E |N(x, 1)| >= `goal`.
     low, high = _bisected(goal.clamp(min=0), lambda x: _folded(x) >= goal)
     return torch.where(_folded(low) >= goal, low, high) * pair

@@ -44,7 +44,7 @@ def check_points(p: Draws, q: Draws) -> None:
 
 
 def prepared(p: Draws, q: Draws) -> tuple[Draws, Draws, list[str]]:
-    """Return both samples without components that are the same constant, in the order for the search, and notes."""
+    """Return both samples, ordered for the search and without components that are the same constant, and notes."""
     notes: list[str] = []
     p, q = _varying(p, q, notes)
     _check_numbers(p, q)
@@ -74,7 +74,7 @@ def _in_order(p: Draws, q: Draws) -> tuple[Draws, Draws]:
 
 
 def _ordered(draws: Draws) -> Draws:
-    """Return the draws sorted if they have one component, and otherwise in `spatial_order`."""
+    """Return the draws, sorted if they have one component, and otherwise in the order of `spatial_order`."""
     if draws.x.shape[1] > 1:
         return draws.taken(spatial_order(draws.x))
     if draws.weights is None and draws.cluster is None:
@@ -95,9 +95,9 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
         raise invalid_value(
             _CALL,
             "p, q",
-            wanted="coordinates that vary in p and in q: a constant one has no density, and KL is infinite",
+            wanted="components that vary in p and in q: a constant component has no density, and KL is infinite",
             got=(f"the constant component {j} in ", *sides),
-            instead="Samples(x[:, columns]) without it on both sides",
+            instead="Samples(x[:, columns]) without this component, on both sides",
         )
     if bool(same.all()):
         raise invalid_value(
@@ -130,7 +130,7 @@ def _check_numbers(p: Draws, q: Draws) -> None:
             "p, q",
             wanted="more draws than components",
             got=(f"{len(p)} draws of ", P, f" and {len(q)} of ", Q, f" with {d} components"),
-            instead="method='density_ratio', or Samples(x[:, columns]) with the few that matter",
+            instead="method='density_ratio', or Samples(x[:, columns]) with the few components that matter",
         )
 
 
@@ -173,9 +173,9 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
 
 
 def _sorted_keys(x: Array) -> Array:
-    """Return one number for each row, sorted; equal rows have equal numbers, and distinct rows different numbers.
+    """Return one number for each row of x, shape (n,), sorted.
 
-    Distinct rows have equal numbers only by a rare coincidence.
+    Equal rows have equal numbers. Distinct rows have different numbers, except by a rare coincidence.
     """
     if x.shape[1] == 1:
         return x[:, 0]
@@ -210,11 +210,11 @@ def _check_components(name: str, x: Array) -> None:
         starts = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]]))
         lengths = np.diff(np.append(starts, len(column)))
         longest = int(lengths.argmax())
-        value = column[starts[longest]] + 0.0  # the sum is never negative zero
+        value = column[starts[longest]] + 0.0  # -0.0 becomes 0.0
         if lengths[longest] > max(_MOST_TIED * len(column), 2):
             raise _repeated(
                 name,
                 wanted="components of continuous distributions, without repeated values",
                 got=f"the value {value:g} in component {j} of {lengths[longest]} of {len(column)} draws",
-                instead="method='density_ratio', or Samples(x[:, columns]) without it",
+                instead="method='density_ratio', or Samples(x[:, columns]) without this component",
             )

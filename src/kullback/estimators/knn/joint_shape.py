@@ -1,4 +1,4 @@
-"""A check of the estimate from neighbors, by a regression on the spreads of the components.
+"""A check of the estimate from neighbors, by a regression on the features of `logistic.spreads`.
 
 The components of P and of Q may have equal margins, while large components occur together in P but not in Q. For
 example, P may have one random scale for all components, and Q one random scale for each component. In four or more
@@ -17,27 +17,28 @@ from kullback.estimators.draws import Array, Draws
 from kullback.estimators.knn.pilot import MarginalGaussianization
 from kullback.estimators.logistic import Labeled, mean_over_p, number_of_spreads, ridge_logistic, spreads
 
-# `benchmarks/coverage.py` checks these constants on common scales and on Student's t.
+# `benchmarks/coverage.py` checks these constants on draws with one scale for all components and on Student's t.
 
 # The regression needs at least `_FEWEST_DIMENSIONS` dimensions, and `_DRAWS_FOR_FEATURE` draws of each side for each
-# feature. It uses at most `_MOST_DRAWS` draws of each side.
+# feature. The regression uses at most `_MOST_DRAWS` draws of each side.
 _FEWEST_DIMENSIONS, _DRAWS_FOR_FEATURE, _MOST_DRAWS = 4, 5, 5000
 # The penalty is this number times half the sum of the squared coefficients of the standardized features.
 _PENALTY = 10.0
 
 
 class JointShape(NamedTuple):
-    """The estimate of KL by the regression on spreads, and the standard error of this estimate."""
+    """The estimate of KL by the regression on the features of `spreads`, and the standard error of this estimate."""
 
     value: float
     error: float
 
 
 def joint_shape(p: Draws, q: Draws) -> JointShape | None:
-    """Return an estimate of KL from a logistic regression on spreads; None for too few dimensions or draws.
+    """Return an estimate of KL from a logistic regression on the features of `spreads`.
 
-    Each draw is evaluated by a fit to the half of the draws, or clusters, without this draw. So the fit does not
-    overfit, and the value is too low if the features do not show the whole difference.
+    For too few dimensions or draws, the result is None. The draws, or clusters, are divided into halves, and each draw
+    is evaluated by a fit to the other half. So overfitting does not raise the value. The value is too low if the
+    features do not show the whole difference.
     """
     d = p.x.shape[1]
     if d < _FEWEST_DIMENSIONS or min(len(p), len(q)) < _DRAWS_FOR_FEATURE * number_of_spreads(d):
@@ -62,6 +63,6 @@ def joint_shape(p: Draws, q: Draws) -> JointShape | None:
 
 
 def _gaussianized(p: Array, q: Array) -> Array:
-    """Return one component of P's and then of Q's draws, after a map that makes Q's draws about normal."""
+    """Return one component of P's draws and then of Q's draws, after a map that makes this component of Q normal."""
     to_normal = MarginalGaussianization(q)
     return np.concatenate([to_normal(p), to_normal(q)])

@@ -51,11 +51,11 @@ _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
 # From this number of dimensions on, a third estimate with 4 k neighbors gives a bound for the remaining bias.
 _FEWEST_DIMENSIONS_WIDE = 3
-# The bias is assumed to be a power of k. The power is estimated if the change from k to k / 4 neighbors is more than
-# this many standard errors.
+# The bias is assumed to be proportional to a power of k. The exponent is estimated if the change from k to k / 4
+# neighbors is more than this many standard errors.
 _CLEARLY = 3.0
-# If an estimate is above log m minus this number of nats, where Q has m draws, it depends on distances to the outermost
-# draws of Q. The upper limit is then infinite.
+# An estimate above log m minus this number of nats, for m draws of Q, depends on distances to the outermost draws of Q.
+# The upper limit is then infinite.
 _NEAR_THE_LIMIT = 2.0
 
 
@@ -72,7 +72,7 @@ class _NeighborTerms:
         radii: the distances of P's draws, and of Q's draws, from the center of Q.
         wide: the log-ratios with four times the largest number of neighbors; None if they are not needed.
         overfit: the expected bias of the estimate because the pilot density was fitted to the same draws.
-        flat: the sides whose draws fill fewer than d dimensions, with these numbers of dimensions, as a text.
+        flat: the result of `_flat`: a text about sides whose draws fill fewer than d dimensions, or an empty string.
         ball: the median radius of the balls around P's draws with the smallest number of neighbors, in standard
             deviations.
     """
@@ -168,9 +168,9 @@ def nearest_neighbors(
 
         From three dimensions on, the upper limit allows for a bias that decreases with k as slowly as the estimates
         with 4 k, k and k / 4 neighbors permit. From four dimensions on, neighbors may miss a difference between
-        joint distributions with equal margins. So with `whiten`, a regression on the spreads of the components gives a
-        second estimate of KL. The upper limit is raised to the upper limit of this second estimate. If the
-        second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
+        joint distributions with equal margins. So with `whiten`, a logistic regression on features such as log(1 +
+        x_i^2) gives a second estimate of KL. The upper limit is raised to the upper limit of this second estimate. If
+        the second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
         limit is also infinite if most of P is in a region where Q has few draws.
 
         The interval is None in more than 10 dimensions, for draws near a curve or surface of fewer than d dimensions,
@@ -365,7 +365,7 @@ def _terms(
         sides: the draws of P and of Q.
         ks: the numbers of neighbors.
         nearest: the results of the searches for each number of neighbors; an additional last result is for `wide`.
-        smoothing: the corrections by the pilot density.
+        smoothing: the corrections by the pilot density, one row for each number of neighbors.
         radii: the distances of P's draws, and of Q's draws, from the center of Q.
         stretch: the difference of the log-volumes of the linear maps of the two sides.
     """
@@ -380,16 +380,19 @@ def _terms(
 
 
 def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
-    """Return four times the largest number of neighbors, or None if it is not needed or there are too few draws."""
+    """Return four times the largest of the numbers of neighbors `ks`, for an additional estimate of the bias.
+
+    Return None if this estimate is not needed, or if there are too few draws.
+    """
     wide, d = 4 * ks[-1], p.x.shape[1]
     is_needed = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
     return wide if is_needed and wide <= min(len(p) - 1, len(q)) else None
 
 
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:
-    """Return the sides whose draws fill fewer than d dimensions, with these numbers of dimensions, as a text.
+    """Return a text with each side whose draws fill fewer than d dimensions, and with this number of dimensions.
 
-    `p` and `q` are pairs of the draws and the draws after whitening. The text is empty if both sides fill d dimensions.
+    The text is empty if both sides fill d dimensions. `p` and `q` are pairs: the draws, and the draws after whitening.
     """
     ks = max(k, 4) // 4, max(k, 4)
     fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in ((SIDE_P, p), (SIDE_Q, q))]
@@ -417,9 +420,10 @@ def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
 def _whitenings(
     p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
 ) -> tuple[Whitening, Whitening]:
-    """Return a linear map for each side.
+    """Return the linear maps of P's and of Q's draws.
 
-    With `pilot`, each side has its own whitening. Otherwise both sides have the same scaling of coordinates.
+    If `pilot` is True, the map of a side makes the covariance of its draws the identity. Otherwise, both sides have the
+    same map, which scales each component by its spread in Q if `whiten` is True, and by 1 if `whiten` is False.
     """
     if pilot:
         check_independent(p_points, q_points)
@@ -433,9 +437,9 @@ def _whitenings(
 
 
 def _overlap_is_poor(terms: _NeighborTerms, p: Draws) -> bool:
-    """Return whether, for most draws x of P, the ball about x with k draws of Q contains a quarter of P's draws.
+    """Return whether Q has few draws where most of P is.
 
-    Q then has few draws where most of P is.
+    This is so if, for most draws x of P, the ball about x with k draws of Q contains at least a quarter of P's draws.
     """
     wide = terms.log_ratio[-1] > max(math.log(len(p) / (4 * terms.ks[-1])), 1.0)
     return bool(np.average(wide, weights=p.weights) > 0.5)
@@ -476,7 +480,7 @@ def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
 
 
 def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, float]:
-    """Return the difference of the mean log-ratios, with few minus with many neighbors, and its standard error."""
+    """Return the mean log-ratio with few neighbors minus the mean with many, and the standard error of this number."""
     change = few - many
     share = np.full(len(change), 1 / len(change)) if weights is None else weights / weights.sum()
     difference = float(share @ change)
@@ -571,10 +575,10 @@ def _reach(
 def _with_joint_shape(
     shape: JointShape | None, value: float, high: float, confidence: float
 ) -> tuple[float, float, list[str]]:
-    """Return the value, the upper limit and notes, after a comparison with the regression on spreads, `shape`.
+    """Return the value, the upper limit and notes, after a comparison with the regression of `joint_shape`.
 
-    If the regression gives a larger estimate of KL, the upper limit is raised. If the regression contradicts the upper
-    limit, its estimate replaces the value, and the upper limit is infinite.
+    If the estimate of the regression is larger than the value, the upper limit is raised. If the regression contradicts
+    the upper limit, its estimate replaces the value, and the upper limit is infinite.
     """
     if shape is None or shape.value <= value:
         return value, high, []

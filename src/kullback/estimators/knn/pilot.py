@@ -60,9 +60,9 @@ class MarginalGaussianization:
 
 
 class Whitening:
-    """An affine map that gives draws mean 0 and the identity as covariance, and the normal density g of these draws.
+    """An affine map of draws, and the normal density g with the mean and the covariance of these draws.
 
-    The map turns g into the standard normal density.
+    After the map, the draws have mean 0 and the identity as covariance, and g is the standard normal density.
     """
 
     def __init__(self, mean: Array, root: Array, farthest: float) -> None:
@@ -83,8 +83,9 @@ class Whitening:
         return (x - self._mean) @ self._inverse.T
 
     def log_smoothing(self, x: Array, log_radius: Array) -> Array:
-        """Return log(mean of g over a ball / g(x)) for balls with centers x, in whitened coordinates.
+        """Return log(mean of g over a ball / g(x)) for balls with centers x and log-radii `log_radius`.
 
+        Centers and radii are in whitened coordinates.
         The tail of g beyond the most distant draw is an extrapolation. So if |x| is larger than the norm of the most
         distant draw, |x| is replaced by this norm.
         """
@@ -94,7 +95,7 @@ class Whitening:
         mass = load("scipy.special", "nearest_neighbors").chndtr(radius**2, d, square)
         log_density = -square / 2 - d * HALF_LOG_2PI
         # For small balls, the mass of g in the ball underflows or loses its digits. Two terms of the expansion in the
-        # radius are then exact.
+        # radius then give the full precision.
         small = (radius**2 * (square + d) < 1e-4) | ~(mass > 1e-250)
         expansion = radius**2 * (square - d) / (2 * (d + 2))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -134,7 +135,10 @@ def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Array]:
-    """Return a component after the map from the best-fitting Student's t to the Gaussian, and the log-derivative."""
+    """Return a component after the map from the best-fitting Student's t to the Gaussian, and the map's log-derivative.
+
+    Both results have the shape of `column`.
+    """
     special = load("scipy.special", "from_density")
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
     some, counted = column[::stride], weights[::stride]

@@ -96,9 +96,10 @@ def search_line(
 def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tuple[Integers, Array]:
     """Return the index of the first of each query's k nearest sorted draws, and the distance to the k-th nearest draw.
 
-    A window of k draws moves right from `place - k` while the draw that leaves is more distant from the query than the
-    draw that enters. The window moves while the sum of these two draws is below twice the query. The sum increases as
-    the window moves, so bisection finds the last position.
+    `place` is the position of each query among the draws. A window of k draws moves right from `place - k` while the
+    draw that leaves is more distant from the query than the draw that enters. So the window moves while the sum of
+    these two draws is below twice the query. The sum increases as the window moves, so bisection finds the last
+    position.
     """
     steps = [2**i for i in range(k.bit_length())][::-1]
     below, above = np.full(k, -np.inf), np.full(2 * steps[0] + k, np.inf)
@@ -138,10 +139,10 @@ def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool)
 
 
 def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
-    """Return the log of a ratio, corrected for the bias of the logarithm: the mean of k weights divided by `overall`.
+    """Return log(mean of k weights / `overall`), corrected for the bias of the logarithm.
 
-    `overall` is the mean of all weights. The bias is minus half the squared relative error of the mean. `first` and
-    `second` are the sums of the weights and of their squares.
+    `overall` is the mean of all weights. The bias is minus half the squared relative error of the mean of the k
+    weights. `first` has the sum of these k weights, and `second` the sum of their squares.
     """
     mean = first / k
     variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)
@@ -214,7 +215,7 @@ def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: 
 def _by_products(
     reference: Array, queries: Array, k: int, device: torch.device, *, own: bool
 ) -> Iterator[Block]:
-    """Yield blocks of neighbors, from the squared distances |x|^2 + |y|^2 - 2 x y of all pairs."""
+    """Yield blocks of neighbors, from the squared distances |x|^2 + |y|^2 - 2 x y of all queries x and all draws y."""
     center = reference.mean(0)
     draws = torch.from_numpy(reference - center).to(device)
     squares = draws.square().sum(1)

@@ -23,7 +23,7 @@ _LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" els
 
 @cache
 def missing() -> str | None:
-    """Load the library; return the reason why it cannot be used, or None if it can be used."""
+    """Load the compiled library. Return the reason why the library cannot be used, or None if it can be used."""
     if not _LIBRARY.exists():
         return (
             "not built: this is a pure Python install; in the source folder, with a C++ compiler, "
@@ -42,21 +42,22 @@ def missing() -> str | None:
 
 @cache
 def _register_shapes() -> None:
-    """Register shape functions of the operators for torch.compile, once, because a second registration raises an
-    error.
+    """Register the operators' shape functions for torch.compile. The cache makes this happen once, because a second
+    registration would raise an error.
     """
     for name in ("value_and_gradient", "kl_terms"):
-        # These operators write all results to their arguments, so there are no shapes to infer.
+        # These operators write all results to their arguments and return nothing, so the shape functions return None.
         torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
 
 
 @cache
 def _define_first_derivative() -> torch.library.Library:
-    """Define the operator that multiplies a precomputed gradient by the incoming gradient in compiled graphs.
+    """Define the operator that multiplies a precomputed gradient by the incoming gradient in compiled graphs. Return
+    the library that contains the operator.
 
-    The operator takes P and Q although the product does not read them. The precomputed gradient depends on P and Q, and
-    the operator refuses a second derivative with respect to P or Q. Without these arguments, torch would treat the
-    precomputed gradient as a constant. The cache keeps the returned library alive, and with it the operator.
+    The operator takes P and Q although the product does not depend on them. The precomputed gradient depends on P and
+    Q, and the operator refuses a second derivative with respect to them. Without these arguments, torch would treat the
+    precomputed gradient as a constant. The cache keeps the returned library, and with it the operator, in memory.
     """
     library = torch.library.Library("kullback", "FRAGMENT")
     library.define("first_derivative(Tensor gradient, Tensor factor, Tensor p, Tensor q) -> Tensor")
@@ -78,16 +79,20 @@ def _refuse_second_derivative(*_: Any) -> Any:
 
 
 def is_available() -> bool:
-    """Return whether the operators can be called; False under ``torch.jit.trace``, which stores sizes as constants."""
+    """Return whether the operators can be called. They cannot be called under ``torch.jit.trace``, which stores sizes
+    as constants.
+    """
     return not _is_tracing() and missing() is None
 
 
-# torch.compile evaluates a function with this mark once, during tracing (see kullback.losses.reduction).
+# Because of this attribute, torch.compile evaluates the function once, during tracing (see kullback.losses.reduction).
 is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def empty_like(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a contiguous empty tensor of the shape of `x`; on the CPU in large pages, which are faster to allocate."""
+    """Return a contiguous empty tensor of the shape of `x`. On the CPU, its memory is in large pages, which are faster
+    to allocate.
+    """
     memory = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
     if x.is_cpu and is_available():
         torch.ops.kullback.ask_for_large_pages.default(memory)

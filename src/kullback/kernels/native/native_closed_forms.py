@@ -1,6 +1,8 @@
-"""Closed forms between distributions in C++: values and derivatives in one sweep, usually without copying parameters.
+"""Closed forms of divergences between distributions, in C++. A kernel computes values and derivatives in one pass,
+usually without copying parameters.
 
-The kernels decline parameters that are so extreme that the arithmetic would leave the range of float64.
+The kernels decline parameters that are so extreme that intermediate results would overflow or underflow in float64. For
+such parameters, plain torch computes the divergence.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
 
-# The operators take, in this order, scalar parameters; rows of parameters; means and matrices; and means with a
-# low-rank covariance on one or both sides. The last operator computes values, but no derivatives.
+# The operators take different parameters. "closed_form" takes scalar parameters, and "closed_form_of_rows" takes rows
+# of parameters. "closed_form_of_normals" takes means and matrices. "closed_form_of_factors" takes means and
+# covariances, where one or both covariances have low rank; it computes values, but no derivatives.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
@@ -28,11 +31,12 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 
 
 class Form(NamedTuple):
-    """A closed form: its operator, the codes that the operator takes first, and its reference in plain torch.
+    """A closed form: the name of its operator, the codes that are the operator's first arguments, and a reference in
+    plain torch.
 
-    If the operator has no derivatives, `gradients` computes the gradients of the parameters from the gradient of the
-    values, in plain torch. `gradients` returns None if its result would lose digits; the reference then computes the
-    gradients.
+    If the operator computes no derivatives, `gradients` is a function in plain torch. The function takes the parameters
+    and the gradient of the values, and returns the gradients of the parameters. If its result would lose digits, the
+    function returns None, and the reference computes the gradients.
     """
 
     operator: Operator
@@ -42,7 +46,9 @@ class Form(NamedTuple):
 
 
 def required_gradients(parameters: Parameters) -> list[bool] | None:
-    """Return which parameters require a gradient, or None if the kernels do not support the parameters."""
+    """Return a list that says for each parameter whether it requires a gradient. Return None if the kernels do not
+    support the parameters.
+    """
     dtype = parameters[0].dtype
     if dtype not in _DTYPES:
         return None
@@ -51,14 +57,14 @@ def required_gradients(parameters: Parameters) -> list[bool] | None:
         if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS or x.layout is not torch.strided:
             return None
         required.append(x.requires_grad)
-    # Autograd cannot save tensors of inference mode, so the kernels do not support them.
+    # Autograd cannot save tensors of inference mode for the backward pass, so the kernels do not support such tensors.
     if True in required and torch.is_grad_enabled() and any(x.is_inference() for x in parameters):
         return None
     return required
 
 
 def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tensor | None:
-    """Return the values, with derivatives of all orders; None if the kernel declines the parameters of P and Q."""
+    """Return the divergences, with derivatives of all orders, or None if the kernel declines the parameters."""
     try:
         if True in required and torch.is_grad_enabled():
             parameters = _of_one_shape(form, parameters)
@@ -74,13 +80,15 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 class _DeclinedError(Exception):
-    """The kernels decline these parameters."""
+    """The error that is raised if a kernel declines the parameters."""
 
 
 def _compute(
     form: Form, parameters: Parameters, required: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the values and the requested derivatives."""
+    """Return two results: the divergences, and a list with the derivatives with respect to each parameter, None where
+    `required` is False.
+    """
     first = parameters[0]
     if not first.is_contiguous():
         first = torch.empty(first.shape, dtype=first.dtype, device="cpu")
@@ -96,8 +104,9 @@ def _compute(
         derivatives.append(torch.empty_like(like, memory_format=torch.contiguous_format) if need else None)
     operator = _operator(form.operator)
     if form.operator == "closed_form_of_factors":
-        # The operator takes mean, matrix and variances of P and of Q. The variances of a full covariance are None.
-        start = 2 if parameters[2].dim() < parameters[3].dim() else 3  # Q's mean comes before Q's matrix
+        # The operator takes the mean, the matrix and the variances of P, and then of Q. The variances are None for a
+        # full covariance.
+        start = 2 if parameters[2].dim() < parameters[3].dim() else 3  # 2 if the third tensor is Q's mean
         sides = parameters[:start], parameters[start:]
         outcome = operator(values, *(x for side in sides for x in (*side, *(None,) * (3 - len(side)))))
     elif of_numbers and derivatives:
@@ -109,7 +118,8 @@ def _compute(
         return values, derivatives
     if outcome == _TOO_EXTREME:
         raise _DeclinedError
-    # The operator does not support this layout. Every operator supports contiguous tensors of one shape.
+    # The operator does not support the memory layout of these tensors. Every operator supports contiguous tensors of
+    # one shape.
     return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), required)
 
 
@@ -121,12 +131,14 @@ def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:
         return parameters
     try:
         return torch.broadcast_tensors(*parameters)
-    except RuntimeError:  # the reference raises a clearer error
+    except RuntimeError:  # the reference raises a clearer error for these shapes
         raise _DeclinedError from None
 
 
 class _ClosedForm(torch.autograd.Function):
-    """The values that the kernels compute. The context stores their derivatives until the first backward pass."""
+    """The autograd function of the kernels. The context stores the derivatives of the values until the first backward
+    pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, form: Form, required: list[bool], *parameters: Tensor) -> Tensor:
@@ -143,7 +155,7 @@ class _ClosedForm(torch.autograd.Function):
                 form, parameters, grad, required
             )
             return None, None, *(x if need else None for x, need in zip(gradients, required, strict=True))
-        if torch.is_grad_enabled() or not can_inspect(grad):  # double backward, or batched gradients
+        if torch.is_grad_enabled() or not can_inspect(grad):  # a differentiated or a batched backward pass
             return None, None, *_reference_gradients(form, parameters, grad, required)
         derivatives, ctx.derivatives = ctx.derivatives, None
         if derivatives is None:
@@ -161,7 +173,8 @@ def _reference_gradients(
 
     def reference(parameters: Sequence[Tensor]) -> Tensor:
         value = form.reference(tuple(parameters))
-        # The reference does not return +inf where P has mass outside Q's support, so this function sets it.
+        # The true value is +inf where P has mass outside the support of Q, but the reference may return a finite value
+        # there. The values of the kernel therefore decide where the value is +inf.
         is_infinite = values.isinf() & value.detach().to(values.dtype).isfinite()
         return torch.where(is_infinite, torch.inf, value)
 

@@ -1,8 +1,8 @@
-"""Divergences of rows of logits in C++: a first sweep over a row for its statistics, a second for its value and
-gradient.
+"""Divergences of rows of logits in C++. A first sweep over a row computes its normalization, and a second sweep
+computes its value and gradient.
 
-The logits may be float64, float32, bfloat16 or float16, also mixed, with any strides. The kernels compute in float64 if
-a side is float64, else in float32. Sums are always in float64.
+The logits of P and of Q may be float64, float32, bfloat16 or float16, with any strides, and their dtypes may differ.
+The kernels compute in float64 if P or Q is in float64, else in float32. Sums are always in float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def devices() -> tuple[str, ...]:
-    """Return the kinds of device that the kernels run on."""
+    """Return the types of device on which the kernels run."""
     return ("cpu",)
 
 
@@ -39,7 +39,7 @@ missing = library.missing
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether these kernels support the divergence and the logits."""
+    """Return whether these kernels support the divergence `kind` and the logits `p` and `q`."""
     return (
         p.is_cpu
         and q.is_cpu
@@ -51,12 +51,12 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def row_values(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the value of each row of logits, in the dtype of `rows`."""
+    """Return the value of each row of logits, shape (rows,), in the dtype of `rows`."""
     if rows.labels is not None:
         return value_and_gradient(rows, p, q, None, (False, False))[0].to(rows.dtype)
-    # The operator returns float32 or float64. Values of a shorter dtype are rounded from float64.
+    # The operator returns float32 or float64. Values of half precision are rounded from float64.
     dtype = torch.float32 if rows.dtype is torch.float32 else torch.float64
-    if type(rows.kind) is KL and rows.temperature == 1:  # the operator's defaults, which cost time to pass
+    if type(rows.kind) is KL and rows.temperature == 1:  # not passing the operator's defaults saves time
         values = torch.ops.kullback.row_values.default(p, q, dtype)
     else:
         code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
@@ -68,7 +68,7 @@ def row_values(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
 def value_and_gradient(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
 ) -> Evaluation:
-    """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
+    """Return the value of each row of logits, and the wanted gradients of the weighted sum of the values."""
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     gradients: list[Tensor | None] = [None, None]
     for i, x in enumerate((p, q)):
@@ -85,7 +85,7 @@ def value_and_gradient(
 def weighted_total(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, scale: float
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
+    """Return `scale` times the weighted sum of the rows' values, and the wanted gradients of this total."""
     by_p = torch.empty(p.shape, dtype=p.dtype, device="cpu") if wanted[0] else None
     by_q = torch.empty(q.shape, dtype=q.dtype, device="cpu") if wanted[1] else None
     total = torch.empty((), dtype=rows.dtype, device="cpu")
@@ -94,11 +94,11 @@ def weighted_total(
 
 
 def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of the terms over some classes, shape (rows, 1), and the `PartSums` of P and of Q, each of shape
-    (rows, 3).
+    """Return three tensors. The first tensor, shape (rows, 1), has the sums of the terms over the classes of `p` and
+    `q`. The other tensors, shape (rows, 3), are the `PartSums` (csrc/logits/task.h) of P and of Q over these classes.
 
-    Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h). The kernel ignores the `PartSums`
-    among these numbers.
+    Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h), which describe the row over the
+    classes of all ranks. The kernel ignores the `PartSums` among these numbers.
     """
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device="cpu")
@@ -116,7 +116,8 @@ def gradients_of_part(
     weights: Weights,
     results: Sequence[Tensor | None],
 ) -> None:
-    """Write the gradients with respect to the logits of some classes to `results`, in float64 or the logits' dtype.
+    """Write the gradients with respect to the logits `p` and `q` of some classes to `results`, in float64 or the
+    logits' dtype.
 
     The result for P may be `p` itself or share memory with `q`. The result for Q may be `q` or share memory with `p`.
     """
@@ -142,7 +143,9 @@ def _run(
     whole: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Call the operator, which writes the values, the total, P's gradient and Q's gradient to `results`."""
+    """Call the operator. The operator writes to the four `results`: the values, the total, P's gradient and Q's
+    gradient.
+    """
     labels = rows.labels
     code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
     if swapped:

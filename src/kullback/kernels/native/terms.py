@@ -35,8 +35,10 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
 def compute(
     log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, required: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the terms or, with a divisor, their sum divided by `divisor`; then the requested gradients of the
-    quotient, else None.
+    """Return three results. The first result has the terms or, if `divisor` is given, their sum divided by `divisor`.
+    The other results are the gradients of this quotient with respect to `log_q` and to `target`.
+
+    A gradient is None if it is not required, or if there is no divisor.
     """
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
@@ -61,7 +63,9 @@ def gradients(
     grad: Tensor,
     required: tuple[bool, bool],
 ) -> list[Tensor | None]:
-    """Return the requested gradients with respect to `log_q` and `target`, from the gradient of the result."""
+    """Return the gradients with respect to `log_q` and to `target`, None where not required. `grad` is the gradient of
+    the loss with respect to the result of `compute`.
+    """
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     results = _places(log_q, required, room)
@@ -71,10 +75,10 @@ def gradients(
 
 
 def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the logarithms of `target`, or None if `target` contains logarithms. The second result is the same tensor
-    if results may overwrite it, else None.
+    """Return two results. The first result has the logarithms of `target`, or is None if `target` contains logarithms.
+    The second result is the same tensor if results may overwrite it, else None.
 
-    torch computes the logarithms, so that the terms are exactly 0 for `log_q = target.log()`.
+    The logarithms are computed by torch, so that the terms are exactly 0 for `log_q = target.log()`.
     """
     if log_target:
         return None, None
@@ -85,8 +89,8 @@ def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor
 
 
 def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
-    """Return an empty tensor for each requested gradient, else None. The first tensor is `room`, if `room` is not
-    None.
+    """Return a list with an empty tensor for each required gradient, and None for the others. If `room` is a tensor,
+    the first gradient uses it.
     """
     places: list[Tensor | None] = [None, None]
     for i, need in enumerate(required):
@@ -96,11 +100,11 @@ def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> 
 
 
 def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
-    """Return KL between normalized rows of weights, in float64, from tensors of shape (..., classes).
+    """Return KL between the normalized rows of `p` and `q`, which have shape (..., classes). The result is in float64.
 
-    Returns None for arguments that the kernel does not support: tensors that need derivatives, and dtypes other than
-    float32 and float64. Returns None also for rows that are not distributions, or whose sum differs from one by more
-    than `tolerance`.
+    The result is None if the kernel does not support the arguments: tensors that need derivatives, and dtypes other
+    than float32 and float64. The result is None also if a row is not a distribution, or if its sum differs from 1 by
+    more than `tolerance`.
     """
     if not (
         serves(p, q)

@@ -1,4 +1,5 @@
-"""The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients; see `triton_rows`.
+"""The GPU kernel that computes the divergence of a row of logits of P and of Q, and its gradients; `triton_rows`
+launches it.
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
 the terms are power series in d. Elsewhere the terms are computed from p and q, as in csrc/logits.
@@ -21,14 +22,14 @@ _REVERSE_KL = tl.constexpr(DivergenceCode.REVERSE_KL.value)
 _JEFFREYS = tl.constexpr(DivergenceCode.JEFFREYS.value)
 _TOTAL_VARIATION = tl.constexpr(DivergenceCode.TOTAL_VARIATION.value)
 _MIXTURE = tl.constexpr(DivergenceCode.MIXTURE.value)
-# If the |log-ratio| of a class is below this number, its term is computed by a power series.
+# If |log(p / q)| of a class is below this number, the term of the class is computed by a power series.
 _NEAR = tl.constexpr(0.3)
 _INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
 def _exp(x):
-    """Return e^x for x <= 0, to about one unit in the last place; 0 for x < -87."""
+    """Return e^x for x <= 0, with an error of about one unit in the last place. For x < -87, return 0."""
     clamped = tl.where(x < -87.0, -87.0, x)
     n = tl.floor(clamped * 1.44269504 + 0.5)
     r = tl.fma(n, 2.12194440e-4, tl.fma(n, -0.693359375, clamped))
@@ -44,7 +45,7 @@ def _exp(x):
 
 @triton.jit
 def _log1p_near(y):
-    """Return log(1 + y) for |y| < 0.42, by log((1 + s) / (1 - s)) with s = y / (2 + y)."""
+    """Return log(1 + y) for |y| < 0.42, as log((1 + s) / (1 - s)) with s = y / (2 + y)."""
     s = y / (2.0 + y)
     z = s * s
     t = tl.fma(z, 1 / 11, 1 / 9)
@@ -86,14 +87,14 @@ def _finite(d):
 
 @triton.jit
 def _difference(p, q, d):
-    """Return q - p to full relative precision, also where p and q are close."""
+    """Return q - p to full relative precision, even where p and q are nearly equal."""
     near = tl.abs(d) < _NEAR
     return tl.where(near, p * _expm1_of_minus(tl.where(near, d, 0.0)), q - p)
 
 
 @triton.jit
 def _relative_entropy(p, difference, x):
-    """Return p (e^-x - 1 + x), where difference = p (e^-x - 1)."""
+    """Return p (e^-x - 1 + x). The argument `difference` is p (e^-x - 1)."""
     near = tl.abs(x) < 0.7
     far = tl.where(x == _INF, _INF, difference + p * _finite(x))
     return tl.where(near, p * _expm1_of_minus_plus_x(tl.where(near, x, 0.0)), far)
@@ -101,11 +102,12 @@ def _relative_entropy(p, difference, x):
 
 @triton.jit
 def _skew(p, q, d, share, rest):
-    """Return the term of KL(P || share P + rest Q), 0 < share < 1, and its derivatives with respect to log p and
-    log q.
+    """Return the term of KL(P || share P + rest Q) for 0 < share < 1, and its derivatives with respect to log p and log
+    q.
     """
     difference = _difference(p, q, d)
-    # Masses below 1e-30 do not change the sum, and their mixture might be subnormal, so they count as 0.
+    # Masses below 1e-30 do not change the sum of the terms. Their mixture might be subnormal, so such masses count as
+    # 0.
     empty = p < 1e-30
     y = rest * difference / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
     near = tl.abs(y) < 0.4
@@ -118,7 +120,7 @@ def _skew(p, q, d, share, rest):
 
 @triton.jit
 def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
-    """Return each class's term of the divergence, and the term's derivatives with respect to log p and log q."""
+    """Return the term of each class, and the derivatives of the term with respect to log p and log q."""
     difference = _difference(p, q, d)
     if KIND == _KL:
         term = _relative_entropy(p, difference, d)
@@ -138,7 +140,7 @@ def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q
         term = 0.5 * tl.abs(difference)
         by_p = p * half
         by_q = -q * half
-    else:  # the weighted sum of both sides' skew divergences from a mixture
+    else:  # weight_p times the skew divergence of (P, Q), plus weight_q times that for (Q, P)
         term_p, own_p, other_q = _skew(p, q, d, share_p, rest_p)
         term_q, own_q, other_p = _skew(q, p, -d, share_q, rest_q)
         term = weight_p * term_p + weight_q * term_q
@@ -149,13 +151,15 @@ def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q
 
 @triton.jit
 def _load(row, columns, stride, classes):
-    """Read a block of logits; columns past the end are -inf, which has no mass."""
+    """Return a block of logits in float32. Columns after the last class are -inf, which has no mass."""
     return tl.load(row + columns.to(tl.int64) * stride, mask=columns < classes, other=-_INF).to(tl.float32)
 
 
 @triton.jit
 def _store(row, columns, stride, classes, factor, derivatives, WANTED: tl.constexpr):
-    """Write a block of a gradient if it is requested; a factor of 0 gives 0, even if the row contains inf or NaN."""
+    """If the gradient is wanted, write a block of it: `factor` times the derivatives. A factor of 0 gives 0, even if
+    the derivatives contain inf or NaN.
+    """
     if WANTED:
         gradient = tl.where(factor == 0.0, 0.0, factor * derivatives)
         tl.store(row + columns.to(tl.int64) * stride, gradient, mask=columns < classes)
@@ -163,7 +167,9 @@ def _store(row, columns, stride, classes, factor, derivatives, WANTED: tl.conste
 
 @triton.jit
 def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constexpr):
-    """Write the gradient of one column as minus the sum of the other columns, because a row sums to zero."""
+    """If the gradient is wanted, write its entry for one column as minus the sum of the other entries. A row of the
+    gradient sums to 0.
+    """
     if WANTED:
         gradient = tl.where(factor == 0.0, 0.0, -factor * _total(others).to(tl.float32))
         tl.store(row + column.to(tl.int64) * stride, gradient, mask=column < classes)
@@ -171,7 +177,9 @@ def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constex
 
 @triton.jit
 def _absorb(x, scale, peak, total):
-    """Return each lane's largest logit and its sum of exponentials relative to that logit, updated by the block `x`."""
+    """Return, for each lane, the largest logit so far, and the sum of e^(scale (logit - largest)) so far. `peak` and
+    `total` are these numbers before the block `x`.
+    """
     rises = x > peak
     ratio = _exp(-tl.abs(tl.where(x == peak, 0.0, x - peak)) * scale)
     return tl.where(rises, x, peak), tl.where(rises, tl.fma(total, ratio, 1.0), total + ratio)
@@ -184,7 +192,7 @@ def _total(x):
 
 @triton.jit
 def _subtracted(a, b):
-    """Return a - b rounded, and its rounding error (Knuth, 1969)."""
+    """Return a - b, rounded, and the error of this rounding (Knuth, 1969)."""
     rounded = a - b
     minus_b = rounded - a
     return rounded, tl.where(tl.abs(rounded) < _INF, (a - (rounded - minus_b)) - (b + minus_b), 0.0)
@@ -192,13 +200,13 @@ def _subtracted(a, b):
 
 @triton.jit
 def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
-    """Return p, q and their log-ratio, which is 0 where neither side has mass and infinite where only one side has
-    mass.
+    """Return p, q and log(p / q) of the logits `a` of P and `b` of Q. The log-ratio is 0 where neither P nor Q has
+    mass, and infinite where only one of them has mass. `_statistics` returns the other arguments.
     """
     without = (a == -_INF) & (b == -_INF)
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
-    # If a and b differ by a large factor, a - b is rounded, so its rounding error is added back.
+    # If a and b differ by a large factor, a - b has a rounding error, which is added back.
     apart, error = _subtracted(a * shrink - from_a, b * shrink - from_b)
     d = (((apart - offset) + error) * (scale / shrink) - high) - low
     return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
@@ -206,12 +214,13 @@ def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inve
 
 @triton.jit
 def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
-    """Return the arguments of `_masses` for both rows: peaks, inverse sums of exponentials, and parts of the log-ratio.
+    """Return the arguments of `_masses` for both rows: the peaks, the inverse sums of exponentials, and the parts of
+    the log-ratio.
 
-    The log-ratio is (a - b - offset) / T - high - low. The subtracted terms are separate because one float32 would
-    round their sum. If logits are so large that a - b might overflow, they are first multiplied by `shrink`, a power of
-    two. If the difference of the peaks has a rounding error above T, `from_a` and `from_b` are the peaks, which are
-    subtracted first; otherwise both are 0.
+    The log-ratio of logits a of P and b of Q at temperature T is (a - b - offset) / T - high - low. The subtracted
+    terms are separate because the sum of the terms would be rounded in float32. If logits are so large that a - b might
+    overflow, they are first multiplied by `shrink`, a power of two. If the difference of the peaks has a rounding error
+    above T, `from_a` and `from_b` are the peaks, which are subtracted first; otherwise both are 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     peaks_a, sums_a = zeros - _INF, zeros
@@ -221,7 +230,7 @@ def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
         peaks_a, sums_a = _absorb(_load(p, columns, p_column, classes), scale, peaks_a, sums_a)
         peaks_b, sums_b = _absorb(_load(q, columns, q_column, classes), scale, peaks_b, sums_b)
     peak_a, peak_b = tl.max(peaks_a, axis=0), tl.max(peaks_b, axis=0)
-    # Both sides are summed in the same order for all dtypes, so that equal rows have equal sums.
+    # The sums of P and Q are computed in the same order for all dtypes, so that equal rows have equal sums.
     parts = tl.join(sums_a * _exp((peaks_a - peak_a) * scale), sums_b * _exp((peaks_b - peak_b) * scale))
     sum_a, sum_b = tl.split(_total(parts))
     shrink = tl.where(tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30, 0.0009765625, 1.0)
@@ -241,10 +250,11 @@ def _imbalance(
     p, q, p_column, q_column, classes, scale, lanes, zeros,
     shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
 ):  # fmt: skip
-    """Return the sum of q - p, and the first class with the most mass of P and of Q.
+    """Return three numbers: the sum of q - p over the classes, the first class with the most mass of P, and the first
+    class with the most mass of Q.
 
-    The sum is nonzero only through rounding in the normalization. A sum that is negligible compared to the sum of |q -
-    p| is returned as 0. Classes with p = q then keep a derivative of 0.
+    Only rounding in the normalization makes the sum nonzero. A sum that is negligible compared to the sum of |q - p| is
+    returned as 0. Classes with p = q then keep a derivative of 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     differences, sizes = zeros, zeros
@@ -267,10 +277,11 @@ def _imbalance(
 
 @triton.jit
 def _corrected(value, difference, sum_q, weight_p, rest_p, weight_q, rest_q, KIND: tl.constexpr):
-    """Return a divergence without the error from rounding in the normalization, which `difference` measures.
+    """Return the divergence `value` without the error from rounding in the normalization. `difference`, the sum of q -
+    p, measures this rounding.
 
-    The error of total variation is of first order in `difference`, the sum of q - p. The errors of the other kinds are
-    of second order: half the curvature at P = Q times the squared sum.
+    For total variation, the error is of first order in `difference`, and `sum_q` is its factor. For other divergences,
+    the error is of second order: half the curvature at P = Q times the squared `difference`.
     """
     if KIND == _TOTAL_VARIATION:
         value -= difference * sum_q
@@ -291,10 +302,11 @@ def row_kernel(
     KIND: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one row's divergence to `values`, and its gradients times `factor` and its weight to `out_p` and `out_q`.
+    """Write the divergence of one row to `values`. Write its gradients, multiplied by `factor` and the row's weight, to
+    `out_p` and `out_q`.
 
-    `scale` multiplies the logits. `EARLY` means that only one gradient is requested and that this gradient needs no sum
-    over the row.
+    `scale` multiplies the logits. `EARLY` means that only one gradient is wanted and that this gradient needs no sum
+    over the row. The sweep for the value then also writes this gradient.
     """
     row = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     p += row * p_row
@@ -310,7 +322,7 @@ def row_kernel(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
     top_p, top_q = classes, classes
-    if KIND == _TOTAL_VARIATION:  # rounding might change the sign of q - p in the largest classes
+    if KIND == _TOTAL_VARIATION:  # rounding might change the sign of q - p where p and q are largest
         left, top_p, top_q = _imbalance(
             p, q, p_column, q_column, classes, scale, lanes, zeros,
             shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
@@ -357,6 +369,6 @@ def row_kernel(
             if KIND == _TOTAL_VARIATION:
                 others_p += tl.where(columns == top_p, 0.0, by_p)
                 others_q += tl.where(columns == top_q, 0.0, by_q)
-        if KIND == _TOTAL_VARIATION:  # in the class with the most mass, the subtraction above cancels
+        if KIND == _TOTAL_VARIATION:  # the subtraction above cancels in the class with the most mass
             _store_rest(out_p, top_p, out_p_column, classes, factor, others_p, WANT_P)
             _store_rest(out_q, top_q, out_q_column, classes, factor, others_q, WANT_Q)

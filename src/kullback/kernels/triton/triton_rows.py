@@ -1,4 +1,5 @@
-"""The Triton kernel for GPUs: one program for each row sweeps its classes twice, or three times for a gradient.
+"""The backend of the Triton kernel for GPUs. One program for each row sweeps over the classes twice, or three times for
+a gradient.
 
 The kernel supports logits of float32, bfloat16 or float16 with any strides. The kernel computes in float32, sums in
 float64, and does not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the
@@ -27,21 +28,22 @@ NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
 OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Each thread processes eight classes of a block. If a block has fewer classes than a warp can hold, Triton gives the
-# same class to several threads. Then a thread might read a logit after another thread has overwritten it with a
-# gradient. So the smallest block fills one warp.
+# The number of classes of a block that each thread processes. If a block has fewer classes than a warp can process,
+# Triton gives the same class to several threads. A thread might then read a logit after another thread has overwritten
+# the logit with a gradient. Therefore the smallest block fills one warp.
 _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
 _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
-# For each kind, the pair says whether the gradients with respect to P and to Q need no sum over the row. If only such a
-# gradient is requested, the sweep that computes the value writes the gradient too.
+# In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
+# The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
+# the gradient.
 _EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
 @cache
 def missing() -> str | None:
-    """Import the kernel; return the reason why it cannot run, or None if it can run."""
+    """Import the kernel. Return the reason why the kernel cannot run, or None if it can run."""
     if not is_installed("triton"):
         return "not installed (pip install triton)"
     if not torch.cuda.is_available() and not _is_interpreted():
@@ -54,13 +56,13 @@ def missing() -> str | None:
 
 
 def devices() -> tuple[str, ...]:
-    """Return the kinds of device that the kernel runs on in this process."""
+    """Return the types of device on which the kernel runs in this process."""
     gpu = ("cuda",) if torch.cuda.is_available() else ()
     return (*gpu, "cpu") if _is_interpreted() else gpu
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether this kernel supports the divergence and the logits."""
+    """Return whether this kernel supports the divergence `kind` and the logits `p` and `q`."""
     return (
         (p.is_cuda or (p.is_cpu and _is_interpreted()))
         and p.device == q.device
@@ -76,7 +78,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 def value_and_gradient(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
 ) -> Evaluation:
-    """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
+    """Return the value of each row of logits, and the wanted gradients of the weighted sum of the values."""
     gradients = [
         (x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
@@ -88,7 +90,7 @@ def value_and_gradient(
 def weighted_total(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, scale: float
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
+    """Return `scale` times the weighted sum of the rows' values, and the wanted gradients of this total."""
     weights = _in_float64(weights)
     gradients = [
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else None
@@ -108,9 +110,10 @@ def _run(
     scale: float,
     gradients: list[Tensor | None],
 ) -> Tensor:
-    """Launch the kernel; return the rows' values in float64.
+    """Launch the kernel, which writes the gradients to the tensors in `gradients`. Return the values of the rows in
+    float64.
 
-    Labels cost another pass over the logits, and a copy of Q's logits if the gradient overwrites these logits.
+    Labels need another pass over the logits and, if the gradient overwrites Q's logits, a copy of these logits.
     """
     (rows, classes), labels = p.shape, divergence.labels
     if labels is not None:
@@ -122,7 +125,7 @@ def _run(
         return values
     code, (weight_p, share_p, weight_q, share_q), _ = cast(Arguments, arguments_of(divergence.kind))
     wanted = (gradients[0] is not None, gradients[1] is not None)
-    # Gradients that were not requested are not written, so any valid pointer is sufficient.
+    # The kernel does not write a gradient that is not wanted, so any valid pointer can take its place.
     by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
     block = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))  # a power of 2
     with torch.cuda.device_of(p):
@@ -145,7 +148,8 @@ def _run(
             EARLY=wanted == _EARLY.get(DivergenceCode(code)),
             BLOCK=block,
             num_warps=block // _SMALLEST_BLOCK,
-            # The kernel fuses products and sums itself (`tl.fma`), in the same way for both sides.
+            # The kernel itself fuses products and sums (`tl.fma`), in the same way for P and Q, so the compiler must
+            # not fuse them.
             enable_fp_fusion=False,
         )
     return values

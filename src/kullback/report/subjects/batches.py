@@ -19,6 +19,8 @@ from kullback.results.finding import Level
 from kullback.results.verdict import Verdict
 from kullback.tables.table_results import TableComparison
 
+CORRECTED = "The p-values are corrected for all columns of all batches."
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -34,11 +36,16 @@ class Batches:
 
     @property
     def lines(self) -> list[str]:
-        """The number of batches that fail, if there are gates, and the outcome of each batch."""
+        """The outcome of each batch, after the number of batches that fail if there are gates.
+
+        Without gates, the first line states how p-values are corrected.
+        """
         failed = sum(any(not each.passed for each in verdicts) for verdicts in self.verdicts)
         number = counted(len(self.comparisons), "batch", "batches")
-        whole = f"Failed: {failed} of {number}." if failed else f"Passed: {number}."
-        return [whole] * any(self.verdicts) + [f"{page.title}: {page.outcome}" for page in self.pages]
+        whole = f"{number}; p-values are corrected for all of them."
+        if any(self.verdicts):
+            whole = f"Failed: {failed} of {number}." if failed else f"Passed: {number}."
+        return [whole, *(f"{page.title}: {page.outcome}" for page in self.pages)]
 
     @property
     def pages(self) -> list[Document]:
@@ -75,7 +82,9 @@ def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
         f"{number} against {reference}",
         Headline(
             f"{len(different)} of {number} {verb} from {reference}{partly}",
-            "" if worst is None else f"The largest difference is in {worst.q_name}: {tables.summary(worst)}",
+            CORRECTED
+            if worst is None
+            else f"The largest difference is in {worst.q_name}: {tables.summary(worst)} {CORRECTED}",
             tone=tables.worst_tone(page.headline.tone for page in pages),
         ),
         (

@@ -94,7 +94,7 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
     if comparison.columns:
         caption = (
             "The largest PSI first; in nats; TV is a probability, from 0 to 1. CI is the interval of PSI; p is "
-            "corrected for the number of columns. A shift is a statistically significant difference "
+            "corrected for the number of tests. A shift is a statistically significant difference "
             f"(p < {SIGNIFICANT:g}): large from a PSI of {LARGE:g} on, small below {MODERATE:g}."
         )
         links = [each.name for each in drawn]
@@ -348,7 +348,7 @@ def _reason(comparison: TableComparison) -> str:
     different = differing(comparison)
     if not different:
         few = "" if comparison.columns else ", because there is none"
-        return f"No column has p < {SIGNIFICANT:g} after the correction for their number{few}."
+        return f"No column has p < {SIGNIFICANT:g} after the correction for the number of tests{few}."
     rules = {
         "large shift": f"a PSI of {LARGE:g} or more is a large shift",
         "shift": f"a PSI from {MODERATE:g} to {LARGE:g} is a shift",
