@@ -87,6 +87,7 @@ SECTIONS = (
     Section("Tables", options.COLUMNS, of="tables", also="predictions"),
     Section(
         "Tables",
+        options.EXCLUDE,
         options.WEIGHTS,
         options.JOINT,
         options.BINS,

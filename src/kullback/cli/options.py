@@ -34,7 +34,7 @@ def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) 
 def _split_columns(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
     """Split the names of columns, of which none may be empty."""
     if value is not None and not all(value.split(",")):
-        raise _wrong_names("--columns", value, "names of columns", "an empty name")
+        raise _wrong_names(param.opts[0], value, "names of columns", "an empty name")
     return None if value is None else value.split(",")
 
 
@@ -85,6 +85,12 @@ COLUMNS = click.Option(
     callback=_split_columns,
     metavar="A,B,...",
     help="The columns to compare; all by default. Of predictions, the columns that are classes.",
+)
+EXCLUDE = click.Option(
+    ["--exclude"],
+    callback=_split_columns,
+    metavar="A,B,...",
+    help="Columns to leave out, instead of --columns.",
 )
 WEIGHTS = click.Option(["--weights"], metavar="COLUMN", help="The column of row weights.")
 JOINT = click.Option(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from kullback.results.verdict import Verdict
 
 # The options for the arguments of the library, and what to write instead of a wrong one.
-OPTIONS = {name: f"--{name}" for name in ("columns", "weights", "cluster", "joint", "bins", "confidence")}
+OPTIONS = {
+    name: f"--{name}" for name in ("columns", "exclude", "weights", "cluster", "joint", "bins", "confidence")
+}
 REMEDIES = {"joint": "--joint A,B"}
 
 

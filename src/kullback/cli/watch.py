@@ -36,6 +36,7 @@ from kullback.errors import BY_CALL, ArgumentValueError, printable
             help="Write the profile of the batch to FILE; it can be merged later.",
         ),
         options.COLUMNS,
+        options.EXCLUDE,
         options.WEIGHTS,
         options.INDEPENDENT,
         options.BINS,
@@ -57,6 +58,7 @@ def watch(
     merge: bool,
     save_batch: Path | None,
     columns: list[str] | None,
+    exclude: list[str] | None,
     weights: str | None,
     json_path: str | None,
     html_path: Path | None,
@@ -112,10 +114,19 @@ def watch(
             check_writable(place)
     with in_options(OPTIONS, REMEDIES), progress_text(show=not no_progress) as progress:
         saved = profiles.reference_profile(
-            reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
+            reference,
+            profile,
+            rebuild=rebuild,
+            columns=columns,
+            exclude=exclude,
+            weights=weights,
+            progress=progress,
         )
         found = [
-            (str(batch), profiles.batch_profile(batch, saved, columns=columns, progress=progress))
+            (
+                str(batch),
+                profiles.batch_profile(batch, saved, columns=columns, exclude=exclude, progress=progress),
+            )
             for batch in batches
         ]
     if not found:

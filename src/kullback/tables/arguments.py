@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments, Whole
@@ -55,6 +55,39 @@ def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str]
     return names
 
 
+def chosen_of(
+    call: str, columns: Sequence[str] | None, exclude: Sequence[str] | None
+) -> tuple[list[str] | None, list[str]]:
+    """Return the names of the columns to use, None for all of them, and of those to leave out.
+
+    Raises:
+        ArgumentTypeError: one of the two is not a list of names.
+        ArgumentValueError: both are given.
+    """
+    if columns is not None and exclude is not None:
+        raise invalid_value(
+            call,
+            "exclude",
+            wanted="columns= (--columns) or exclude= (--exclude), not both",
+            got="both",
+            instead="columns= (--columns) alone, without the names to leave out",
+        )
+    return names_of(call, "columns", columns), names_of(call, "exclude", exclude) or []
+
+
+def refuse_unknown(
+    call: str, exclude: Sequence[str], there: Sequence[str], where: str = "the tables"
+) -> None:
+    """Refuse to leave out a column that is not there.
+
+    Raises:
+        ArgumentValueError: a name is none of the columns.
+    """
+    for name in exclude:
+        if name not in there:
+            raise no_column(call, "exclude", name, there, where)
+
+
 def check_column(call: str, argument: str, given: object) -> None:
     """Refuse a value that is not the name of a single column.
 
@@ -94,7 +127,8 @@ def no_column(
     """Return the error for a name that is none of the columns."""
     shown = ", ".join(map(quoted, there[:MOST_NAMED]))
     shown += f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-    remedies: dict[str, object] = {"columns": list(there[:1]), "joint": [tuple(there[:2])]}
+    first = list(there[:1])
+    remedies: dict[str, object] = {"columns": first, "exclude": first, "joint": [tuple(there[:2])]}
     return invalid_value(
         call,
         argument,
@@ -104,13 +138,23 @@ def no_column(
     )
 
 
-def no_further_column(call: str, given: Sequence[str], others: Sequence[str]) -> ArgumentValueError:
+def no_further_column(
+    call: str, columns: Sequence[str] | None, others: Sequence[str], exclude: Collection[str] = ()
+) -> ArgumentValueError:
     """Return the error for a table without columns to count: weights and clusters are not compared."""
+    if columns is None:
+        return invalid_value(
+            call,
+            "exclude",
+            wanted="a column that is left",
+            got=", ".join(map(quoted, exclude)),
+            instead={"exclude": list(others[1:2])} if len(others) > 1 else "no exclude=",
+        )
     return invalid_value(
         call,
         "columns",
         wanted="a column that is not for weights or clusters",
-        got=", ".join(map(quoted, given)) or "no name",
+        got=", ".join(map(quoted, columns)) or "no name",
         instead={"columns": [others[0]]} if others else "tables with further columns",
     )
 

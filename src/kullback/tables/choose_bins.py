@@ -78,7 +78,8 @@ def choose_bins(
     cuts = _cuts(p, q, number, row_weight)
     edges = tuple(_beginning(cut, p.center) for cut in cuts)
     labels = interval_labels(both, edges, cuts) if both.buckets or q is None else ()
-    return Bins(p.column_type, edges, (*labels, *specials), p.center, cuts, specials=specials)
+    labels = (*labels, *specials)
+    return Bins(p.column_type, edges, labels, p.center, cuts, specials=specials, written=both.written)
 
 
 def bin_counts(column: ColumnProfile, bins: Bins) -> Floats:

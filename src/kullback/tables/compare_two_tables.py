@@ -20,15 +20,17 @@ from kullback.results.value import Value
 from kullback.tables.arguments import (
     ARGUMENTS,
     check_column,
+    chosen_of,
     groups_of,
     name_or_none,
-    names_of,
     no_column,
     no_further_column,
+    refuse_unknown,
 )
 from kullback.tables.columns.bins import Bins
+from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.types import Field
-from kullback.tables.contents import content_finding, content_of
+from kullback.tables.contents import content_finding, content_of, parsed_finding, reason_against
 from kullback.tables.contingency import (
     Pair,
     column_bins,
@@ -52,8 +54,9 @@ from kullback.tables.table_findings import (
     text_finding,
     unshared_categories,
 )
-from kullback.tables.table_profile import Profile, profile_opened
+from kullback.tables.table_profile import CountedTable, Profile, count_opened
 from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
+from kullback.tables.text_columns import Side, ways_to_read
 
 CALL = "compare_tables"
 
@@ -63,6 +66,7 @@ def compare_tables(
     q: object,
     columns: Sequence[str] | None = None,
     *,
+    exclude: Sequence[str] | None = None,
     weights: str | None = None,
     cluster: str | None = None,
     independent: bool = False,
@@ -83,13 +87,15 @@ def compare_tables(
         \mathrm{TV} = \frac12 \sum_i |p_i - q_i|
 
     and so on. The divergences between bins are at most the divergences between the values. They are corrected for the
-    bias of counts, and are at least 0. Each table is counted by its own engine.
+    bias of counts, and are at least 0. Each table is counted by its own engine. A column of text is compared as numbers
+    or dates if at least 90 % of both tables' texts are some that are written in one way; the others count as missing.
 
     Arguments:
         p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
             Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
         q: the table that is compared with it, likewise.
         columns: which columns; all by default.
+        exclude: columns to leave out, instead of `columns`.
         weights: the column of the rows' weights. Standard errors assume that weights do not depend on the values.
         cluster: the column with the group of each row, if rows of a group depend on each other (the visits of a user,
             the measurements of a machine). Standard errors and tests then assume independent groups.
@@ -128,18 +134,19 @@ def compare_tables(
     """
     load("scipy", "comparing tables")
     bins, confidence, *_ = ARGUMENTS.check(**locals()).values()
-    columns, groups = names_of(CALL, "columns", columns), groups_of(CALL, joint)
+    columns, excluded = chosen_of(CALL, columns, exclude)
+    groups = groups_of(CALL, joint)
     check_column(CALL, "weights", weights)
     check_column(CALL, "cluster", cluster)
     refuse_both(CALL, independent, cluster)
     tables = open_table(p, Caller(CALL, "p")), open_table(q, Caller(CALL, "q"))
-    names = _chosen_names(tables, columns, groups, weights, cluster)
+    names = _chosen_names(tables, columns, excluded, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
     independent = independent or cluster is not None
-    of_p = profile_opened(tables[0], usable, weights, progress=progress, independent=independent)
-    of_q = profile_opened(tables[1], usable, weights, like=of_p, progress=progress, independent=independent)
+    first, second = _counted(tables, usable, weights, progress)
+    of_p, of_q = (each.finished(independent=independent) for each in (first, second))
     settings = TableSettings(bins, confidence, _random(generator), cluster, independent)
-    compared = _Tables(of_p, of_q, settings, tables, progress)
+    compared = _Tables(of_p, of_q, settings, (first.table, second.table), progress)
     return compared.comparison((_name_of(p), _name_of(q)), findings, groups)
 
 
@@ -248,7 +255,7 @@ class _Tables:
         joint: list[JointComparison] = []
         if p.weight > 0 and q.weight > 0:
             shared = [name for name in p.columns if name in q.columns]
-            changed = {name: changed_type(name, p.columns[name], q.columns[name]) for name in shared}
+            changed = {name: _changed_type(name, p.columns[name], q.columns[name]) for name in shared}
             found += [each for each in changed.values() if each is not None]
             shared = [name for name in shared if changed[name] is None]
             sized = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
@@ -303,7 +310,8 @@ class _Tables:
                 )
             )
             of_text = text_finding(name, p, q, parts.get("words"))
-            remarks += [] if of_text is None else [of_text]
+            of_values = parsed_finding(name, p, q)
+            remarks += [each for each in (of_text, of_values) if each is not None]
             remarks = in_proportion([*column_findings(name, p, q, new, vanished), *remarks])
             if content == "identifier":
                 remarks = [replace(each, level="note") for each in remarks]
@@ -378,6 +386,20 @@ class _Tables:
         return parts | {"notes": (*parts["notes"], *notes)}
 
 
+def _counted(
+    tables: tuple[Table, Table],
+    columns: Sequence[str],
+    weights: str | None,
+    progress: Callable[[str], object] | None,
+) -> tuple[CountedTable, CountedTable]:
+    """Return both tables counted alike: text as numbers or dates where both tables have them in one way."""
+    p = count_opened(tables[0], columns, weights, progress=progress)
+    q = count_opened(tables[1], columns, weights, like=p.profile, progress=progress)
+    ways = ways_to_read([Side(each.profile.columns, each.table) for each in (p, q)], weights)
+    p = p.parsed(ways[0], progress=progress)
+    return p, q.parsed(ways[1], again=ways[0], like=p.profile, progress=progress)
+
+
 def _profile_findings(p: Profile, q: Profile) -> list[Finding]:
     """Return which columns only one profile has, and which were not counted."""
 
@@ -391,6 +413,7 @@ def _profile_findings(p: Profile, q: Profile) -> list[Finding]:
 def _chosen_names(
     tables: tuple[Table, Table],
     columns: Sequence[str] | None,
+    exclude: Sequence[str],
     groups: Sequence[tuple[str, ...]],
     weights: str | None,
     cluster: str | None,
@@ -398,6 +421,16 @@ def _chosen_names(
     """Return the columns to compare, in P's order and then Q's."""
     there = list(tables[0].fields | tables[1].fields)
     together = [name for group in groups for name in group]
+    refuse_unknown(CALL, exclude, there)
+    for name in together:
+        if name in exclude:
+            raise invalid_value(
+                CALL,
+                "joint",
+                wanted="columns that exclude= does not leave out",
+                got=quoted(name),
+                instead="another group of columns, or exclude= without this one",
+            )
     for argument, name in [("columns", name) for name in columns or ()] + [
         ("joint", name) for name in together
     ]:
@@ -407,11 +440,18 @@ def _chosen_names(
         for side, table in zip("PQ", tables, strict=True):
             if name is not None and name not in table.fields:
                 raise no_column(CALL, argument, name, list(table.fields), side)
-    wanted = there if columns is None else {*columns, *together}
-    chosen = [name for name in there if name in wanted and name not in (weights, cluster)]
-    if columns is not None and not chosen:
-        raise no_further_column(CALL, columns, [name for name in there if name not in (weights, cluster)])
+    wanted = set(there).difference(exclude) if columns is None else {*columns, *together}
+    possible = [name for name in there if name not in (weights, cluster)]
+    chosen = [name for name in possible if name in wanted]
+    if (columns is not None or exclude) and not chosen:
+        raise no_further_column(CALL, columns, possible, exclude)
     return chosen
+
+
+def _changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
+    """Return the finding that a column has another type in Q, with the reason if it is text that holds numbers."""
+    differ = p.column_type != q.column_type and "categorical" in (p.column_type, q.column_type)
+    return changed_type(name, p, q, reason_against(name, p, q) if differ else None)
 
 
 def _random(generator: torch.Generator | None) -> np.random.Generator:

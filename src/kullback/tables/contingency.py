@@ -19,6 +19,7 @@ from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import JointCounts
+from kullback.tables.engines.parsed_table import is_text_field, parsed
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
@@ -88,7 +89,12 @@ def contingency_tables(
             raise invalid_value(
                 "contingency_tables", "keys", wanted=wanted_, got=quoted(name), instead=instead
             )
-    counts = table.joint_counts(bins, keys, weights)
+    ways = {
+        name: of_column.written
+        for name, of_column in bins.items()
+        if of_column.written is not None and name in wanted and is_text_field(table.fields[name])
+    }
+    counts = parsed(table, ways).joint_counts(bins, keys, weights)
     return {key: dict(sorted(each.items(), key=_in_order)) for key, each in counts.items()}
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
 from kullback.common.files import matched
 from kullback.errors import LONGEST_MESSAGE, FileError, invalid_value, printable, quoted
-from kullback.tables.arguments import name_or_none
+from kullback.tables.arguments import chosen_of, name_or_none, refuse_unknown
 from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import Caller
 from kullback.tables.table_profile import Profile, profile_opened
@@ -70,6 +71,7 @@ def reference_profile(
     *,
     rebuild: bool = False,
     columns: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
     weights: str | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
@@ -80,6 +82,7 @@ def reference_profile(
         profile: the path of the profile; by default in the folder of the reference.
         rebuild: whether to count the reference again and replace its profile.
         columns: which columns to count; all by default.
+        exclude: columns to leave out, instead of `columns`. A profile that is made keeps only their names.
         weights: the column of the rows' weights.
         progress: called with a sentence before each reading of the table.
 
@@ -97,6 +100,7 @@ def reference_profile(
         >>> reference_profile(path).rows, profile_path(path).exists()
         (3, True)
     """
+    columns, excluded = chosen_of("reference_profile", columns, exclude)
     saved = Path(reference) if is_profile(reference) else Path(profile or profile_path(reference))
     if saved == Path(reference) or (saved.exists() and not rebuild):
         _check_age(reference, saved)
@@ -110,7 +114,7 @@ def reference_profile(
                 got=quoted(weights),
                 instead={"weights": found.weights} if found.weights else {"rebuild": True},
             )
-        return found if columns is None else _only(found, columns, saved)
+        return _only(found, columns, excluded, saved)
     if saved.exists() and not (is_profile(saved) or _is_cut(saved)):
         raise FileError.at(
             printable(saved),
@@ -119,10 +123,13 @@ def reference_profile(
             instead="name another one with --profile",
         )
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
-    found = profile_opened(table, columns, weights, progress=progress)
+    refuse_unknown("reference_profile", excluded, list(table.fields), "the table")
+    found = profile_opened(table, columns, weights, exclude=excluded, progress=progress)
+    # A later call may exclude the same columns, and one without exclude= says why they are not compared.
+    found.skipped |= dict.fromkeys(excluded, "left out when the profile was made")
     found.save(saved)
     # The saved profile may name fewer categories; the first comparison and later ones use the same.
-    return Profile.load(saved)
+    return _only(Profile.load(saved), None, excluded, saved)
 
 
 def batch_profile(
@@ -130,6 +137,7 @@ def batch_profile(
     reference: Profile,
     *,
     columns: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
     """Return the profile of a batch, counted like the reference.
@@ -138,6 +146,7 @@ def batch_profile(
         batch: the path of a table, or of a saved profile.
         reference: the reference's profile.
         columns: which columns to count; all by default.
+        exclude: columns of the reference to leave out, instead of `columns`; the batch may lack them.
         progress: called with a sentence before each reading of the table.
 
     Returns:
@@ -147,11 +156,14 @@ def batch_profile(
         ArgumentValueError: the column of weights is missing.
         FileError: the file is missing, damaged or of an unknown format.
     """
+    columns, excluded = chosen_of("batch_profile", columns, exclude)
     if is_profile(batch):
         found = Profile.load(batch)
-        return found if columns is None else _only(found, columns, Path(batch))
+        there = [name for name in excluded if name in _names(found)]
+        return _only(found, columns, there, Path(batch))
     table = open_table(os.fspath(batch), Caller("batch_profile", "batch"))
-    return profile_opened(table, columns, reference.weights, like=reference, progress=progress)
+    weights = reference.weights
+    return profile_opened(table, columns, weights, exclude=excluded, like=reference, progress=progress)
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
@@ -171,21 +183,36 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
     return reduce(Profile.merge, profiles)
 
 
-def _only(profile: Profile, columns: Sequence[str], path: Path) -> Profile:
-    columns = [columns] if isinstance(columns, str) else columns
-    missing = [name for name in columns if name not in profile.columns]
+def _names(profile: Profile) -> list[str]:
+    """Return the columns of a profile, also those that it skips."""
+    return [*profile.columns, *profile.skipped]
+
+
+def _only(profile: Profile, columns: Sequence[str] | None, exclude: Sequence[str], path: Path) -> Profile:
+    """Return the part of a saved profile for some columns, or without some."""
+    if columns is None and not exclude:
+        return profile
+    there = list(profile.columns) if columns is not None else _names(profile)
+    missing = [name for name in columns or exclude if name not in there]
     if missing:
+        argument = "exclude" if columns is None else "columns"
         raise FileError.at(
             printable(path),
-            "columns",
+            argument,
             wanted=f"a profile of column {quoted(missing[0])}",
-            got=printable(", ".join(map(quoted, profile.columns)), LONGEST_MESSAGE),
-            instead="columns= of these, or rebuild=True",
+            got=printable(", ".join(map(quoted, there)), LONGEST_MESSAGE),
+            instead=f"{argument}= of these, or rebuild=True",
             wording="wanted {wanted}; it has {got}",
         )
-    held = {name: column for name, column in profile.columns.items() if name in columns}
-    order = None if profile.order is None else profile.order.of_columns(held)
-    return Profile(held, profile.rows, profile.weight, profile.weight_squares, {}, profile.weights, order)
+    kept = {
+        name: column
+        for name, column in profile.columns.items()
+        if name not in exclude and (columns is None or name in columns)
+    }
+    skipped = {} if columns is not None else profile.skipped
+    skipped = {name: reason for name, reason in skipped.items() if name not in exclude}
+    order = None if profile.order is None else profile.order.of_columns(kept)
+    return replace(profile, columns=kept, skipped=skipped, order=order)
 
 
 def _check_age(reference: str | os.PathLike[str], saved: Path) -> None:

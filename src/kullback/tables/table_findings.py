@@ -43,7 +43,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
     "numbers-as-text": (
         "warning",
-        "most values of a column of text are numbers or dates, which are compared as categories",
+        "a column of text is compared as the numbers or dates that it holds, or as categories for the reason given",
     ),
     "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
     "words-differ": (
@@ -159,12 +159,27 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
             )
 
 
-def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
-    """Return the finding that a column has another type in Q; None if a side has no values."""
-    if p.column_type == q.column_type or p.empty or q.empty:
+def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None = None) -> Finding | None:
+    """Return the finding that a column has another type in Q; None if a side has no values.
+
+    Arguments:
+        name: the column.
+        p: its profile in P.
+        q: its profile in Q.
+        why: the reason why text is not compared as the numbers or dates that it holds.
+    """
+    if p.empty or q.empty:
         return None
-    message = f"{quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"
-    return finding("type-changed", message, name)
+    if p.column_type == q.column_type and p.means_like(q):
+        return None
+    types = [
+        each.column_type
+        if each.written is None or p.column_type != q.column_type
+        else f"text of {each.written}"
+        for each in (p, q)
+    ]
+    message = f"{quoted(name)} is {types[0]} in P and {types[1]} in Q: not compared"
+    return finding("type-changed", message + (f"; the text is not read, because {why}" if why else ""), name)
 
 
 def column_findings(

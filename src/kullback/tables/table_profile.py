@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,23 @@ from kullback.errors import (
     quoted,
     safe_repr,
 )
-from kullback.tables.arguments import check_column, name_or_none, names_of, no_column, no_further_column
-from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.tables.arguments import (
+    check_column,
+    chosen_of,
+    name_or_none,
+    no_column,
+    no_further_column,
+    refuse_unknown,
+)
+from kullback.tables.columns.column_profile import ColumnProfile, most_frequent
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.types import ColumnType, Field
+from kullback.tables.columns.written_numbers import Written
 from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import ColumnSpec, Table, TableCounts
+from kullback.tables.engines.parsed_table import is_text_field, parsed, unparsed_of
 from kullback.tables.row_order import RowOrder, row_order
+from kullback.tables.text_columns import NUMBERS, Side, ways_to_read
 
 SCHEMA = "kullback.profile/2"
 SAVED_CATEGORIES = 1000
@@ -169,6 +179,7 @@ def profile_table(
     frame: object,
     *,
     columns: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
     weights: str | None = None,
     like: Profile | None = None,
     progress: Progress | None = None,
@@ -176,14 +187,17 @@ def profile_table(
     """Count the columns of a table, by its own engine.
 
     Columns that cannot be profiled (nested ones, bytes, objects of several types) are named with the reason in
-    `Profile.skipped`, unless `columns` asks for them.
+    `Profile.skipped`, unless `columns` asks for them. A column of text of which at least 90 % are numbers or dates is
+    counted as such (`ColumnProfile.written`), if there is one way to read it.
 
     Arguments:
         frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
             a table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
         columns: which columns; all by default.
+        exclude: columns to leave out, instead of `columns`.
         weights: the column of the rows' weights.
-        like: a profile whose column types and grids to use, so that the two can be compared and merged.
+        like: a profile whose column types and grids to use, so that the two can be compared and merged. Text that it
+            has as numbers or dates is read in the same way.
         progress: called with a sentence before each reading of the table.
 
     Returns:
@@ -192,8 +206,8 @@ def profile_table(
 
     Raises:
         ArgumentTypeError: the frame is not a table.
-        ArgumentValueError: a column asked for is not there or cannot be profiled, two have the same name, or the
-            weights are not finite numbers of 0 or more.
+        ArgumentValueError: a column asked for or excluded is not there, a column asked for cannot be profiled, two have
+            the same name, both `columns` and `exclude` are given, or the weights are not finite numbers of 0 or more.
         FileError: a file is missing, damaged or of an unknown format.
         OptionalDependencyError: a package is missing; the error names it.
 
@@ -211,9 +225,11 @@ def profile_table(
         got = type(like).__name__
         instead = "like=profile_table(reference)"
         raise invalid_type("profile_table", "like", wanted="a Profile", got=got, instead=instead)
-    columns = names_of("profile_table", "columns", columns)
+    columns, excluded = chosen_of("profile_table", columns, exclude)
     check_column("profile_table", "weights", weights)
-    return profile_opened(open_table(frame), columns, weights, like=like, progress=progress)
+    table = open_table(frame)
+    refuse_unknown("profile_table", excluded, list(table.fields), "the table")
+    return profile_opened(table, columns, weights, exclude=excluded, like=like, progress=progress)
 
 
 def profile_opened(
@@ -222,24 +238,127 @@ def profile_opened(
     weights: str | None,
     *,
     like: Profile | None = None,
+    exclude: Collection[str] = (),
     progress: Progress | None = None,
     independent: bool = False,
 ) -> Profile:
     """Count the columns of an open table, as `profile_table` does; examine its order unless rows are independent."""
-    tell = progress or (lambda _: None)
-    fields, skipped = _chosen(table, columns, weights)
-    tell(f"counting {len(fields)} columns")
-    counts = table.count([_spec(field, like) for field in fields], weights)
+    counted = count_opened(table, columns, weights, exclude=exclude, like=like, progress=progress)
+    others = {} if like is None else like.columns
+    # A column that the other profile has as categories is counted likewise.
+    undecided = {
+        name: column
+        for name, column in counted.profile.columns.items()
+        if name not in others or others[name].empty or others[name].column_type in NUMBERS
+    }
+    ways = ways_to_read([Side(undecided, counted.table), Side(others, None)], weights)[0]
+    return counted.parsed(ways, like=like, progress=progress).finished(independent=independent)
+
+
+@dataclass(frozen=True)
+class CountedTable:
+    """A table whose columns are counted, and whose order is not examined yet.
+
+    Attributes:
+        table: the table, with parsed columns of text.
+        profile: its counts.
+    """
+
+    table: Table
+    profile: Profile
+
+    def parsed(
+        self,
+        ways: Mapping[str, Written],
+        *,
+        again: Collection[str] = (),
+        like: Profile | None = None,
+        progress: Progress | None = None,
+    ) -> CountedTable:
+        """Return the table with columns of text counted as the numbers or dates that they hold.
+
+        Arguments:
+            ways: these columns, and how they are written.
+            again: further columns to count again, like another profile.
+            like: the other profile.
+            progress: called with a sentence before each reading of the table.
+        """
+        names = [name for name in self.profile.columns if name in ways or name in again]
+        if not names:
+            return self
+        (progress or _tell_nobody)(f"counting {len(names)} columns of text as numbers or dates")
+        table = parsed(self.table, ways)
+        columns = _counts(table, names, ways, self.profile.weights, like, progress).columns
+        return CountedTable(table, replace(self.profile, columns=self.profile.columns | columns))
+
+    def finished(self, *, independent: bool = False) -> Profile:
+        """Return the profile, with the order of the first rows unless they are independent."""
+        if independent:
+            return self.profile
+        fields = [self.table.fields[name] for name in self.profile.columns]
+        return replace(self.profile, order=row_order(self.table, fields))
+
+
+def count_opened(
+    table: Table,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    *,
+    exclude: Collection[str] = (),
+    like: Profile | None = None,
+    progress: Progress | None = None,
+) -> CountedTable:
+    """Count the columns of an open table; text is parsed only where `like` has parsed it."""
+    fields, skipped = _chosen(table, columns, weights, exclude)
+    (progress or _tell_nobody)(f"counting {len(fields)} columns")
+    ways = {} if like is None else _ways_like(fields, like)
+    table = parsed(table, ways)
+    counts = _counts(table, [field.name for field in fields], ways, weights, like, progress)
+    profile = Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights)
+    return CountedTable(table, profile)
+
+
+def _counts(
+    table: Table,
+    names: Sequence[str],
+    ways: Mapping[str, Written],
+    weights: str | None,
+    like: Profile | None,
+    progress: Progress | None,
+) -> TableCounts:
+    """Count columns, of which some are parsed: their other texts are missing values."""
+    fields = [table.fields[name] for name in names]
+    parsed_ones = [name for name in names if name in ways]
+    unparsed = [ColumnSpec(unparsed_of(name), "string") for name in parsed_ones]
+    counts = table.count([*(_spec(field, like) for field in fields), *unparsed], weights)
+    rest = {name: counts.columns.pop(unparsed_of(name)) for name in parsed_ones}
     if like is None:
-        _sharpen(table, fields, counts, weights, tell)
+        _sharpen(table, fields, counts, weights, progress or _tell_nobody)
     for each in fields:
         counts.columns[each.name].zoned = each.zoned
-    order = None if independent else row_order(table, fields)
-    return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights, order)
+    for name, texts in rest.items():
+        column = counts.columns[name]
+        column.written, column.unparsed = ways[name], texts.present
+        column.unparsed_texts = most_frequent(texts.categories)
+    return counts
+
+
+def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
+    """Return the columns of text that another profile has parsed."""
+    ways = {
+        field.name: like.columns[field.name].written
+        for field in fields
+        if field.name in like.columns and is_text_field(field)
+    }
+    return {name: way for name, way in ways.items() if way is not None}
+
+
+def _tell_nobody(_: str) -> None:
+    """Report no progress."""
 
 
 def _chosen(
-    table: Table, columns: Sequence[str] | None, weights: str | None
+    table: Table, columns: Sequence[str] | None, weights: str | None, exclude: Collection[str]
 ) -> tuple[list[Field], dict[str, str]]:
     """Return the columns to count, and the skipped columns with the reason."""
     for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
@@ -249,10 +368,11 @@ def _chosen(
     fields = [
         field
         for name, field in table.fields.items()
-        if name != weights and (columns is None or name in columns)
+        if name != weights and name not in exclude and (columns is None or name in columns)
     ]
-    if columns and not fields:
-        raise no_further_column("profile_table", columns, [name for name in table.fields if name != weights])
+    if (columns or exclude) and not fields:
+        others = [name for name in table.fields if name != weights]
+        raise no_further_column("profile_table", columns, others, exclude)
     skipped = {field.name: field.reason for field in fields if field.column_type is None}
     if columns is not None and skipped:
         name, reason = next(iter(skipped.items()))

@@ -124,8 +124,9 @@ class ColumnComparison(_Divergences):
         ks: the Kolmogorov-Smirnov distance of numbers, timestamps or lengths: the largest difference of P's and Q's
             cumulative proportions, from 0 to 1; None for categories. `p_value` combines the test of the bins and the
             Cramer-von Mises test, which sees the order of the numbers.
-        content: ``"numbers-as-text"`` for text whose values are mostly numbers or dates, ``"identifier"`` where nearly
-            every row has its own value; else None. The divergences of such columns say little; findings say why.
+        content: ``"numbers-as-text"`` for text whose values are mostly numbers or dates and are compared as categories,
+            ``"identifier"`` where nearly every row has its own value; else None. The divergences of such columns say
+            little; findings say why.
 
     Example:
         >>> import pyarrow as pa

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from functools import partial
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from kullback import compare_tables
 from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
 from kullback.tables.engines import spark_table
@@ -126,6 +128,70 @@ def test_spark_counts_the_same(spark, table, profile, bins):
         profile_table(frame, columns=["atom"], weights="normal")
     lists = spark.createDataFrame([([1, 2],), ([3],)], "numbers array<int>")
     assert profile_table(lists).rows == 2
+
+
+def text_table(table):
+    """Numbers and dates as text, with other texts among them, and two long columns that are counted by length."""
+    numbers, rest = table["normal"].to_pylist(), ["N/A", "?"]
+    moments = [
+        f"2026-{1 + at % 12:02d}-{1 + at % 28:02d} 10:00:{at % 60:02d}.{at:06d}+02:00"
+        for at in range(len(numbers))
+    ]
+    return pa.table(
+        {
+            "comma": [f"{v:,.3f}".translate(str.maketrans(".,", ",.")) for v in numbers[:-2]] + rest,
+            "percent": [f"{v:.2f} %" for v in numbers[:-2]] + [None, *rest[1:]],
+            "zoned": moments[:-1] + rest[:1],
+            "days": [f"{1 + at % 28}.{1 + at % 12}.2026" for at in range(len(numbers))],
+            "long": [f"{v:040.3f} of a long text" for v in numbers],
+            "category": table["category"],
+            "a weight": table["a weight"],
+        }
+    )
+
+
+def assert_text_is_read_alike(frame, texts):
+    profile, counted = profile_table(texts), profile_table(frame)
+    types = {name: column.column_type for name, column in profile.columns.items() if name != "a weight"}
+    assert types == {
+        "comma": "numeric",
+        "percent": "numeric",
+        "zoned": "datetime",
+        "days": "datetime",
+        "long": "text",
+        "category": "categorical",
+    }
+    assert differing(counted, profile) == {}
+    assert profile.columns["comma"].unparsed_texts == {"?": 1, "N/A": 1}
+    weighted = profile_table(frame, weights="a weight", like=profile)
+    assert differing(weighted, profile_table(texts, weights="a weight", like=profile)) == {}
+    bins = {name: choose_bins(profile.columns[name], profile.columns[name], 7) for name in types}
+    keys = [("comma", "days"), ("percent", "zoned")]
+    assert contingency_tables(frame, bins, keys) == contingency_tables(texts, bins, keys)
+    # The engine that the workers run finds the same way of reading from both tables.
+    for one, other in ((frame, texts), (texts, frame)):
+        compared = compare_tables(one, other, exclude=["a weight"], independent=True)
+        assert {each.name: each.column_type for each in compared.columns} == types
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("engine", HERE)
+def test_every_engine_reads_text_alike(engine, table):
+    texts = text_table(table)
+    assert_text_is_read_alike(HERE[engine](texts), texts)
+
+
+@pytest.mark.heavy
+def test_a_dask_cluster_reads_text_alike(cluster, table):
+    texts = text_table(table)
+    assert_text_is_read_alike(as_dask(texts), texts)
+
+
+@pytest.mark.heavy
+def test_spark_reads_text_alike(spark, table):
+    # The first column is text of categories, and the second one has the length of long texts.
+    texts = text_table(table).select(["percent", "zoned", "category"])
+    assert differing(profile_table(as_spark(texts, spark)), profile_table(texts)) == {}
 
 
 WORKER = """

@@ -8,6 +8,7 @@ import numpy as np
 
 from kullback.common.short_repr import ShortRepr
 from kullback.tables.columns.types import GRIDDED, ColumnType
+from kullback.tables.columns.written_numbers import Written
 
 OTHER = "other categories"
 # The bins that follow the bins of numbers and categories, and the attributes of a profile with their weights.
@@ -32,6 +33,7 @@ class Bins(ShortRepr):
         categories: the categories that have a bin each.
         other: whether a bin holds all other categories.
         specials: the labels of the last bins, of `SPECIALS`.
+        written: how the numbers or dates are written, if the column is text.
 
     Example:
         >>> import pyarrow as pa
@@ -51,6 +53,7 @@ class Bins(ShortRepr):
     categories: tuple[str, ...] = ()
     other: bool = False
     specials: tuple[str, ...] = ()
+    written: Written | None = None
 
     @property
     def gridded(self) -> bool:

@@ -21,6 +21,7 @@ from kullback.tables.columns.bins import SPECIALS
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import GRIDDED, ColumnType
 from kullback.tables.columns.word_groups import WORD_GROUPS
+from kullback.tables.columns.written_numbers import Written
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -48,6 +49,9 @@ class ColumnProfile(ShortRepr):
         zoned: whether timestamps have a time zone; None for dates, for other types, and where parts differ.
         words: for texts, the weight of the rows that contain a word of each group, by the group's number (see
             `kullback.tables.columns.word_groups`); None for other types, and where words were not counted.
+        written: how the numbers or dates are written, if the column is text that is read as such.
+        unparsed: the weight of the texts that are not written in this way; `missing` includes it.
+        unparsed_texts: the weights of the most frequent of these texts.
 
     Example:
         >>> import pyarrow as pa
@@ -71,6 +75,9 @@ class ColumnProfile(ShortRepr):
     integer: bool = False
     zoned: bool | None = None
     words: dict[int, float] | None = None
+    written: Written | None = None
+    unparsed: float = 0.0
+    unparsed_texts: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def gridded(self) -> bool:
@@ -109,9 +116,13 @@ class ColumnProfile(ShortRepr):
             ArgumentValueError: the parts have different types or grids.
         """
         for one, another in ((self, other), (other, self)):
-            if one.empty and not (one.column_type == another.column_type and one.center == another.center):
-                return replace(another, missing=another.missing + one.missing)
-        if self.column_type != other.column_type or self.center != other.center:
+            if one.empty and not one.counted_like(another):
+                unparsed = {
+                    "unparsed": self.unparsed + other.unparsed,
+                    "unparsed_texts": most_frequent(combined(self.unparsed_texts, other.unparsed_texts)),
+                }
+                return replace(another, missing=another.missing + one.missing, **unparsed)
+        if not self.counted_like(other):
             parts = " and ".join(f"{each.column_type} around {each.center:g}" for each in (self, other))
             raise invalid_value(
                 "Profile.merge",
@@ -130,8 +141,20 @@ class ColumnProfile(ShortRepr):
             integer=self.integer and other.integer,
             zoned=self.zoned if self.zoned == other.zoned else None,
             words=None if self.words is None or other.words is None else combined(self.words, other.words),
+            written=self.written or other.written,
+            unparsed_texts=most_frequent(combined(self.unparsed_texts, other.unparsed_texts)),
             **{name: getattr(self, name) + getattr(other, name) for name in _WEIGHTS},
         )
+
+    def counted_like(self, other: ColumnProfile) -> bool:
+        """Whether the two are counted on the same grid, from values that are written alike."""
+        alike = self.column_type == other.column_type and self.center == other.center
+        return alike and self.means_like(other)
+
+    def means_like(self, other: ColumnProfile) -> bool:
+        """Whether equal numbers mean the same, where one or both are read from text."""
+        one, another = (self, other) if self.written is not None else (other, self)
+        return one.written is None or one.written.means_like(another.written)
 
     def shortened(self, categories: int) -> ColumnProfile:
         """Return the profile with only the heaviest categories named; the rest is `other_categories`."""
@@ -157,6 +180,10 @@ class ColumnProfile(ShortRepr):
                 written[name] = _short(value)
         if self.zoned is not None:
             written["zoned"] = self.zoned
+        if self.written is not None:
+            written["written"] = self.written.to_object()
+        if self.unparsed_texts:
+            written["unparsed_texts"] = {name: _short(weight) for name, weight in self.unparsed_texts.items()}
         # A minimum of 0 is not a missing minimum.
         written.update({name: 0 for name in ("minimum", "maximum") if getattr(self, name) == 0})
         return written
@@ -183,8 +210,9 @@ class ColumnProfile(ShortRepr):
 
 
 # The attributes that are a weight, and those that JSON holds as they are.
-_WEIGHTS = (*SPECIALS.values(), "other_categories")
-_PLAIN = ("center", *SPECIALS.values(), "minimum", "maximum", "other_categories", "integer")
+_WEIGHTS = (*SPECIALS.values(), "other_categories", "unparsed")
+_PLAIN = ("center", *SPECIALS.values(), "minimum", "maximum", "other_categories", "integer", "unparsed")
+_MOST_UNPARSED = 5  # texts that a profile names
 
 
 def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, float]:
@@ -193,6 +221,12 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
     for key, weight in second.items():
         total[key] = total.get(key, 0.0) + weight
     return total
+
+
+def most_frequent(texts: dict[str, float]) -> dict[str, float]:
+    """Return the few heaviest of some texts."""
+    heaviest = sorted(texts, key=lambda text: (-texts[text], text))[:_MOST_UNPARSED]
+    return {text: texts[text] for text in heaviest}
 
 
 def _steps(weights: dict[int, float]) -> dict[str, Any]:
@@ -222,6 +256,10 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
     }
     zoned = None if written.get("zoned") is None else bool(written["zoned"])
     given: dict[str, Any] = {"buckets": buckets, "categories": categories, "zoned": zoned, **numbers}
+    if "written" in written:
+        given["written"] = Written.from_object(written["written"])
+        texts = written.get("unparsed_texts", {})
+        given["unparsed_texts"] = {str(text): _number(weight) for text, weight in texts.items()}
     column = ColumnProfile(written["column_type"], **given, words=words)
     _check(column)
     return column
@@ -230,7 +268,7 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
 def _check(column: ColumnProfile) -> None:
     """Refuse impossible counts."""
     counts = [*column.buckets.values(), *column.categories.values()]
-    counts += [getattr(column, name) for name in _WEIGHTS]
+    counts += [*column.unparsed_texts.values(), *(getattr(column, name) for name in _WEIGHTS)]
     if min(counts) < 0:
         raise ValueError(f"a count of {min(counts):g}")
     if column.buckets and max(map(abs, column.buckets)) > MOST_BUCKET:
@@ -247,8 +285,17 @@ def _check(column: ColumnProfile) -> None:
             raise ValueError("words that the column does not have")
         if not all(0 <= weight <= column.present * (1 + 1e-6) for weight in column.words.values()):
             raise ValueError("words of more rows than have texts")
+    _check_written(column)
     if column.buckets and low is None:
         raise ValueError("numbers without a minimum")
+
+
+def _check_written(column: ColumnProfile) -> None:
+    """Refuse impossible counts of parsed text."""
+    if column.written is not None and column.written.field("").column_type != column.column_type:
+        raise ValueError("values of another type than the way they are written")
+    if column.unparsed > column.missing * (1 + 1e-6):
+        raise ValueError("more texts without a value than missing values")
 
 
 def _number(written: Any) -> float:

@@ -1,0 +1,354 @@
+"""Numbers, dates and times of day that are written as text: their values, in one way of writing.
+
+`parse` gives the values of texts that are written in a known way. The way is known from all texts of a column
+(`kullback.tables.columns.ways_of_writing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from kullback.common.arrays import Flags, Floats, Integers
+from kullback.tables.columns.types import Field
+
+What = Literal["numbers", "dates", "times"]
+# The order of the parts of a date: year, month, day, and b for the name of a month.
+DATE_FORMS = ("ymd", "dmy", "mdy", "dby", "bdy")
+DECIMALS = ".,"
+SEPARATORS = ",.'\u2019 \u00a0\u202f"  # of thousands
+
+
+class Written(NamedTuple):
+    """A way of writing numbers, dates or times of day.
+
+    Attributes:
+        what: which of them.
+        form: of numbers, the decimal separator; of dates, the order of year, month and day (`DATE_FORMS`).
+        unit: the sign before or after each number: of a percentage or a currency.
+        separators: the characters between thousands.
+        zoned: whether each date has a time zone.
+    """
+
+    what: What
+    form: str = ""
+    unit: str = ""
+    separators: str = ""
+    zoned: bool = False
+
+    def to_object(self) -> dict[str, Any]:
+        """Return an object of JSON; empty fields are left out."""
+        return {name: value for name, value in self._asdict().items() if value}
+
+    @staticmethod
+    def from_object(written: dict[str, Any]) -> Written:
+        """Return the way from the result of `to_object`; refuse others."""
+        way = Written(**written)
+        forms: dict[Any, tuple[str, ...]] = {"numbers": (".", ","), "dates": DATE_FORMS, "times": ("",)}
+        if way.form not in forms.get(way.what, ()) or not all(isinstance(part, str) for part in way[:4]):
+            raise ValueError("an unknown way of writing numbers")
+        separators = set(way.separators)
+        if (
+            len(way.unit) > 1
+            or not separators <= set(SEPARATORS) - {way.form}
+            or not isinstance(way.zoned, bool)
+        ):
+            raise ValueError("an unknown way of writing numbers")
+        return way
+
+    def means_like(self, other: Written | None) -> bool:
+        """Return whether the values of two ways have the same meaning; None stands for a column of numbers or dates."""
+        if other is None:
+            return self.what != "times" and self.unit not in _PARTS_OF_WHOLE
+        return (self.what, self.form, self.unit) == (other.what, other.form, other.unit)
+
+    def field(self, name: str) -> Field:
+        """Return the field of a column of such values: times of day are numbers of seconds."""
+        if self.what == "dates":
+            return Field(name, "datetime", zoned=self.zoned)
+        return Field(name, "numeric")
+
+    def __str__(self) -> str:
+        """The way in words."""
+        if self.what == "times":
+            return "times of day, in seconds"
+        if self.what == "dates":
+            names = {"y": "year", "m": "month", "d": "day", "b": "name of the month"}
+            return f"dates ({', '.join(names[part] for part in self.form)})"
+        unit = f", in {self.unit}" if self.unit else ""
+        return f"numbers (decimal {'point' if self.form == '.' else 'comma'}{unit})"
+
+
+_PARTS_OF_WHOLE = ("%", "\u2030")
+_BLANKS = r"[ \t\x{a0}\x{202f}]*"
+_SIGN = r"[-+\x{2212}]?"
+_UNIT = r"[%\x{2030}\p{Sc}]"
+_INFINITY = "[iI][nN][fF](?:[iI][nN][iI][tT][yY])?"
+# Digits that begin with 0 are codes, as postal ones, and so are more digits than a number has.
+_CODE = rf"^{_BLANKS}(?:0[0-9]+|[0-9]{{16,}}){_BLANKS}$"
+_MAY_BE = (
+    r"^[^A-Za-z]*[0-9][^A-Za-z]*(?:[eE][-+]?[0-9]+)?[^A-Za-z]*$|[0-9][-/.:][0-9]"
+    r"|[0-9][- .]+[A-Za-z]{3,9}\.?[- ,]+[0-9]|^[ \t]*[A-Za-z]{3,9}\.? +[0-9]{1,2},? +[0-9]{2}"
+)
+_TIME = (
+    r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2})(?:[.,](?P<part>[0-9]{1,9}))?)?"
+    r"(?: ?(?P<half>[AaPp][Mm]))?"
+)
+_ZONE = r"(?: ?(?P<zone>Z|UTC|GMT|[-+][0-9]{2}(?::?[0-9]{2})?))?"
+_YEAR, _MONTH, _NAME = "(?P<year>[0-9]{4}|[0-9]{2})", "(?P<month>[0-9]{1,2})", r"(?P<name>[A-Za-z]{3,9})\.?"
+_DAY, _FIRST, _SECOND = "(?P<day>[0-9]{1,2})", "(?P<mark>[-/.])", "(?P<again>[-/.])"
+_DATES = {
+    "ymd": f"{_YEAR}{_FIRST}{_MONTH}{_SECOND}{_DAY}",
+    "dmy": f"{_DAY}{_FIRST}{_MONTH}{_SECOND}{_YEAR}",
+    "mdy": f"{_MONTH}{_FIRST}{_DAY}{_SECOND}{_YEAR}",
+    "dby": rf"{_DAY}(?P<mark>[- .]+){_NAME}[- ,]+{_YEAR}",
+    "bdy": rf"{_NAME}(?P<mark> +){_DAY},? +{_YEAR}",
+}
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+)  # fmt: skip
+_PIVOT = 69  # the first of two-digit years of the 20th century, as in POSIX
+_MICROSECONDS = 1_000_000
+_DAY_OF_MICROSECONDS = 86_400 * _MICROSECONDS
+
+
+def are_numbers(texts: Any, way: Written) -> Flags:
+    """Return which texts are numbers that are written in this way, with one kind of separator of thousands each."""
+    point = f"[{way.form}]"
+    wholes = "".join(rf"|[1-9][0-9]{{0,2}}(?:[{each}][0-9]{{3}})+" for each in way.separators)
+    plain = f"(?:[0-9]+(?:{point}[0-9]*)?|{point}[0-9]+)"
+    body = f"(?:{plain}(?:[eE][-+]?[0-9]+)?|(?:[0-9]+{wholes})(?:{point}[0-9]*)?|{_INFINITY})"
+    unsigned, signed = body, _SIGN + _BLANKS + body
+    if way.unit:
+        unit = f"[{way.unit}]"
+        unsigned = f"(?:{unit}{_BLANKS}{body}|{body}{_BLANKS}{unit})"
+        signed = f"(?:{_SIGN}{_BLANKS}{unsigned}|{unit}{_BLANKS}{_SIGN}{body})"
+    accounts = rf"{unsigned}{_BLANKS}-|\({_BLANKS}{unsigned}{_BLANKS}\)"
+    return _matches(texts, f"^{_BLANKS}(?:{signed}|{accounts}){_BLANKS}$")
+
+
+def units_of(texts: Any) -> Any:
+    """Return the first sign of a percentage or a currency in each text, missing in others, as an Arrow array."""
+    return _extracted(texts, f"(?P<unit>{_UNIT})")["unit"]
+
+
+def are_codes(texts: Any) -> Flags:
+    """Return which texts are digits that begin with 0, or more than 15 digits."""
+    return _matches(texts, _CODE)
+
+
+def are_digits(texts: Any) -> Flags:
+    """Return which texts are digits."""
+    return _matches(texts, rf"^{_BLANKS}[0-9]+{_BLANKS}$")
+
+
+def may_be_values(texts: Any) -> Flags:
+    """Return which texts may be numbers, dates or times of day; a quick test that most names fail."""
+    return _matches(texts, _MAY_BE)
+
+
+def contain(texts: Any, part: str) -> Flags:
+    """Return which texts contain some characters."""
+    import pyarrow.compute as pc
+
+    return _flags(_call("match_substring", texts, pc.MatchSubstringOptions(part)))
+
+
+def _numbers(texts: Any, way: Written) -> Floats:
+    """Return the values of texts that are numbers in this way."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    negative = _matches(texts, r"^[^0-9.,iI]*[-\x{2212}(]|-\s*$")
+    for each in way.separators:
+        texts = _call("replace_substring", texts, pc.ReplaceSubstringOptions(each, ""))
+    strip = pc.ReplaceSubstringOptions(rf"^[^0-9iI{way.form}]+|[^0-9a-zA-Z{way.form}]+$", "")
+    texts = _call("replace_substring_regex", texts, strip)
+    texts = _call("replace_substring", texts, pc.ReplaceSubstringOptions(way.form, "."))
+    absolute = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return np.where(negative, -absolute, absolute)
+
+
+class Dates(NamedTuple):
+    """Texts as dates.
+
+    Attributes:
+        microseconds: since 1970, of UTC where there is a time zone.
+        right: which texts are dates.
+        zoned: which of them have a time zone.
+        marks: the character between the parts of each date, as an Arrow array.
+        shaped: which texts have the shape of a date, though perhaps an unknown name of the month.
+    """
+
+    microseconds: Integers
+    right: Flags
+    zoned: Flags
+    marks: Any
+    shaped: Flags
+
+
+def dates_of(texts: Any, form: str) -> Dates:
+    """Return texts as dates whose parts are in one order."""
+    import pyarrow as pa
+
+    parts = _extracted(texts, rf"^{_BLANKS}{_DATES[form]}(?:[T ,]+{_TIME}{_ZONE})?{_BLANKS}$")
+    shaped = ~_missing(parts["day"])
+    if not shaped.any():
+        return Dates(np.zeros(len(shaped), np.int64), shaped, shaped, parts["mark"], shaped)
+    lengths = {name: _lengths(parts[name]) for name in ("year", "month", "day", "zone") if name in parts}
+    if "b" not in form:
+        # The parts of a version such as 1.10.11 are no date.
+        shaped &= (lengths["year"] == 4) | ((lengths["month"] == 2) & (lengths["day"] == 2))
+        shaped &= _flags(_call_two("equal", parts["mark"], parts["again"]))
+    year, day = _whole(parts["year"]), _whole(parts["day"])
+    year = year + np.where(lengths["year"] == 4, 0, np.where(year < _PIVOT, 2000, 1900))
+    month = _named_month(parts["name"]) if "b" in form else _whole(parts["month"])
+    of_day, right = _times(parts)
+    right &= shaped & (month >= 1) & (month <= 12) & (day >= 1) & (year >= 1)
+    months = np.where(right, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + np.where(right, day - 1, 0)
+    right &= days.astype("datetime64[M]") == months  # February has no 30th day
+    moments = days.astype(np.int64) * _DAY_OF_MICROSECONDS + of_day
+    zoned = lengths["zone"] > 0
+    if zoned.any():
+        moments = moments - _ahead(parts["zone"])
+    return Dates(moments, right, zoned, parts["mark"].cast(pa.large_string()), shaped)
+
+
+def times_of(texts: Any) -> tuple[Floats, Flags]:
+    """Return the seconds since midnight of texts, and which texts are times of day."""
+    parts = _extracted(texts, rf"^{_BLANKS}{_TIME}{_BLANKS}$")
+    shaped = ~_missing(parts["hour"])
+    if not shaped.any():
+        return np.zeros(len(shaped)), shaped
+    of_day, right = _times(parts)
+    return of_day / _MICROSECONDS, right & shaped
+
+
+def parse(array: Any, way: Written) -> Any:
+    """Return an Arrow array of the values of texts, missing where a text is missing or is not written in this way.
+
+    Arguments:
+        array: an Arrow array of large strings.
+        way: how they are written.
+
+    Returns:
+        float64 of numbers and of the seconds of times of day; timestamps of microseconds of dates.
+    """
+    import pyarrow as pa
+
+    encoded = array.dictionary_encode()
+    texts = encoded.dictionary
+    if way.what == "dates":
+        dates = dates_of(texts, way.form)
+        right = dates.right & (dates.zoned == way.zoned)
+        values = pa.array(dates.microseconds, pa.int64(), mask=~right).cast(pa.timestamp("us"))
+    elif way.what == "times":
+        seconds, right = times_of(texts)
+        values = pa.array(seconds, pa.float64(), mask=~right)
+    else:
+        right = are_numbers(texts, way)
+        numbers = np.full(len(texts), np.nan)
+        numbers[right] = _numbers(texts.filter(pa.array(right)), way)
+        values = pa.array(numbers, pa.float64(), mask=~right)
+    return values.take(encoded.indices)
+
+
+def _times(parts: dict[str, Any]) -> tuple[Integers, Flags]:
+    """Return the microseconds since midnight, 0 without a time, and whether they are those of a day."""
+    hour, minute, second = (_whole(parts[name]) for name in ("hour", "minute", "second"))
+    right = (hour < 24) & (minute < 60) & (second < 60)
+    if (halves := _lengths(parts["half"]) > 0).any():
+        right &= ~halves | ((hour >= 1) & (hour <= 12))
+        afternoon = _matches(parts["half"], "[pP]")
+        hour = np.where(halves, hour % 12 + np.where(afternoon, 12, 0), hour)
+    of_day = ((hour * 60 + minute) * 60 + second) * _MICROSECONDS
+    if (digits := _lengths(parts["part"])).any():
+        of_day += _whole(parts["part"]) * 10 ** np.maximum(6 - digits, 0) // 10 ** np.maximum(digits - 6, 0)
+    return of_day, right
+
+
+def _ahead(zones: Any) -> Integers:
+    """Return how many microseconds each zone is ahead of UTC."""
+
+    def minutes(zone: str) -> int:
+        digits = zone[1:].replace(":", "") if zone[:1] in ("+", "-") else ""
+        ahead = 60 * int(digits[:2] or 0) + int(digits[2:] or 0)
+        return -ahead if zone[:1] == "-" else ahead
+
+    return _looked_up(zones, minutes) * 60 * _MICROSECONDS
+
+
+def _named_month(names: Any) -> Integers:
+    """Return the numbers of the months of English names and of their first three letters, 0 of others."""
+    numbers = {name: at for at, name in enumerate(_MONTHS, 1)} | {"sept": 9}
+    numbers |= {name[:3]: at for at, name in enumerate(_MONTHS, 1)}
+    return _looked_up(names, lambda name: numbers.get(name.lower(), 0))
+
+
+def _looked_up(texts: Any, number_of: Callable[[str], int]) -> Integers:
+    """Return the number of each text, 0 of a missing one."""
+    encoded = texts.fill_null("").dictionary_encode()
+    numbers = np.array([number_of(text) for text in encoded.dictionary.to_pylist()], np.int64)
+    return numbers[encoded.indices.to_numpy()]
+
+
+def _whole(digits: Any) -> Integers:
+    """Return the integers of digits, 0 of none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not _lengths(digits).any():
+        return np.zeros(len(digits), np.int64)
+    padded = pc.call_function(
+        "binary_join_element_wise", [pa.scalar("0", digits.type), digits, pa.scalar("", digits.type)]
+    )
+    return padded.fill_null("0").cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _lengths(texts: Any) -> Integers:
+    """Return the numbers of characters, 0 of a missing text."""
+    import pyarrow.compute as pc
+
+    return (
+        pc.call_function("utf8_length", [texts]).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
+
+
+def _extracted(texts: Any, pattern: str) -> dict[str, Any]:
+    """Return the named parts of a pattern, missing where a text does not match it."""
+    import pyarrow.compute as pc
+
+    parts = _call("extract_regex", texts, pc.ExtractRegexOptions(pattern))
+    return {field.name: column for field, column in zip(parts.type, parts.flatten(), strict=True)}
+
+
+def _matches(texts: Any, pattern: str) -> Flags:
+    import pyarrow.compute as pc
+
+    return _flags(_call("match_substring_regex", texts, pc.MatchSubstringOptions(pattern)))
+
+
+def _flags(answers: Any) -> Flags:
+    """Return answers, False of a missing text."""
+    return answers.fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _missing(array: Any) -> Flags:
+    return array.is_null().to_numpy(zero_copy_only=False)
+
+
+def _call(name: str, array: Any, options: Any) -> Any:
+    """Call a function of Arrow that its type annotations do not list."""
+    import pyarrow.compute as pc
+
+    return pc.call_function(name, [array], options=options)
+
+
+def _call_two(name: str, first: Any, second: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.call_function(name, [first, second])
