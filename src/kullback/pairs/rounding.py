@@ -19,8 +19,9 @@ from kullback.pairs.registry import ClosedForm
 # _ROUNDING and _TINY are the relative and the absolute rounding error of a closed form; tests/pairs/test_audit.py finds
 # no larger error.
 _ROUNDING, _TINY = 1e-12, 1e-15
-# _TRIALS is the number of perturbed evaluations of a closed form between two families, and _SAFETY is the safety factor
-# for the spread of the values. The tests in tests/pairs/closed_forms/test_rounding_bounds.py check the bounds.
+# _TRIALS is the number of perturbed evaluations of a closed form between two families. The spread of their values is
+# multiplied by the safety factor _SAFETY. The tests in tests/pairs/closed_forms/test_rounding_bounds.py check the
+# resulting bounds.
 _TRIALS, _SAFETY = 8, 32.0
 # _FARTHEST_LOG is the largest |log x| of a positive float x, because the smallest positive float is e^-745.
 _FARTHEST_LOG = 745.0

@@ -61,8 +61,8 @@ _MANY = 64
 # Variances in D below _LEAST or above 1 / _LEAST may have lost digits when standard deviations were squared, so KL is
 # then computed from Cholesky factors.
 _LEAST = 1e-290
-# If KL of the covariances is below _NEAR, KL is computed from the difference of the covariances, as an integral for
-# which four nodes give thirteen digits.
+# If KL of the covariances is below _NEAR, KL is computed from the difference of the covariances. With four nodes, the
+# integral in `_from_difference` then has thirteen correct digits.
 _NEAR = 0.00125
 # If the user passed Cholesky factors, torch is faster than the kernel for at least _LARGE_ROOT dimensions.
 _LARGE_ROOT = 512

@@ -40,8 +40,8 @@ class DivergenceTerms(NamedTuple):
     kind: Divergence
     beyond: int | None = None
     """The index, 0 for P or 1 for Q, of the density that may have mass outside the other density's support, next to an
-    end that both supports share. There, the divergence is a constant times the mass. The derivatives
-    by the masses of this density do not include this constant."""
+    end that both supports share. Outside the other support, the divergence is a constant times the mass. The
+    derivatives by the masses of this density do not include this constant."""
     log_scale: Tensor | None = None
     """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of order a of distant P and Q; else
     None. If `log_scale` is given, the terms are p^a q^(1 - a) / e^log_scale. The terms of the power divergence would
@@ -110,7 +110,7 @@ class DivergenceTerms(NamedTuple):
             return self._whole().total(pair_of_logs(log_p, log_q))
 
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the divergence by log p and by log q; 0 where the mass is 0.
+        """Return the derivatives of the divergence by log p and by log q, which are 0 where the mass is 0.
 
         The error of the derivative by log p is small relative to p, even if q is far larger. The error of the
         derivative by log q is likewise small relative to q. This accuracy is needed in the tails, where the derivative

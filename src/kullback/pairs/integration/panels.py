@@ -64,8 +64,8 @@ class Panels(NamedTuple):
         return Panels((columns[0], columns[1]), tuple(columns[2:]))
 
 
-# `Judge` is a function that returns a mask of the batch elements that are exact enough and, for each part of the
-# domain, the priorities of its panels.
+# `Judge` is a function with two results: a mask of the batch elements that are exact enough, and a list with the
+# priorities of the panels of each part of the domain.
 Judge = Callable[[list[Panels]], tuple[Tensor, list[Tensor]]]
 
 

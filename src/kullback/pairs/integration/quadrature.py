@@ -1,8 +1,8 @@
 """The KL divergence of two densities on the real line: adaptive quadrature over P's support, with an error.
 
 The nodes are constants in the variable of integration v, and a differentiable sum over the nodes gives the value. So
-every parameter has a gradient, including the ends of the support. The derivatives by the ends of a Uniform need no
-integral.
+every parameter has a gradient, including the ends of the support. The derivatives by the ends of a Uniform P
+follow from the values of the integrand at the ends.
 """
 
 from __future__ import annotations

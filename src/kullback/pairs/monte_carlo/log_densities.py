@@ -34,8 +34,8 @@ from kullback.pairs.monte_carlo.maps import is_of_numbers, maps_outside, pushed
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
-# Rounded draws are refused if the rounding changes the mean of log p - log q by more than the fraction _SHARE of the
-# standard error of this mean. A smaller change is negligible in a confidence interval.
+# Rounded draws are refused if the rounding changes the mean of log p - log q too much. The limit of the change is the
+# fraction _SHARE of the standard error of this mean. A smaller change is negligible in a confidence interval.
 # The tests in tests/pairs/monte_carlo/test_lost_digits.py check draws below and above this limit.
 _SHARE = 1e-3
 # A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the image should
