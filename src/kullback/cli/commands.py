@@ -28,12 +28,16 @@ from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 class _Failure(click.ClickException):
     """An error in one line."""
 
-    def __init__(self, message: str, status: Status = Status.WRONG_INPUT) -> None:
-        super().__init__(message)
-        self.exit_code = status
+    exit_code = Status.WRONG_INPUT
 
     def show(self, file: IO[Any] | None = None) -> None:
         print_error(f"kullback: {printable(self.format_message(), LONGEST_MESSAGE)}", file)
+
+
+class _Unexpected(_Failure):
+    """An error of this package, in one line."""
+
+    exit_code = Status.UNEXPECTED
 
 
 @contextmanager
@@ -58,9 +62,8 @@ def _errors_in_one_line() -> Generator[None, None, None]:
         if os.environ.get("KULLBACK_DEBUG"):
             raise
         what = " ".join(str(error).split())
-        raise _Failure(
-            f"unexpected {type(error).__name__}: {what}; set KULLBACK_DEBUG=1 to see where, and please report it",
-            Status.UNEXPECTED,
+        raise _Unexpected(
+            f"unexpected {type(error).__name__}: {what}; set KULLBACK_DEBUG=1 to see where, and please report it"
         ) from error
 
 

@@ -110,7 +110,7 @@ def _values(batch: Mapping[str, Any], names: Sequence[str], ways: Ways) -> dict[
         values[name] = parse(texts, way)
         if unparsed_of(name) in names:
             none = pa.scalar(None, texts.type)
-            values[unparsed_of(name)] = pc.if_else(values[name].is_null(), texts, none)
+            values[unparsed_of(name)] = pc.call_function("if_else", [values[name].is_null(), texts, none])
     return {name: values[name] for name in names}
 
 
@@ -122,7 +122,9 @@ def _evidence(part: BatchTable, names: Sequence[str], weights: str | None) -> di
             texts = strings_of(batch[name])
             encoded = texts.drop_null().dictionary_encode()
             present = texts.is_valid().to_numpy(zero_copy_only=False)
-            sums = np.bincount(encoded.indices.to_numpy(), of_rows[present], len(encoded.dictionary))
+            sums = np.bincount(encoded.indices.to_numpy(), of_rows[present], len(encoded.dictionary)).astype(
+                np.float64
+            )
             total[name] = combined(total[name], evidence_of(encoded.dictionary, sums))
     return total
 
