@@ -46,7 +46,7 @@ _DRAWS_IN_A_TAIL = 5
 # A gap becomes an edge only if its bin has at least this many draws on either side of the gap.
 _DRAWS_AT_A_GAP = 5
 
-# The number of quantiles of P, and of Q, per bin that are candidates for edges.
+# The candidates for edges are quantiles of P and of Q. Each side has this number of quantiles for each bin.
 _QUANTILES_IN_A_BIN = 4
 
 # A value is an atom if at least this many draws are equal to it.

@@ -35,7 +35,7 @@ class Shared(NamedTuple):
         p, q: the draws of P and of Q.
         in_p, in_q: for each draw of P, and of Q, whether its value occurs exactly once in P and exactly once in Q.
         number: the number of P's draws that are also draws of Q.
-        are_alone: whether almost no other values repeat, so that nearly all ties are shared draws.
+        are_alone: whether almost no values repeat except shared draws, so that nearly all ties are shared draws.
     """
 
     p: Draws

@@ -126,8 +126,8 @@ def descend(
         for x in (mean.norm(dim=-1), above)
     )
     note = (
-        f"The value is a mean over {_FINAL_DRAWS} draws. `above` is half the square of the mean gradient, which has a "
-        f"standard error of {float(error.norm(dim=-1).max()):.1g}."
+        f"The value is a mean over {_FINAL_DRAWS} draws. `above` is half the squared norm of the mean gradient. "
+        f"The standard error of the mean gradient is {float(error.norm(dim=-1).max()):.1g}."
     )
     iterations = torch.full(shape, steps, dtype=torch.int64, device="cpu")
     statistics = converged, iterations, torch.stack(history), above, norm

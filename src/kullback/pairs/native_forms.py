@@ -82,7 +82,7 @@ class NativeForm:
 
     @property
     def form(self) -> Form:
-        """The kernel; with two kernels, the kernel for logits."""
+        """The form of the kernel, or of the kernel for logits if there is a kernel for logits and one for probs."""
         return self._of_logits.form
 
     def __call__(self, p: Any, q: Any) -> Tensor | None:

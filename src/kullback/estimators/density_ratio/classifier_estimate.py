@@ -84,8 +84,8 @@ _BUDGET = 1e8
 _SPLITS_FOR_MISSED = 8
 _ON_A_SURFACE = Shift(
     math.inf,
-    "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. On a curved surface, "
-    "KL would be infinite: the upper limit is infinite.",
+    "At the scale of the distances between neighboring draws, one side's draws fill fewer dimensions than the other "
+    "side's draws. On a curved surface, KL would be infinite: the upper limit is infinite.",
 )
 
 

@@ -295,7 +295,7 @@ class _Precision(NamedTuple):
         return cls(1 / deviations, root, u, torch.cholesky_solve(u.mT, root).mT)
 
     def loses_digits(self) -> bool:
-        """Return whether products lose more than five digits, because W is much larger than D^(1/2)."""
+        """Return whether W is so much larger than D^(1/2) that products with this matrix lose more than five digits."""
         return bool((self.root.diagonal(dim1=-2, dim2=-1) > LARGEST_ROOT).any())
 
     def times(self, v: Tensor) -> Tensor:

@@ -198,9 +198,9 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 class _FollowingDensity(DelegatingDensity):
     """The density `part` at nodes that keep their distance from the end of another density, `lower` or `upper`.
 
-    The end of the other density has the same value as the end of `part`. The masks `at_low` and `at_high` select the
-    batch elements. In the selected elements, the distance of a node from the end of `part` is differentiable by both
-    ends.
+    The end of the other density has the same value as the end of `part`. `at_low` and `at_high` are masks of the batch
+    elements whose nodes keep their distance from `lower` and from `upper`. In these elements, the distance of a node
+    from the end of `part` is differentiable by both ends.
     """
 
     part: Density
@@ -240,9 +240,10 @@ class _FollowingDensity(DelegatingDensity):
 
 
 def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:
-    """Return log(distance + more), where `more` is a 0 with derivatives, in the elements where `follows` is true.
+    """Return log(distance + more) in the elements where `follows` is true, and log(distance) in other elements.
 
-    In these elements, a distance below e^least is replaced by e^least. In other elements, log(distance) is returned.
+    The value of `more` is 0, but its derivatives are not. If `follows` is true, a distance below e^least is replaced by
+    e^least.
     """
     follows = follows & (more.detach() == 0)
     log_distance = torch.where(follows & (log_distance < least), least, log_distance)
