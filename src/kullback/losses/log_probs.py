@@ -179,11 +179,11 @@ def kl_surrogate(
     wherever Q has mass. The gradient is the gradient of KL for either `value`. The derivatives of k1 and k3 themselves
     are other gradients, which `kl_from_log_probs` lists.
 
-    P, Q and B are the distributions of a single action, which is one entry of the tensors. If each token
-    of a sequence is an action, the gradient of the sum of the values over tokens estimates the gradient of the sum of
-    the divergences at the visited prefixes. This gradient ignores that the policy also decides which prefixes are visited. For the divergence of sequences, first sum
-    the log-probabilities of each sequence. B decides which prefixes are visited, unless `importance` reweights the
-    prefixes.
+    P, Q and B are the distributions of a single action, which is one entry of the tensors. If each token of a sequence
+    is an action, the gradient of the sum of the values over tokens estimates the gradient of the sum of the divergences
+    at the visited prefixes. This gradient ignores that the policy also decides which prefixes are visited. For the
+    divergence of sequences, first sum the log-probabilities of each sequence. B decides which prefixes are visited,
+    unless `importance` reweights the prefixes.
 
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.

@@ -174,8 +174,8 @@ def top_k_divergence(
 
     ``"bucket"`` never exceeds the divergence from the whole teacher, because merging classes loses information.
     ``"renormalize"`` is the divergence from another teacher, which gives the other classes probability 0. If the
-    student equals the whole teacher, the true KL is 0, but this KL is :math:`-\log \sum_K p_i`. Kinds with a term of +inf at
-    p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
+    student equals the whole teacher, the true KL is 0, but this KL is :math:`-\log \sum_K p_i`. Kinds with a term of
+    +inf at p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
 
     ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
     :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and is 0 if and only if

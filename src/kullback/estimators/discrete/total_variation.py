@@ -2,8 +2,8 @@ r"""Confidence intervals for total variation from counts.
 
 The total variation of the proportions is half a sum of absolute values of nearly normal variables: the differences of
 the proportions, with means :math:`d_i` and standard deviations :math:`\sigma_i`. For a small :math:`d_i`, the absolute
-value is biased upwards. The sum of these biases depends on how the total variation is divided among the categories. Each
-limit of the interval assumes the least favorable division.
+value is biased upwards. The sum of these biases depends on how the total variation is divided among the categories.
+Each limit of the interval assumes the least favorable division.
 """
 
 from __future__ import annotations
