@@ -291,7 +291,7 @@ def heaped_truth(of_p: float, of_q: float, sd: float = 15.0) -> float:
 SCALES = (0.5, 1.5)
 
 
-def common_scale(d: int, n: int) -> Case:
+def common_scale(d: int, n: int, share: float = 1.0) -> Case:
     """Normal draws with one of two scales for all components, against a scale for each: the margins are equal."""
     margin = [st.norm(0, scale) for scale in SCALES]
 
@@ -312,11 +312,11 @@ def common_scale(d: int, n: int) -> Case:
         lambda rng, n: rng.standard_normal((n, d)) * rng.choice(SCALES, (n, 1)),
         lambda rng, n: rng.standard_normal((n, d)) * rng.choice(SCALES, (n, d)),
         n,
-        0.1,
+        share,
     )
 
 
-def joint_student(d: int, n: int) -> Case:
+def joint_student(d: int, n: int, share: float = 1.0) -> Case:
     """t(4) with one divisor for all components, against independent t(4)."""
     return Case(
         f"{d}-D, t(4) ‖ independent t(4)",
@@ -324,7 +324,7 @@ def joint_student(d: int, n: int) -> Case:
         lambda rng, n: rng.standard_normal((n, d)) / np.sqrt(rng.chisquare(4, (n, 1)) / 4),
         student(4, d),
         n,
-        0.1,
+        share,
     )
 
 
@@ -667,8 +667,9 @@ def cases() -> list[Case]:
                 ("a panel of categories by time, 30 % missing", panel_of_categories(40, 15, 0.3), 420),
             )
         ],
-        *[common_scale(d, 2000) for d in (6, 8)],
+        *[common_scale(d, 2000, share) for d, share in ((6, 1.0), (8, 1.0), (10, 0.3))],
         joint_student(4, 3000),
+        joint_student(8, 3000, 0.3),
         *[
             Case(f"compare_tables: numbers {rows}, P = Q", 0.0, draw, draw, 2000, 1.0, of_numbers)
             for rows, draw in (
