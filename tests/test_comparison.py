@@ -161,7 +161,10 @@ THREE = r"compare_predictions\(a, b\), compare_tables\(a, b\) or compare_models\
             lambda: compare(Logits(LOGITS), Logits(LOGITS), weights="x"),
             r"compare\(weights=.*wanted options of compare_predictions.*Write: compare_tables\(a, b, weights=",
         ),
-        (lambda: compare(TABLE, TABLE, bin=3), r"compare\(bin=.*one of columns, exclude, weights, cluster.*bins"),
+        (
+            lambda: compare(TABLE, TABLE, bin=3),
+            r"compare\(bin=.*one of columns, exclude, weights, cluster.*bins",
+        ),
     ],
 )
 def test_refusals(call: Callable[[], object], message: str) -> None:
