@@ -39,8 +39,8 @@ BY_EVENT = "{got}; {instead}"
 class KullbackError(Exception):
     """Base class of all errors that kullback raises on purpose.
 
-    If the message of an error is a plain string, the error has no parts. The attributes `call`, `argument`, `wanted`,
-    `got`, `instead` and `explanation` are then None.
+    An error that was raised with a plain string has None in the attributes `call`, `argument`, `wanted`, `got`,
+    `instead` and `explanation`.
 
     Attributes:
         call: the function or class that you called.

@@ -79,8 +79,8 @@ class SerialDependence:
         rows: the number of rows.
         time: the number of rows with as much information as one independent row.
         length: the number of rows in a block or in a period; 0 for repeats.
-        labels: the number of the block, phase or repeated row of each row, from 0, shape (rows,). None for a pattern,
-            if there are too few blocks, or if blocks do not help.
+        labels: for each row, the index from 0 of its block, of its phase, or of its group of equal rows, shape (rows,).
+            None for a pattern, if there are too few blocks, or if blocks do not help.
         grid: the number of rows in a line, if rows are the points of a grid, line after line, and blocks are whole
             lines; otherwise 0.
     """

@@ -172,8 +172,9 @@ def histogram(
 
     The edges of the bins are quantiles of the pooled draws, in which P and Q have equal total weight, and the ends of
     wide gaps. The outer bins are unbounded. The estimator for the counts is `zhang_grabchak`. If a bin of width w has
-    draws of P only, the density of Q in this bin is estimated from the distance :math:`\nu` to Q's nearest draw. Such a
-    bin adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if this term is positive.
+    a of P's n draws and none of Q, the density of Q in this bin is estimated from :math:`\nu`, the geometric mean of
+    these draws' distances to Q's nearest draws. Such a bin adds :math:`\frac an \log \frac{2 \nu}{w}` if this term is
+    positive.
 
     The interval comes from the counts (`kl_interval`). Two corrections raise the upper limit. First, the decrease of
     the estimate for bins of double width is added, because this decrease estimates the loss from the bins. Second, the

@@ -36,7 +36,7 @@ class Span:
 
 
 def common_span(p: Draws, q: Draws) -> Span:
-    """Return the draws without components that follow linearly from others in both P and Q; KL does not change.
+    """Return the draws without the components that are linear functions of others in both P and Q; KL does not change.
 
     Draws on a curved surface keep all components. A side with fewer than d + 2 draws of d components does not determine
     a plane; all draws are then returned unchanged.

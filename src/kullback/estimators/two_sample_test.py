@@ -49,7 +49,7 @@ RANK_BINS, DRAWS_IN_A_BIN = (8, 32, 128), 10
 MOST_PERMUTATIONS = 10_000_000
 # NumPy's `multivariate_hypergeometric` accepts fewer than this number of draws.
 MOST_COUNTED = 1_000_000_000
-# Below this p-value, a note explains an interval that begins at 0.
+# If the p-value is at most this number, but the interval of the effect begins at 0, a note explains the difference.
 SIGNIFICANT = 0.05
 # With more draws, random features replace the matrix of distances.
 MOST_DISTANCES = 2500

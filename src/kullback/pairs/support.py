@@ -47,7 +47,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             "p, q",
             wanted=f"events of one shape; {_event(p)}",
             got=_event(q),
-            instead="Independent(d, 1) to make the last batch dimension an event dimension, or as many classes in both",
+            instead="Independent(d, 1) to make the last batch dimension an event dimension, or equally many classes",
         )
     plan = plan or plan_for(type(p), type(q))
     if plan.is_comparable and p.batch_shape == q.batch_shape:

@@ -67,7 +67,8 @@ def is_of_torch(thing: type | TorchRule) -> bool:
 
 
 def third_party_rule(types: TypePair) -> ThirdPartyRule | None:
-    """Return the rule that torch would call for two types without kullback, or None if torch defines this rule.
+    """Return the third-party rule that torch would call if kullback were not installed; None if the rule is torch's
+    own.
 
     Torch's generic rule for exponential families is also returned if torch does not define P's class.
     """

@@ -270,7 +270,7 @@ class Collector:
         return of_p, of_q, of_p * math.expm1(difference)
 
     def _perplexity_weights(self) -> dict[int, float] | None:
-        """Return the derivatives of the perplexities' difference by two columns' means; None if it is infinite."""
+        """Return the derivatives of the perplexities' difference for two columns' means; None if it is infinite."""
         _, of_q, change = self._perplexities()
         if not math.isfinite(change):
             return None

@@ -27,7 +27,7 @@ from kullback.pairs.renyi import mixed, renyi_form
 # _BLOCK is the number of concentrations in a block. The series for lgamma stores hundreds of numbers for each
 # concentration, so 2^15 concentrations take tens of megabytes.
 _BLOCK = 2**15
-# A row of the kernel has at most _LONGEST_ROW classes.
+# The C++ kernel accepts at most _LONGEST_ROW classes in a row.
 _LONGEST_ROW = 256
 # `_in_groups` adds up the concentrations of each group of classes. The differences between the totals of P and of Q are
 # rounded. If the sum of the absolute differences is at most _DIGITS_OF_TOTALS times KL, this rounding costs at most

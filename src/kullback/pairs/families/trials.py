@@ -1,6 +1,6 @@
 """The Bernoulli, Binomial, Geometric and NegativeBinomial families, which count the outcomes of repeated trials.
 
-The divergences of these families are sums of terms p log(p / q) - p + q of a single trial. No term is negative.
+KL is a multiple of the sum of p log(p / q) - p + q over the two outcomes of a single trial. No term is negative.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Break(NamedTuple):
     side: int
     """The value 0 for a break of P's log-density, or 1 for a break of Q's log-density."""
     place: Tensor
-    """The position of the break as a value of v, with derivatives by the parameters."""
+    """The position of the break as a value of v, with derivatives with respect to the parameters."""
     jumps: Tensor
     """A mask of the batch elements that have a jump at `place`; other elements have a corner or no break."""
     bend: Tensor
@@ -55,8 +55,8 @@ def find_breaks(
     """Return the breaks of two densities that are inside the panels and depend on a parameter.
 
     Arguments:
-        densities: the densities of P and Q, differentiable by their parameters.
-        line: the line of the panels, differentiable by its ends.
+        densities: the densities of P and Q, differentiable with respect to their parameters.
+        line: the line of the panels, differentiable with respect to its ends.
         log_densities: returns the log-densities of P and Q, without derivatives.
         lower: the lower edges of the panels, shape (..., panels).
         upper: the upper edges of the panels, shape (..., panels).
@@ -135,7 +135,7 @@ def corner_terms(breaks: list[Break], derivatives: Callable[[Tensor], tuple[Tens
 
     Arguments:
         breaks: the breaks of both densities.
-        derivatives: returns the derivatives of the integrand by log p and by log q at given points.
+        derivatives: returns the derivatives of the integrand with respect to log p and to log q at given points.
     """
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for break_ in breaks:

@@ -26,8 +26,8 @@ from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 # _NO_MASS replaces log 0, because the mass e^-2000 and its square root e^-1000 both round to 0.
 _NO_MASS = -2000.0
 # _ALONE is the logarithm of the mass of an additional node, where only one density has mass. The mass e^-60 is
-# negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative by this mass is
-# exact.
+# negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative with respect to
+# this mass is exact.
 _ALONE = -60.0
 # Logarithms of derivatives are clamped to _LARGEST_LOG_DERIVATIVE. The largest float is e^709, so a sum of e^42 such
 # derivatives is finite.
@@ -41,7 +41,7 @@ class DivergenceTerms(NamedTuple):
     beyond: int | None = None
     """The index, 0 for P or 1 for Q, of the density that may have mass outside the other density's support, next to an
     end that both supports share. Outside the other support, the divergence is a constant times the mass. The
-    derivatives by the masses of this density do not include this constant."""
+    derivatives with respect to the masses of this density do not include this constant."""
     log_scale: Tensor | None = None
     """The approximate logarithm of S = sum of p^a q^(1 - a), for Renyi's divergence of order a of distant P and Q; else
     None. If `log_scale` is given, the terms are p^a q^(1 - a) / e^log_scale. The terms of the power divergence would
@@ -110,11 +110,11 @@ class DivergenceTerms(NamedTuple):
             return self._whole().total(pair_of_logs(log_p, log_q))
 
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the divergence by log p and by log q, which are 0 where the mass is 0.
+        """Return the derivatives of the divergence with respect to log p and to log q, which are 0 where the mass is 0.
 
-        The error of the derivative by log p is small relative to p, even if q is far larger. The error of the
-        derivative by log q is likewise small relative to q. This accuracy is needed in the tails, where the derivative
-        of a log-density by a parameter is huge. Both results are differentiable.
+        The error of the derivative with respect to log p is small relative to p, even if q is far larger. The error of
+        the derivative with respect to log q is likewise small relative to q. This accuracy is needed in the tails,
+        where the derivative of a log-density by a parameter is huge. Both results are differentiable.
         """
         if 0 != self.order != 1 and self.order < math.inf:
             derivatives = self._power_derivatives(log_p, log_q)
@@ -125,9 +125,9 @@ class DivergenceTerms(NamedTuple):
         sides: list[Tensor] = []
         for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
             clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
-            # The total mass is 1 for all parameters, so the derivative by the total mass cancels in every derivative
-            # by a parameter. The derivative by the total mass is subtracted here, because rounding would make the
-            # cancellation inexact.
+            # The total mass is 1 for all parameters, so the derivative with respect to the total mass cancels in every
+            # derivative with respect to a parameter. The derivative with respect to the total mass is subtracted here,
+            # because rounding would make the cancellation inexact.
             if side != self.beyond:
                 mass = torch.exp(log)
                 mean = clean.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -140,14 +140,15 @@ class DivergenceTerms(NamedTuple):
         # must not be replaced.
         if isinstance(self.kind, Renyi):
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
-        # A negligible mass replaces a mass of 0, because the derivative by log 0 is undefined.
+        # A negligible mass replaces a mass of 0, because the derivative with respect to log 0 is undefined.
         logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
         return self._whole().derivatives(pair_of_logs(*logs))
 
     def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Return the derivatives by log p and by log q.
+        """Return the derivatives with respect to log p and to log q.
 
-        The derivatives by the masses of the density `side` do not include the constant that `beyond` describes.
+        The derivatives with respect to the masses of the density `side` do not include the constant that `beyond`
+        describes.
         """
         logs = log_p, log_q
         alone = [torch.full_like(x[..., :1], _ALONE if k == side else -torch.inf) for k, x in enumerate(logs)]
@@ -164,7 +165,7 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def sensitivities(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of each term by log p and by log q."""
+        """Return the derivatives of each term with respect to log p and to log q."""
         alpha = self.order
         if self.log_scale is not None:
             terms = self.terms(log_p, log_q)
@@ -232,7 +233,7 @@ class DivergenceTerms(NamedTuple):
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
 
     def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the approximate derivative of a non-additive divergence by the sum of terms, times 2 for safety."""
+        """Return about twice the derivative of a non-additive divergence with respect to the sum of terms."""
         by_total = self.kind.derivatives(pair_of_logs(log_p, log_q))
         by_terms = self._additive().derivatives(pair_of_logs(log_p, log_q))
         sizes = [
@@ -258,7 +259,7 @@ def with_derivatives(
     log_p: Tensor,
     log_q: Tensor,
 ) -> Tensor:
-    """Return `value` with the given derivatives by log p and log q, which may be differentiated again."""
+    """Return `value` with the given derivatives with respect to log p and log q, which may be differentiated again."""
     if not (is_transformed() or forward_ad._current_level >= 0):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return _WithDerivatives.apply(value, derivatives, log_p, log_q)  # pyright: ignore[reportReturnType]
 

@@ -3,7 +3,7 @@
 On the real line, each piece between ends of supports has panels, and the panels of all pieces are refined together. On
 the integers, every term is summed. The products of the weights of the nodes and the densities are the masses of two
 finite distributions. The methods `total` and `derivatives` of a kind of divergence give the divergence of these
-distributions, and the derivatives by their masses.
+distributions, and the derivatives with respect to their masses.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _integrated(
     """Return for each panel the integral of the terms, its error, the error of both masses, and its rounding error.
 
     If `with_slopes`, two tensors of shape (2, ..., panels) follow. The first tensor has the errors of the integrals of
-    the derivatives by log p and by log q. The second tensor has the integrals of the absolute derivatives.
+    the derivatives with respect to log p and to log q. The second tensor has the integrals of the absolute derivatives.
     """
     v, half = panel_nodes(lower, upper)
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
@@ -205,7 +205,7 @@ def _log_masses(
     """Return log(mass of P) and log(mass of Q) at all nodes of all pieces.
 
     If the edge of a panel is at a jump of a density, the edge and the panel's nodes depend on the position of the jump.
-    So the edge and these nodes have derivatives by the parameters.
+    So the edge and these nodes have derivatives with respect to the parameters.
     """
     logs: list[Tensor] = []
     start = 0

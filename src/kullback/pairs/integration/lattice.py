@@ -98,7 +98,7 @@ def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
 
 
 LATTICE = Rule(_NODES, lambda priorities: max(4, priorities.shape[-1] // 4), _halves)
-"""The rule for panels of integers, whose `Places` are their first integers and their kinds."""
+"""The rule for panels of integers. The `Places` of such panels have the first integer and the kind of each panel."""
 # This rule halves all panels with a positive priority at once.
 _TOGETHER = LATTICE._replace(halvings=lambda priorities: int((priorities > 0).sum(-1).max()))
 

@@ -104,7 +104,8 @@ class Line(NamedTuple):
     ) -> Tensor:
         """Bound the rounding error of the integral of f over panels, from the logarithms in f and from the nodes.
 
-        `changes` has a pair for each logarithm in f: the derivative of f by the logarithm, and the logarithm itself.
+        `changes` has a pair for each logarithm in f: the derivative of f with respect to the logarithm, and the
+        logarithm itself.
         """
         half = (upper - lower).unsqueeze(-1) / 2
         of_logs = f.abs()
@@ -238,7 +239,7 @@ def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
 def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
     """Return the panels, and additional panels up to the distance e^NEAREST from each finite end of the line.
 
-    The additional panels have almost no mass, but may contribute most of the derivative by an end.
+    The additional panels have almost no mass, but may contribute most of the derivative with respect to an end.
     """
     steps = torch.linspace(0, 1, _OUTER_PANELS + 1, dtype=lower.dtype, device=lower.device)
     for end, side in ((line.coordinate.low, -1), (line.coordinate.high, 1)):

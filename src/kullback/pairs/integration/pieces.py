@@ -52,7 +52,8 @@ class Piece:
     def line(self, densities: Both | None = None) -> Line:
         """Return the `Line` of this piece.
 
-        If `densities` are given, the ends of the line are differentiable by the parameters of the densities.
+        If `densities` are given, the ends of the line are differentiable with respect to the parameters of the
+        densities.
         """
         ends = self.fixed_ends
         if densities is not None:

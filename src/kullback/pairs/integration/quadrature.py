@@ -1,8 +1,8 @@
 """The KL divergence of two densities on the real line: adaptive quadrature over P's support, with an error.
 
 The nodes are constants in the variable of integration v, and a differentiable sum over the nodes gives the value. So
-every parameter has a gradient, including the ends of the support. The derivatives by the ends of a Uniform P
-follow from the values of the integrand at the ends.
+every parameter has a gradient, including the ends of the support. The derivatives with respect to the ends of a Uniform
+P follow from the values of the integrand at the ends.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def integrate_kl(
     q_reaches_out: bool = False,
     has_derivatives: bool = True,
 ) -> Integral:
-    """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
+    """Return the integral of the terms of KL over P's support, also with exact derivatives for the ends of a Uniform P.
 
     If P is not Uniform, the nodes x depend on the ends of P's support. If P is Uniform, the nodes x are constants. Then
     the result includes, for each end, the integral of the terms from the end to the detached value of the end. The
@@ -102,11 +102,12 @@ def integrate_kl(
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
         q_reaches_out: whether a change of a parameter may leave some of Q's mass outside P's support.
-        has_derivatives: whether the derivative by a parameter of P or Q may be needed.
+        has_derivatives: whether the derivative with respect to a parameter of P or Q may be needed.
     """
     uniform = None
     if isinstance(p, UniformDensity) and torch.is_grad_enabled():
-        # An end at which q is 0 or infinite becomes a constant, because the derivative by this end is infinite.
+        # An end at which q is 0 or infinite becomes a constant, because the derivative with respect to this end is
+        # infinite.
         ends = ((end, end.detach()) for end in (p.lower, p.upper))
         p = uniform = UniformDensity(
             *(torch.where(q.detached().log_density(Points(x)).isfinite(), end, x) for end, x in ends)
@@ -226,7 +227,8 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
     p, q = torch.exp(log_p), torch.exp(log_q)
     f = kl_forms(log_p, log_q)
     integrals, errors = integrate_panels(torch.cat([f, torch.stack([p, q])]), half)
-    # The derivative of a term by log q is q - p for the term p log(p / q) - p + q, and -p for the term p log(p / q).
+    # The derivative of a term with respect to log q is q - p for the term p log(p / q) - p + q, and -p for the term p
+    # log(p / q).
     by_q = torch.stack([(p - q).abs(), p])
     by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
     changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]

@@ -1,10 +1,10 @@
 """Derivatives by an end that the supports of P and Q share, if the end of P or of Q depends on a parameter.
 
 A divergence has one formula if the end of Q's support is outside P's support, and another formula if this end is
-inside. So the derivatives by a shared end are one-sided. The library returns the derivatives of the formula for a
-larger support of Q. Some kinds, such as an alpha divergence of negative order, are finite only if Q's support is
-smaller than P's. For these kinds, the library returns the derivatives of the other formula. An end with an infinite
-derivative counts as a constant. At P = Q the derivatives are 0.
+inside. So the derivatives with respect to a shared end are one-sided. The library returns the derivatives of the
+formula for a larger support of Q. Some kinds, such as an alpha divergence of negative order, are finite only if Q's
+support is smaller than P's. For these kinds, the library returns the derivatives of the other formula. An end with an
+infinite derivative counts as a constant. At P = Q the derivatives are 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FLAT = 1e-7
 
 
 class SharedEnds(NamedTuple):
-    """Densities with the same values as P and Q and with the correct derivatives by shared ends."""
+    """Densities with the same values as P and Q and with the correct derivatives with respect to shared ends."""
 
     p: Density
     q: Density
@@ -50,7 +50,8 @@ class SharedEnds(NamedTuple):
 
 
 def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
-    """Return densities that equal P and Q, with the derivatives by shared ends that this module's docstring describes.
+    """Return densities that equal P and Q, and have the derivatives for shared ends that the module's docstring
+    describes.
 
     The result is None if no shared end depends on a parameter.
     """
@@ -119,9 +120,9 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
     density. Where both masks are false, the ends are constants.
 
     For a = `inner` and b = `outer`, at the distance d from the end, the inner density is about d^(a - 1) and the outer
-    density is about d^(b - 1). The integrand of the derivative by the outer end is d^(s a + (1 - s) b - 2), where s is
-    an order of the kind (see `_orders`). If b is 1, the derivative of the outer density is bounded, so the nodes keep
-    their distance from the inner end.
+    density is about d^(b - 1). The integrand of the derivative with respect to the outer end is d^(s a + (1 - s) b -
+    2), where s is an order of the kind (see `_orders`). If b is 1, the derivative of the outer density is bounded, so
+    the nodes keep their distance from the inner end.
     """
     near, far = _orders(kind, q_is_smaller)
     order = torch.where(inner > outer, near, torch.where(inner < outer, far, 0.0))
@@ -138,8 +139,8 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
 def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
     """Return an exponent s for p / q near 0, and an exponent s for p / q near infinity.
 
-    In these limits, the derivative of the divergence by log q, without multiples of q, is about p^s q^(1 - s). If this
-    derivative is 0, s is infinite. If Q's support is smaller than P's, P and Q are exchanged.
+    In these limits, the derivative of the divergence with respect to log q, without multiples of q, is about p^s q^(1 -
+    s). If this derivative is 0, s is infinite. If Q's support is smaller than P's, P and Q are exchanged.
     """
     order = order_of(kind)
     if order is not None:
@@ -154,7 +155,7 @@ def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
 
 
 def _rate(kind: Divergence, sign: int) -> float:
-    """Return r if the derivative by the smaller of two masses grows as (larger mass / smaller mass)^r; else 0.
+    """Return r if the derivative for the smaller of two masses grows as (larger mass / smaller mass)^r; else 0.
 
     The smaller mass is Q's if `sign` is 1, and P's if `sign` is -1.
     """
@@ -200,7 +201,7 @@ class _FollowingDensity(DelegatingDensity):
 
     The end of the other density has the same value as the end of `part`. `at_low` and `at_high` are masks of the batch
     elements whose nodes keep their distance from `lower` and from `upper`. In these elements, the distance of a node
-    from the end of `part` is differentiable by both ends.
+    from the end of `part` is differentiable with respect to both ends.
     """
 
     part: Density

@@ -77,7 +77,8 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
 def _summed(p: Density, q: Density, starts: Tensor, kinds: Tensor) -> KLColumns:
     x, weights = nodes_of(starts, kinds)
     log_p, log_q, outside = _log_densities(p, q, x.flatten(-2))
-    # The derivative of a term by log q is q - p for the term p log(p / q) - p + q, and -p for the term p log(p / q).
+    # The derivative of a term with respect to log q is q - p for the term p log(p / q) - p + q, and -p for the term p
+    # log(p / q).
     logs = 1 + log_p.abs() + log_q.abs() + _drift(p, x.flatten(-2)) + _drift(q, x.flatten(-2))
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
     changes = torch.stack([(masses[0] - masses[1]).abs(), masses[0]]) * logs
@@ -171,7 +172,7 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
 
 
 def _drift(density: Density, x: Tensor) -> Tensor:
-    """Return |x - mean| mean / variance, the derivative of the log-density at x by the logarithm of the mean.
+    """Return |x - mean| mean / variance, the derivative of the log-density at x with respect to the log of the mean.
 
     The ratio mean / variance is clamped to 1. The ratio is larger only for a Binomial. The rounding of a Binomial's
     mean has less effect, because the Binomial also stores the probability of failure to full precision.

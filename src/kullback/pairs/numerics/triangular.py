@@ -47,8 +47,9 @@ def as_function_of(matrix: Tensor, factor: Tensor) -> Tensor:
 class _SquaresBelow(torch.autograd.Function):
     """The operation `squares_below`, which saves X = root^-1 left, or root^-1 left - I if `is_difference`.
 
-    Let B be the strictly lower triangle of X. The derivative by `left` is the lower triangle of N = 2 root^-T B. The
-    derivative by `root` is the lower triangle of -N X^T, to which only the lower triangle of N contributes.
+    Let B be the strictly lower triangle of X. The derivative with respect to `left` is the lower triangle of N = 2
+    root^-T B. The derivative with respect to `root` is the lower triangle of -N X^T, to which only the lower triangle
+    of N contributes.
     """
 
     @staticmethod
@@ -88,8 +89,8 @@ class _SquaresBelow(torch.autograd.Function):
 class _Cholesky(torch.autograd.Function):
     """The operation `as_function_of`, whose derivative is L^-T (F + F^T) L^-1 / 2 for L = `factor`.
 
-    F is the lower triangle of L^T grad with its diagonal halved, where `grad` is the derivative by L (Murray,
-    "Differentiation of the Cholesky decomposition", 2016).
+    F is the lower triangle of L^T grad with its diagonal halved, where `grad` is the derivative with respect to L
+    (Murray, "Differentiation of the Cholesky decomposition", 2016).
     """
 
     @staticmethod

@@ -1,7 +1,8 @@
 """A change of the unit of P and Q, for parameters so large or small that their squares leave the range of float64.
 
 A divergence does not depend on the unit. Division of parameters by a power of two is exact, and the chain rule divides
-the derivatives by the same power. So a derivative overflows only if the exact derivative by the user's parameter does.
+the derivatives by the same power. So a derivative overflows only if the exact derivative with respect to the user's
+parameter does.
 """
 
 from __future__ import annotations

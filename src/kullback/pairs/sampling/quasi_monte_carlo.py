@@ -36,7 +36,7 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
     """Return at most `count` draws of shape (draws, ..., event), or None if P has no quasi-random draws.
 
     Draw i belongs to sequence i % SEQUENCES. All batch elements use the same normal numbers. The draws are
-    differentiable by P's parameters.
+    differentiable with respect to P's parameters.
     """
     if any(overrides(p, method) for method in ("log_prob", "sample", "rsample")):
         return None
