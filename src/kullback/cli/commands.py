@@ -42,7 +42,7 @@ class _Unexpected(_Failure):
 
 @contextmanager
 def _errors_in_one_line() -> Generator[None, None, None]:
-    """Turn every error into one line and an exit status other than those of gates."""
+    """Turn every error into one line and an exit status that no gate has."""
     try:
         yield
     except click.UsageError as error:

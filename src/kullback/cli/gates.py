@@ -327,7 +327,7 @@ class TableGate:
     def _judgment_of_words(
         self, metric: str, name: str, compared: ColumnComparison | JointComparison
     ) -> Judgment:
-        """Return the outcome for the words of a column of texts, of which the divergences compare only lengths."""
+        """Return the outcome for the words of a column of texts; the divergences compare only the lengths."""
         psi = getattr(compared, "words", None)
         if not psi or self.limit.side != "above" or metric in P_VALUES:
             return PASSED

@@ -89,7 +89,7 @@ class Shown:
 
 
 def without_commands(text: str) -> str:
-    r"""Return a text in which commands to build servers are escaped; names of columns and files are untrusted.
+    r"""Return a text with escaped commands to build servers; names of columns and files are untrusted.
 
     Example:
         >>> print(without_commands("::error::boom, ##[group]x, a::b"))

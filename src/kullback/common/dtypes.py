@@ -1,4 +1,4 @@
-"""The floating-point dtypes in which kullback computes, and conversions of tensors to them."""
+"""The floating-point dtypes of computations, and conversions of tensors to these dtypes."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     evidence = evidence.reshape(-1, columns)
     distances = _FEWEST_BETWEEN + followed.argmax(1).reshape(-1, columns)
     significant = np.flatnonzero(evidence.sum(0) > _EVIDENCE + 2 * math.log(columns))
-    # Of two sides, the distance is that of the clearer one.
+    # Of two sides, the clearer one determines the distance.
     chosen = distances[evidence[:, significant].argmax(0), significant]
     return dict(zip(significant.tolist(), chosen.tolist(), strict=True))
 

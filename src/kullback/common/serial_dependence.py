@@ -51,13 +51,13 @@ _ROUNDING = 1e-6
 _MOST_COLUMNS, _MOST_CATEGORIES, _HALVES = 32, 8, 8
 # At half of all rows, the correlation of a grid's lines is below this share of the one of neighboring lines.
 _FADED = 0.6
-# A larger correlation of neighboring rows is not that of sources that take turns.
+# Sources that take turns do not cause a larger correlation of neighboring rows.
 _NEIGHBORS = 0.3
 # A convolution with these weights sums the values at distances 2 to 10 before and after each value.
 _AROUND = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
 # The smallest share of continuous rows with an equal row that counts as repetition.
 _LEAST_REPEATED = 0.1
-# The probability that atoms appear to repeat evenly, beside a density.
+# The probability that the atoms of data that also have a density appear to repeat evenly.
 _FALSE_ALARMS_OF_ATOMS = 1e-3
 # Repeated values with more rows each than the first number are atoms if the values that occur once are more than the
 # second number times those that geometrically repeated records would have. They are also atoms if they are fewer than
@@ -342,7 +342,7 @@ def _are_atoms(counts: Integers) -> bool:
 
 
 def _is_continuous(distinct: Floats) -> bool:
-    """Return whether the values of distinct rows seldom repeat and do not lie on a lattice."""
+    """Return whether the values of distinct rows seldom repeat and are not multiples of one step."""
     values = np.unique(distinct)
     gaps = np.diff(values / 2)  # half the values, because their range could overflow
     if len(values) < 0.9 * len(distinct) or len(gaps) < 2:

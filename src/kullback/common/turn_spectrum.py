@@ -88,7 +88,7 @@ def spectral_turns(*sides: Floats, searches: int = 1, regular: int = 0) -> int |
 
 @lru_cache(maxsize=8)
 def _missed(rows: int, longest: int) -> tuple[Floats, Floats]:
-    """Return what an ordinate of the periodogram adds to the log-ratio of each density, and what a column subtracts."""
+    """Return the terms of each density's log-ratio: one to add for each ordinate, one to subtract for each column."""
     between = 2 * longest / np.arange(2 * _FEWEST_TURNS, 2 * longest // _FEWEST_BETWEEN + 1)
     phases = 2 * math.pi * np.outer(_frequencies(rows), between)
     cosines, spreads = 2 * np.cos(phases), np.square(phases) / between / 2
@@ -100,7 +100,7 @@ def _missed(rows: int, longest: int) -> tuple[Floats, Floats]:
 def _otherwise(columns: Floats, power: Floats, longest: int, regular: int) -> float:
     """Return the log-ratio of the likelihoods of other explanations of the dependence; 0 if independence is likelier.
 
-    Cycles have one peak, those of sources have more. They are likely only if neighboring rows are alike.
+    Cycles have one peak, and sources have more. They are likely only if neighboring rows are alike.
     """
     n, number = columns.shape
     frequencies, explained = _frequencies(n), 0.0

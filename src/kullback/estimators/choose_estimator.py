@@ -176,7 +176,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
-    """Return the mean of two estimates, in which each shared draw is on one side only.
+    """Return the mean of two estimates with each shared draw on one side only.
 
     The interval contains the intervals of both estimates.
     """

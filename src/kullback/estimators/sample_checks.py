@@ -180,7 +180,7 @@ def seed_of(generator: torch.Generator | None) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Return a context in which torch's and NumPy's global generators start from a seed; their states are restored."""
+    """Return a context that starts torch's and NumPy's global generators from a seed; their states are restored."""
     state = np.random.get_state()  # noqa: NPY002  # a user's distribution may draw from NumPy's global state
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -53,7 +53,7 @@ class Shared(NamedTuple):
         )
 
     def divided(self, rng: np.random.Generator) -> list[tuple[Draws, Draws]]:
-        """Return two pairs of samples, in which each shared draw is on one side only, with twice the weight.
+        """Return two pairs of samples with each shared draw on one side only, with twice the weight.
 
         A random half of the shared draws is in P's sample in the first pair and in Q's sample in the second pair. The
         other half is in Q's sample in the first pair and in P's sample in the second pair.

@@ -121,7 +121,7 @@ def rank_of(centered: Array) -> int:
 
 
 def _null_space(centered: Array) -> Array:
-    """Return the directions in which centered draws have no variance, as columns, shape (d, number of directions)."""
+    """Return the directions without variance of centered draws, as columns, shape (d, number of directions)."""
     variances, directions = np.linalg.eigh(centered.T @ centered)
     return directions[:, variances <= _FLAT**2 * max(float(variances[-1]), 1e-300)]
 

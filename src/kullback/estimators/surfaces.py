@@ -19,7 +19,7 @@ _ROUNDING = 1e-6
 _MOST_DIMENSIONS = 12
 # A quadric is fitted only if there are at least this number of distinct draws for each of its coefficients.
 _DRAWS_FOR_COEFFICIENT = 2
-# A component in which more than this proportion of the values are equal has an atom. The points may then satisfy a
+# A component has an atom if more than this proportion of its values are equal. The points may then satisfy a
 # quadratic equation although they are not on a smooth surface, so no quadric is detected.
 _MOST_EQUAL = 0.05
 # Draws up to this relative distance from a surface may be on the surface except for rounding, for example to float16.

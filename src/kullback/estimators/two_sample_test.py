@@ -407,7 +407,7 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
 
 
 def _median_distance(distances: Array) -> float:
-    """Return the median distance, or that of the positive distances if most distances are 0."""
+    """Return the median distance, or the median of the positive distances if most distances are 0."""
     median = float(np.median(distances))
     if median > 0:
         return median

@@ -363,7 +363,7 @@ def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> Me
     unknown. The result is None if no formula exists, or if the formula failed and another method may find an optimum.
     """
     q, target, generator = problem.q, problem.target, problem.settings.generator
-    values: Values | None = {}  # an empty mapping stands for the start itself
+    values: Values | None = {}  # an empty mapping means the start itself
     if is_nearest is None:
         values, is_nearest = nearest(q, target, problem.family, problem.fixed)
     # A formula fails if, for example, the target has no finite mean. Another method then finds the optimum, or reports

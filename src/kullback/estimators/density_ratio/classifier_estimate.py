@@ -80,7 +80,7 @@ _DRAWS_FOR_THREADS = 20_000
 _SPLITS = 1, 32
 _HALVINGS = 3, 96
 _BUDGET = 1e8
-# The number of splits into halves that show what a regression misses at coordinates that occur again.
+# The number of splits into halves that show the error of a regression at coordinates that occur again.
 _SPLITS_FOR_MISSED = 8
 _ON_A_SURFACE = Shift(
     math.inf,
@@ -197,7 +197,7 @@ def density_ratio(
 
 
 def _few_threads(number: int) -> AbstractContextManager[object]:
-    """Return a context in which fits to few draws use one thread, because several threads would wait for each other.
+    """Return a context that limits fits to few draws to one thread, because several threads would wait for each other.
 
     `number` is the number of draws of P and Q together.
     """
@@ -428,7 +428,7 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
 
 
 def _missed(best: _Selected, work: _Work, confidence: float) -> Shift | None:
-    """Return what the best candidate may miss of zeros and ones, or None if few draws equal another one."""
+    """Return the largest error of the best candidate for zeros and ones, or None if few draws equal another one."""
     draws = work.draws
     if not have_two_values(draws.x) or share_of_repeated(draws.x, draws.units) < LEAST_SHARE:
         return None
@@ -463,7 +463,7 @@ def _independent(side: Draws) -> float:
 
 
 def _rate(side: Draws, scores: Array) -> float:
-    """Return the number r for which the draws of a side add r KL to the variance of the estimate of a small KL.
+    """Return the number r such that the draws of a side add r KL to the variance of the estimate of a small KL.
 
     Near P = Q, log(p / q) has the variance 2 KL under P and under Q. So r is 2 / n for n independent draws. For
     clusters, n is the smaller of two effective sample sizes: for the means of the components, and for the mean of the

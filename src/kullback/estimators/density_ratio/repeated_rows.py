@@ -16,11 +16,12 @@ from kullback.estimators.logistic import Labeled, logistic
 # `benchmarks/coverage.py` checks the constants of this file on vectors of ten bits, and
 # `tests/estimators/density_ratio/test_repeated_rows.py` on log-ratios that classifiers miss.
 
-# If a smaller proportion of the draws has the coordinates of another draw, the draws do not show what is missed.
+# If a smaller proportion of the draws has the coordinates of another draw, the draws do not show how much the
+# classifiers miss.
 LEAST_SHARE = 0.25
 # If the missed part of KL exceeds this many standard errors, the upper limit is infinite.
 _SIGNIFICANT = 1.645
-# Rows with at most this many draws stand for the rows with a single draw.
+# Rows with at most this many draws represent the rows with a single draw.
 _RARE = 3
 
 
@@ -72,7 +73,7 @@ def missed(draws: Labeled, halves: Sequence[Integers], log_odds: Sequence[Array]
         own = _squares(_by_unit(excess, draws.units, rows))
         values.append(float(factor @ (one**2 + other**2 + (one + other) ** 2 - 2 * own)) / 1.5)
     value = float(np.mean(values))
-    # If nothing is missed, the products of the pairs have mean 0 and are uncorrelated.
+    # If the classifiers are right, the products of the pairs have mean 0 and are uncorrelated.
     sums = _by_unit(weights * (draws.from_p - mean_of_p), draws.units, rows) * np.sqrt(factor)
     own = _squares(sums.T)
     error = math.sqrt(2 * max(float((sums.T @ sums).power(2).sum() - own @ own), 0.0))
@@ -102,6 +103,6 @@ def _unknown(value: float) -> Shift:
         f"Samples of {SIDE_P} and {SIDE_Q} with equal coordinates show that the classifiers miss about {value:.2g} "
         "nats: the value is too low, and the upper limit is infinite."
         if value
-        else "Too few samples have equal coordinates to show what the classifiers miss: the upper limit is infinite."
+        else "Too few samples have equal coordinates to show the error of the classifiers: the upper limit is infinite."
     )
     return Shift(math.inf, note)

@@ -178,7 +178,7 @@ def _variances(side: _Side) -> Tensor:
 
 
 def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
-    """Return about the sum of the absolute terms of KL, to which the rounding error of KL is proportional.
+    """Return about the sum of the absolute terms of KL, which is proportional to the rounding error of KL.
 
     For a low-rank covariance, the sum includes the squared diagonal of the Cholesky factor of M = I + U^T U.
     """

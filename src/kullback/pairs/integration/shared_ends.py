@@ -98,7 +98,7 @@ def _log_size(d: Density, side: int) -> Tensor:
 
 
 def _power(tail: Tail) -> Tensor:
-    """Return the exponent a for which the mass within the distance d of the end is about d^a.
+    """Return the exponent a such that the mass within the distance d of the end is about d^a.
 
     The result is infinite for a mass smaller than every power, 0 for a mass larger than every power, and NaN if the
     tail is unknown.
