@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ LONGEST_IN_TIMEOUTS = 2  # how long an answer may take from the first to the las
 # Statuses that may pass: too early, too many requests, an error, or a restart behind a proxy.
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = range(300, 400)
+GZIP = 16 + zlib.MAX_WBITS  # the format of gzip, for zlib
 NOT_ALLOWED = {401, 403}
 # How httpx says that a connection was lost, which may pass; other errors of the protocol are the server's answer.
 LOST = "disconnected", "closed"
@@ -151,9 +153,11 @@ class Endpoint:
         try:
             with self._client.stream(method, self.address + path, json=body) as response:
                 content = self._content(response, most_bytes, ends)
+        except zlib.error as error:
+            raise self._unreachable(str(error)) from None
         except self._httpx.HTTPError as error:
             reason = self._without_key(_in_short(error))
-            is_answer = isinstance(error, self._httpx.ProtocolError | self._httpx.DecodingError)
+            is_answer = isinstance(error, self._httpx.ProtocolError)
             if is_answer and not any(word in reason for word in LOST):
                 raise self._unreachable(reason) from None
             raise _PassingError(reason) from None
@@ -183,7 +187,6 @@ class Endpoint:
     def _content(self, response: Any, most_bytes: int, ends: float) -> bytes:
         """Read and decompress an answer piece by piece, until it is longer than allowed or takes too long."""
         coding = response.headers.get("content-encoding", "").strip().lower()
-        # 64 KiB of another coding, such as zstd, may unpack to more than memory holds.
         if coding not in ("", "identity", "gzip"):
             raise ModelError.at(
                 self.address,
@@ -191,8 +194,10 @@ class Endpoint:
                 got=printable(coding, 40),
                 instead="see the settings of the server, or of a proxy before it",
             )
-        content = bytearray()
-        for part in response.iter_bytes():
+        content, gzip = bytearray(), zlib.decompressobj(GZIP) if coding == "gzip" else None
+        for piece in response.iter_raw():
+            # httpx would unpack a whole piece, whatever its size. Here, one byte more than allowed is enough.
+            part = piece if gzip is None else gzip.decompress(piece, most_bytes + 1 - len(content))
             if len(content) + len(part) > most_bytes:
                 raise ModelError.at(
                     self.address,

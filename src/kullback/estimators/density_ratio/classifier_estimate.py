@@ -428,7 +428,10 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
 
 
 def _missed(best: _Selected, work: _Work, confidence: float) -> Shift | None:
-    """Return the largest error of the best candidate for zeros and ones, or None if few draws equal another one."""
+    """Return the increase of the upper limit for the part of KL that the best candidate may miss.
+
+    The result is None unless all components have two values and enough draws equal another one.
+    """
     draws = work.draws
     if not have_two_values(draws.x) or share_of_repeated(draws.x, draws.units) < LEAST_SHARE:
         return None
