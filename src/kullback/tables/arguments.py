@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments, Whole
+from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments
+from kullback.common.shared_constraints import BINS
 from kullback.errors import (
     LONGEST_NAME,
     ArgumentValueError,
@@ -20,7 +21,7 @@ MOST_NAMED = 10
 ARGUMENTS = Arguments(
     "compare_tables",
     "compare_profiles",
-    bins=Whole(least=2, most=1_000_000, example=20, strict=True),
+    bins=BINS,
     confidence=CONFIDENCE,
     generator=GENERATOR,
     independent=FLAG,
