@@ -134,6 +134,12 @@ def test_no_report_replaces_the_file(output: str) -> None:
         assert Path("run.toml").read_text() == "seed = 1"
 
 
+def test_the_page_shows_the_example() -> None:
+    root = Path(__file__).parents[2]
+    example = (root / "examples" / "compare.toml").read_text(encoding="utf-8")
+    assert f"```toml\n{example}```" in (root / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
 def test_paths_are_relative_to_the_current_folder() -> None:
     Path("settings").mkdir()
     Path("settings/run.toml").write_text('as = "logits"\nlabels = "labels.txt"\njson = "-"')

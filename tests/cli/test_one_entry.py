@@ -182,3 +182,16 @@ def test_a_number_and_a_word_have_the_bounds_of_their_constraint(name: str, flag
         assert [kind.convert(word, None, None) for word in entry.accepts.words] == list(entry.accepts.words)
         with pytest.raises(KullbackError, match=f"^{flag}: wanted one of '"):
             kind.convert("no such word", entry.as_click(), None)
+
+
+DOCUMENTED = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_a_row_for_each_option_of_compare() -> None:
+    rows = [
+        f"| `{each.flag}` | {'all' if len(each.subjects) == 3 else ', '.join(each.subjects)} "
+        f"| {'' if each.default is None else f'`{each.default}`'} | {f'`{each.into}`' if each.into else ''} |"
+        for each in COMMANDS["compare"].options
+    ]
+    table = ["| option | for comparing | default | argument |", "|---|---|---|---|", *rows]
+    assert "\n".join(table) in DOCUMENTED, "\n".join(["docs/cli.md wants this table:", *table])
