@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kullback.cli.commands import kullback
-from tests.cli.test_edges import one_line
+from tests.cli.calling import one_line
 from tests.models import folders
 from tests.models.tiny import text as words
 

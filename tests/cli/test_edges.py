@@ -14,10 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import CliRunner
 
-from kullback.cli.commands import kullback
-from kullback.errors import LONGEST_MESSAGE
+from tests.cli.calling import one_line, run, run_line
 from tests.forked import command
 
 COMMAND = [sys.executable, "-c", "from kullback.cli import main; main()"]
@@ -46,20 +44,7 @@ def tables():
         pd.DataFrame({"x": random.normal(shift, 1, 400)}).to_csv(f"{name}.csv", index=False)
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(kullback, [str(argument) for argument in arguments])
-
-
-def one_line(result, *words: str, status: int = 2) -> str:
-    assert (result.exit_code, result.stdout) == (status, ""), result.output
-    line = result.stderr
-    assert line.startswith("kullback: ")
-    assert line.endswith("\n")
-    assert line[:-1].isprintable()
-    assert len(line) < LONGEST_MESSAGE + 50
-    for word in words:
-        assert word in line
-    return line
+CONVERT = "convert --as logits --tokens tokens.npy --n-ctx 6 scored.npy"
 
 
 def contents() -> dict[str, bytes]:
@@ -72,18 +57,18 @@ def contents() -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ref.csv", "mon.csv", "--profile", "mon.csv", "--rebuild"),
-        ("ref.csv", "mon.csv", "--profile", "mon.csv"),
-        ("ref.csv", "mon.csv", "--profile", "folder/../ref.csv", "--rebuild"),
-        ("ref.csv", "mon.csv", "--profile", "soft", "--rebuild"),
-        ("ref.csv", "mon.csv", "--profile", "hard", "--rebuild"),
-        ("ref.csv", "mon.csv", "--save-batch", "hard"),
-        ("ref.csv", "mon.csv", "--save-batch", "ref.csv.profile.json"),
-        ("ref.csv", "mon.csv", "--save-batch", "x", "--json", "folder/../x"),
-        ("ref.csv", "mon.csv", "--html", "soft"),
-        ("re*.csv", "mon.csv", "--json", "ref.csv"),
-        ("r*f.csv", "mon.csv", "--profile", "ref.csv", "--rebuild"),
-        ("ref.csv", "**/mo*.csv", "--save-batch", "soft2", "--profile", "p.json"),
+        "ref.csv mon.csv --profile mon.csv --rebuild",
+        "ref.csv mon.csv --profile mon.csv",
+        "ref.csv mon.csv --profile folder/../ref.csv --rebuild",
+        "ref.csv mon.csv --profile soft --rebuild",
+        "ref.csv mon.csv --profile hard --rebuild",
+        "ref.csv mon.csv --save-batch hard",
+        "ref.csv mon.csv --save-batch ref.csv.profile.json",
+        "ref.csv mon.csv --save-batch x --json folder/../x",
+        "ref.csv mon.csv --html soft",
+        "re*.csv mon.csv --json ref.csv",
+        "r*f.csv mon.csv --profile ref.csv --rebuild",
+        "ref.csv **/mo*.csv --save-batch soft2 --profile p.json",
     ],
 )
 def test_watch_writes_over_none_of_its_inputs(tables, arguments):
@@ -92,7 +77,7 @@ def test_watch_writes_over_none_of_its_inputs(tables, arguments):
     Path("soft2").symlink_to("mon.csv")
     Path("hard").hardlink_to("mon.csv")
     before = contents()
-    one_line(run("watch", *arguments), "one of the other files")
+    one_line(run_line(f"watch {arguments}"), "one of the other files")
     assert contents() == before
 
 
@@ -134,15 +119,8 @@ def test_where_an_output_of_watch_cannot_be_written_the_line_names_those_written
     names = {"--save-batch": "batch.json", "--json": "found.json", "--html": "page.html"}
     before = contents()
     after = list(names.values())[: list(names).index(full)]
-    line = one_line(
-        run(
-            "watch",
-            "ref.csv",
-            "mon.csv",
-            *(x for pair in (names | {full: "/dev/full"}).items() for x in pair),
-        ),
-        "cannot write /dev/full",
-    )
+    reports = " ".join(f"{option} {name}" for option, name in (names | {full: "/dev/full"}).items())
+    line = one_line(run_line(f"watch ref.csv mon.csv {reports}"), "cannot write /dev/full")
     assert (f"(already written: {', '.join(after)})" in line) == bool(after)
     assert {name for name, content in contents().items() if content != before.get(name)} == set(after)
 
@@ -170,7 +148,7 @@ def test_convert_writes_to_what_a_path_leads_to(predictions, target):
     os.mkfifo("pipe")
     Path("link").symlink_to("real.kld")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    result = run("convert", "scored.npy", target, "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "6")
+    result = run_line(f"{CONVERT} {target}")
     assert (result.exit_code, result.output) == (0, "")
     if target == "link":
         assert Path("link").is_symlink()
@@ -184,10 +162,7 @@ def test_convert_writes_to_what_a_path_leads_to(predictions, target):
 def test_convert_over_a_hard_link_of_its_source_is_refused(predictions):
     Path("other.kld").hardlink_to("scored.npy")
     before = contents()
-    one_line(
-        run("convert", "scored.npy", "other.kld", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "6"),
-        "one of the other files",
-    )
+    one_line(run_line(f"{CONVERT} other.kld"), "one of the other files")
     assert contents() == before
 
 
@@ -252,13 +227,13 @@ def test_an_unexpected_error_ends_with_status_70(predictions, monkeypatch):
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", broken)
     one_line(
-        run("compare", "p.npy", "q.npy", "--as", "logits"),
+        run_line("compare p.npy q.npy --as logits"),
         "unexpected RuntimeError: first second",
         r"\x1b",
         status=70,
     )
     monkeypatch.setenv("KULLBACK_DEBUG", "1")
-    assert isinstance(run("compare", "p.npy", "q.npy", "--as", "logits").exception, RuntimeError)
+    assert isinstance(run_line("compare p.npy q.npy --as logits").exception, RuntimeError)
 
 
 def test_an_interrupt_is_no_failed_gate(predictions, monkeypatch):
@@ -266,7 +241,7 @@ def test_an_interrupt_is_no_failed_gate(predictions, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", interrupted)
-    assert run("compare", "p.npy", "q.npy", "--as", "logits").exit_code == 130
+    assert run_line("compare p.npy q.npy --as logits").exit_code == 130
 
 
 @pytest.mark.sweep
@@ -338,13 +313,9 @@ def test_a_column_forges_no_line(tables):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--block-mb", "inf"),
-        ("--block-mb", "nan"),
-        ("--block-mb", "1e308"),
-        ("--bootstrap", "1000000000000"),
-        ("--bootstrap", "1e12"),
-        ("--seed", "100000000000000000000000"),
-        ("--seed", "1e23"),
+        *(("--block-mb", value) for value in ("inf", "nan", "1e308")),
+        *(("--bootstrap", value) for value in ("1000000000000", "1e12")),
+        *(("--seed", value) for value in ("100000000000000000000000", "1e23")),
         ("--worst", "-1"),
         ("--fail-above", "mean=nan"),
     ],
@@ -359,18 +330,7 @@ def test_bases_that_are_none_are_refused(base):
 
 
 def test_the_largest_seed_and_many_draws_are_taken(predictions):
-    result = run(
-        "compare",
-        "p.npy",
-        "q.npy",
-        "--as",
-        "logits",
-        "--seed",
-        str(2**63 - 1),
-        "--bootstrap",
-        "2000",
-        "--json",
-    )
+    result = run_line(f"compare p.npy q.npy --as logits --seed {2**63 - 1} --bootstrap 2000 --json")
     assert json.loads(result.stdout)["rows"] == 30
 
 

@@ -13,7 +13,7 @@ import torch
 from kullback.io import write_llama_base
 from kullback.predictions import compare_predictions
 from kullback.report import llama_cpp
-from tests.cli.test_commands import assert_one_line_error, run
+from tests.cli.calling import one_line, run, run_line
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def base(tmp_path, monkeypatch):
 
 
 def test_the_lines_are_printed_and_nothing_else(base):
-    result = run(
-        "compare", "base.kld", "q.npy", "--as-q", "logits", "--format", "llama.cpp", "--json", "x.json"
-    )
+    result = run_line("compare base.kld q.npy --as-q logits --format llama.cpp --json x.json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = compare_predictions("base.kld", "q.npy", representation=(None, "logits"), llama_cpp=True)
     assert result.stdout == llama_cpp.render(found)
@@ -41,7 +39,7 @@ def test_the_lines_are_printed_and_nothing_else(base):
 
 
 def test_the_parsers_of_others_read_the_lines(base):
-    text = run("compare", "base.kld", "q.npy", "--as-q", "logits", "--format", "llama.cpp").stdout
+    text = run_line("compare base.kld q.npy --as-q logits --format llama.cpp").stdout
     number = r"(-?\d+\.\d+)"
     for pattern in (
         rf"Mean PPL\(Q\)\s+:\s+{number} ±\s+{number}",
@@ -58,7 +56,7 @@ def test_few_rows_have_chunks_alone_and_it_is_said(tmp_path, monkeypatch):
     p = torch.randn(7, 9, generator=torch.Generator().manual_seed(0))
     write_llama_base("base.kld", torch.arange(16) % 9, p[:7], n_ctx=16)
     np.save("q.npy", p.numpy())
-    result = run("compare", "base.kld", "q.npy", "--as-q", "logits", "--format", "llama.cpp")
+    result = run_line("compare base.kld q.npy --as-q logits --format llama.cpp")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 3
     assert "no statistics of fewer than 100 rows" in result.stderr
@@ -73,11 +71,11 @@ def test_gates_still_hold(base):
 
 def test_what_does_not_go_together_is_refused(base):
     compare = ("compare", "q.npy", "q.npy", "--as", "logits", "--format", "llama.cpp")
-    assert_one_line_error(run(*compare), "--labels FILE")
-    assert_one_line_error(run(*compare, "--json"), "--json FILE")
+    one_line(run(*compare), "--labels FILE")
+    one_line(run(*compare, "--json"), "--json FILE")
     Path("t.csv").write_text("a\n1\n")
     table = ("compare", "t.csv", "t.csv", "--as", "table")
-    assert_one_line_error(run(*table, "--format", "llama.cpp"), "--format is for comparing predictions")
+    one_line(run(*table, "--format", "llama.cpp"), "--format is for comparing predictions")
     # The remedies.
     np.save("labels.npy", np.arange(4 * 31) % 30)
     assert run(*compare, "--labels", "labels.npy").exit_code == 0

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner, Result
 
 from kullback import dispatch
-from kullback.cli.commands import kullback
 from kullback.errors import ArgumentValueError
 from kullback.generators import parse
-from tests.cli.test_edges import one_line
+from tests.cli.calling import one_line, run_line as run
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +25,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pd.DataFrame({"a": np.arange(60) % 7 + 1, "b": np.arange(60) % 5}).to_csv(f"{name}.csv", index=False)
     np.save("tokens.npy", random.integers(0, 8, 40))
     Path("text").write_text("hello\n")
-
-
-def run(line: str, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(kullback, shlex.split(line))
 
 
 TABLE = "compare p.csv q.csv --as table"

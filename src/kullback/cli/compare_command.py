@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     click.Argument(["p"], metavar="P", shell_complete=complete_files),
     click.Argument(["others"], metavar="Q...", nargs=-1, required=True, shell_complete=complete_files),
     options=OPTIONS,
+    by_job=True,
 )
 def compare(p: str, others: tuple[str, ...], settings: Settings) -> None:
     """Compare language models on a text, predictions of the same positions, or two tables: P, the reference, and Q.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import click
 
 from kullback.cli.option import Names, Option
-from kullback.common.constraints import Constraint, Number, Whole
+from kullback.common.constraints import Number, OneOf, Whole
 from kullback.common.words import nearest
 from kullback.errors import (
     BY_CALL,
@@ -39,12 +40,12 @@ def read_config(ctx: click.Context, path: Path, options: Sequence[Option]) -> di
     """
     command = ctx.command.name or ""
     written = _parsed(path)
-    own = written.get(command, {})
-    given = {key: value for key, value in written.items() if not (key in TABLES and isinstance(value, dict))}
+    own = written.get(command)
+    of_all = {key: value for key, value in written.items() if not (key in TABLES and isinstance(value, dict))}
     known = {option.key: option for option in options if not option.reads_config}
     parameters = {parameter.name: parameter for parameter in ctx.command.params}
     values: dict[str, object] = {}
-    for key, value in {**given, **(own if isinstance(own, dict) else {})}.items():
+    for key, value in {**of_all, **(own if isinstance(own, dict) else {})}.items():
         if key not in known:
             raise _unknown(path, key, command, known)
         option = known[key]
@@ -77,7 +78,9 @@ def _unknown(path: Path, key: str, command: str, known: Mapping[str, Option]) ->
         "--config",
         wanted=f"an option of kullback {command}",
         got="no such option",
-        instead=f"{close} = {_example(known[close])}" if close else f"one of kullback {command} --help",
+        instead=f"{close} = {_kind_of(known[close]).example}"
+        if close
+        else f"one of kullback {command} --help",
         wording=BY_CALL,
     )
 
@@ -86,12 +89,13 @@ def _checked(
     ctx: click.Context, path: Path, option: Option, parameter: click.Parameter, value: object
 ) -> object:
     """Return the value as click's parameter returns one of the command line."""
-    place, instead = place_in_file(path, option.key), f"{option.key} = {_example(option)}"
-    if not _has_type(option, value):
+    kind = _kind_of(option)
+    place, instead = place_in_file(path, option.key), f"{option.key} = {kind.example}"
+    if not kind.has(value):
         raise ArgumentValueError.at(
             place,
             option.flag,
-            wanted=_wanted(option),
+            wanted=kind.wanted,
             got=printable(safe_repr(value), LONGEST_NAME),
             instead=instead,
             wording=BY_CALL,
@@ -102,42 +106,40 @@ def _checked(
         raise error.replace(place=place, instead=instead) from None
 
 
-def _has_type(option: Option, value: object) -> bool:
-    if option.repeatable:
-        return isinstance(value, list) and all(_is_one(option, each) for each in value)
-    return _is_one(option, value)
+class _Kind(NamedTuple):
+    """The values of an option in TOML.
+
+    Attributes:
+        wanted: the accepted values, for errors.
+        example: an accepted value.
+        has: whether a value is of the type that the option accepts; true is not a number.
+    """
+
+    wanted: str
+    example: str
+    has: Callable[[object], bool]
 
 
-def _is_one(option: Option, value: object) -> bool:
-    """Return whether a value has the type of one value of the option; true is not a number."""
+def _kind_of(option: Option) -> _Kind:
+    accepts = option.accepts
     if option.is_flag:
-        return isinstance(value, bool)
-    if isinstance(option.accepts, Whole):
-        return type(value) is int
-    if isinstance(option.accepts, Number):
-        return type(value) in (int, float)
-    if isinstance(option.accepts, Names) and isinstance(value, list):
-        return all(isinstance(name, str) for name in value)
+        return _Kind("true or false", "true", lambda value: isinstance(value, bool))
+    if isinstance(accepts, Whole | Number):
+        types = (int,) if isinstance(accepts, Whole) else (int, float)
+        return _Kind(accepts.described(), str(accepts.example), lambda value: type(value) in types)
+    if isinstance(accepts, OneOf):
+        return _Kind(accepts.described(), f'"{accepts.example}"', _is_string)
+    one = _Kind("a string", f'"{option.metavar or "TEXT"}"', _is_string)
+    if isinstance(accepts, Names):
+        one = _Kind(one.wanted, '"A,B"', lambda value: _is_string(value) or _is_list(value, _is_string))
+    if not option.repeatable:
+        return one
+    return _Kind("an array of strings", f"[{one.example}]", lambda value: _is_list(value, one.has))
+
+
+def _is_string(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _wanted(option: Option) -> str:
-    if option.is_flag:
-        return "true or false"
-    if isinstance(option.accepts, Constraint):
-        return option.accepts.described()
-    return "an array of strings" if option.repeatable else "a string"
-
-
-def _example(option: Option) -> str:
-    """Return a value of the option in TOML."""
-    if option.is_flag:
-        return "true"
-    if isinstance(option.accepts, Whole | Number):
-        return str(option.accepts.example)
-    example = option.metavar or "TEXT"
-    if isinstance(option.accepts, Constraint):
-        example = option.accepts.example
-    elif isinstance(option.accepts, Names):
-        example = "A,B"
-    return f'["{example}"]' if option.repeatable else f'"{example}"'
+def _is_list(value: object, has: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(map(has, cast("list[object]", value)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +62,7 @@ OF_REFERENCES = ("--classes",)
 @command(
     click.Argument(["source"], metavar="SRC", type=FILE),
     click.Argument(["target"], metavar="DST", type=FILE),
-    options=[replace(option, job="") for option in OPTIONS],
+    options=OPTIONS,
 )
 def convert(source: Path, target: Path, settings: Settings) -> None:
     """Convert the predictions in SRC to another file format.

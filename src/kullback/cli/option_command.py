@@ -18,14 +18,13 @@ _ALL = "kullback.cli.help_all"
 class OptionCommand(click.Command):
     """A command whose function takes its arguments and its `Settings`.
 
-    If the options have jobs, ``--help`` lists the common options under their jobs, each with the first sentence of its
-    description, and ``--help-all`` lists every option.
-
     Arguments:
         options: the options, in the order of the help.
+        by_job: whether ``--help`` lists the common options under their jobs, each with the first sentence of its
+            description, and ``--help-all`` lists every option.
     """
 
-    def __init__(self, *args: Any, options: Sequence[Option], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, options: Sequence[Option], by_job: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.options = tuple(options)
         for option in self.options:
@@ -34,7 +33,7 @@ class OptionCommand(click.Command):
                 parameter.is_eager, parameter.callback = True, self._read_config
             self.params.append(parameter)
         self.help_all: click.Option | None = None
-        if any(option.job for option in self.options):
+        if by_job:
             self.help_all = click.Option(
                 ["--help-all"],
                 is_flag=True,
@@ -88,17 +87,18 @@ class OptionCommand(click.Command):
 
 
 def command(
-    *arguments: click.Argument, options: Sequence[Option] = ()
+    *arguments: click.Argument, options: Sequence[Option] = (), by_job: bool = False
 ) -> Callable[[Callable[..., None]], OptionCommand]:
     """Return a decorator that makes a command of a function, with the name and the docstring of the function.
 
     Arguments:
         *arguments: the command's arguments, which the function takes in this order, and after them its `Settings`.
         options: the command's options, in the order of the help.
+        by_job: whether the help lists the options by their jobs.
     """
 
     def made(function: Callable[..., None]) -> OptionCommand:
-        decorate = click.command(cls=OptionCommand, params=list(arguments), options=options)
+        decorate = click.command(cls=OptionCommand, params=list(arguments), options=options, by_job=by_job)
         return decorate(function)
 
     return made

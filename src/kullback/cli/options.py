@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from kullback.cli.option import FILE, Names, Option
@@ -161,36 +160,21 @@ SEED = Option(
     default=0,
 )
 
-FAIL_ABOVE = Option(
-    "--fail-above",
-    "Exit with status 1 above a limit: {example}. Exit with status 3 if the data do not decide. Repeatable. "
-    "METRIC: {metrics}.",
-    job="Limits",
-    common=True,
-    metavar="METRIC=LIMIT",
-    repeatable=True,
-)
-FAIL_BELOW = Option(
-    "--fail-below",
-    "Exit with status 1 below a limit: {example}. Exit with status 3 if the data do not decide. Repeatable. "
-    "METRIC is as for --fail-above.",
-    job="Limits",
-    common=True,
-    metavar="METRIC=LIMIT",
-    repeatable=True,
-)
-ALLOW_UNCLEAR = Option(
-    "--allow-unclear",
-    "Exit with status 0, not 3, if no gate fails and the data do not decide a gate.",
-    accepts=FLAG,
-    job="Limits",
-)
-
 
 def limits(above: str, below: str, metrics: str) -> tuple[Option, Option, Option]:
     """Return the options of gates, with an example of each side and the `metrics` in their help."""
+    of_limits = partial(Option, job="Limits", common=True, metavar="METRIC=LIMIT", repeatable=True)
+    decide = "Exit with status 3 if the data do not decide. Repeatable."
     return (
-        replace(FAIL_ABOVE, help=FAIL_ABOVE.help.format(example=above, metrics=metrics)),
-        replace(FAIL_BELOW, help=FAIL_BELOW.help.format(example=below)),
-        ALLOW_UNCLEAR,
+        of_limits("--fail-above", f"Exit with status 1 above a limit: {above}. {decide} METRIC: {metrics}."),
+        of_limits(
+            "--fail-below",
+            f"Exit with status 1 below a limit: {below}. {decide} METRIC is as for --fail-above.",
+        ),
+        Option(
+            "--allow-unclear",
+            "Exit with status 0, not 3, if no gate fails and the data do not decide a gate.",
+            accepts=FLAG,
+            job="Limits",
+        ),
     )

@@ -35,7 +35,7 @@ OPTIONS = (
 
 @command(
     click.Argument(["model"], metavar="MODEL", shell_complete=complete_files),
-    options=[replace(option, job="") for option in OPTIONS],
+    options=OPTIONS,
 )
 def record(model: str, settings: Settings) -> None:
     """Write a model's predictions over a text as a reference file, in 0.8 kB a token.

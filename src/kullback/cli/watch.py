@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -46,7 +45,7 @@ OPTIONS = (
 @command(
     click.Argument(["reference"], type=FILE),
     click.Argument(["batches"], nargs=-1, metavar="[BATCH]...", type=FILE),
-    options=[replace(option, job="") for option in OPTIONS],
+    options=OPTIONS,
 )
 def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> None:
     """Check BATCHes, tables or their profiles, against the profile of REFERENCE.
