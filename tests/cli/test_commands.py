@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 import kullback as package
 from kullback import dispatch
@@ -25,6 +24,7 @@ from kullback.io import open_rows, write_llama_base
 from kullback.kernels.backends import backends
 from kullback.predictions import Comparison, compare_predictions
 from kullback.representations import Logits
+from tests.cli.calling import one_line, run, run_line
 from tests.forked import command
 
 ROWS, CLASSES = 300, 12
@@ -43,21 +43,8 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(kullback, [str(argument) for argument in arguments])
-
-
 def compare(*arguments: str):
     return run("compare", "p.npy", "q.npy", "--as", "logits", *arguments)
-
-
-def assert_one_line_error(result, *words: str):
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("kullback: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
 
 
 # compare: what it prints and writes
@@ -103,36 +90,14 @@ def test_settings_reach_the_comparison(files):
 def test_each_side_may_have_its_own_kind_and_key(files):
     logits = torch.from_numpy(np.load("p.npy")).double()
     np.savez("both.npz", a=logits, b=logits.softmax(-1))
-    result = run(
-        "compare",
-        "both.npz",
-        "both.npz",
-        "--as",
-        "logits",
-        "--as-q",
-        "probs",
-        "--key",
-        "a",
-        "--key-q",
-        "b",
-        "--json",
-    )
+    result = run_line("compare both.npz both.npz --as logits --as-q probs --key a --key-q b --json")
     assert json.loads(result.stdout)["divergences"]["kl_pq"]["maximum"] < 1e-12
 
 
 def test_labels_and_clusters_from_archives_that_hold_several(files):
     np.savez("beside.npz", truth=np.load("labels.npy"), document=np.arange(ROWS) // 3)
-    options = [
-        "--labels",
-        "beside.npz",
-        "--labels-key",
-        "truth",
-        "--cluster",
-        "beside.npz",
-        "--cluster-key",
-        "document",
-    ]
-    found = json.loads(compare(*options, "--json").stdout)
+    options = "--labels beside.npz --labels-key truth --cluster beside.npz --cluster-key document"
+    found = json.loads(compare(*options.split(), "--json").stdout)
     assert (found["labels"]["labeled"], found["clusters"]) == (ROWS, 100)
 
 
@@ -195,16 +160,8 @@ def test_metrics_are_the_numbers_they_name(files):
 
 
 def test_a_gate_that_fails_ends_with_status_1_and_says_by_how_much(files):
-    result = compare(
-        "--fail-above",
-        "mean.value=0.001",
-        "--fail-above",
-        "max.value=100",
-        "--fail-below",
-        "top1.value=0.999",
-        "--json",
-        "x.json",
-    )
+    limits = "--fail-above mean.value=0.001 --fail-above max.value=100 --fail-below top1.value=0.999"
+    result = compare(*limits.split(), "--json", "x.json")
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     mean = json.loads(Path("x.json").read_text())["divergences"]["kl_pq"]["mean"]
@@ -248,7 +205,7 @@ def test_infinite_and_missing_numbers_do_not_pass_a_gate(files):
     ],
 )
 def test_a_gate_that_cannot_be_read_is_an_error_and_writes_nothing(files, option, gate, words):
-    assert_one_line_error(compare(option, gate, "--json", "x.json", "--html", "x.html"), *words)
+    one_line(compare(option, gate, "--json", "x.json", "--html", "x.html"), *words)
     assert not Path("x.json").exists()
     assert not Path("x.html").exists()
 
@@ -290,7 +247,7 @@ def test_a_broken_input_is_one_line_and_leaves_no_report(files, breakage):
     break_it()
     options = ["--labels", "labels.npy", "--cluster", "documents.txt", "--json", "x.json", "--html", "x.html"]
     before = {path.name for path in Path().iterdir()}
-    assert_one_line_error(compare(*options), *words)
+    one_line(compare(*options), *words)
     assert {path.name for path in Path().iterdir()} == before
 
 
@@ -309,12 +266,12 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
         raise AssertionError("the comparison has begun")
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", too_late)
-    assert_one_line_error(compare(option, target), "cannot write", reason)
+    one_line(compare(option, target), "cannot write", reason)
     assert Path("p.npy").read_bytes() == before
 
 
 def test_two_reports_cannot_share_a_file(files):
-    assert_one_line_error(compare("--json", "x", "--html", "x"), "cannot write x")
+    one_line(compare("--json", "x", "--html", "x"), "cannot write x")
 
 
 def test_if_the_second_report_fails_the_line_names_the_first(files, monkeypatch):
@@ -328,29 +285,29 @@ def test_if_the_second_report_fails_the_line_names_the_first(files, monkeypatch)
     Path("reports").mkdir()
     monkeypatch.setattr("kullback.common.files.os.fsync", full_disk)
     written = "No space left on device (already written: x.json); name a file"
-    assert_one_line_error(compare("--json", "x.json", "--html", "reports/x.html"), written)
+    one_line(compare("--json", "x.json", "--html", "reports/x.html"), written)
     assert json.loads(Path("x.json").read_text())["p_name"] == "p.npy"
     assert list(Path("reports").iterdir()) == []
 
 
 def test_a_page_without_its_libraries_is_refused_before_the_work(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert_one_line_error(compare("--html", "x.html"), "--html needs jinja2", "pip install jinja2")
+    one_line(compare("--html", "x.html"), "--html needs jinja2", "pip install jinja2")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), ("Missing argument 'P'", "kullback compare --help")),
-        (("p.npy", "q.npy", "--as", "scores"), ("'scores'", "log-probs")),
-        (("p.npy", "q.npy", "--worst", "-1"), ("--worst", "-1")),
-        (("p.npy", "q.npy", "--unknown"), ("--unknown",)),
-        (("p.npy", "q.npy"), ("--as logits",)),
-        (("p.npy", "q.npy", "--as", "logits", "--key", "x"), ("no key",)),
+        ("", ("Missing argument 'P'", "kullback compare --help")),
+        ("p.npy q.npy --as scores", ("'scores'", "log-probs")),
+        ("p.npy q.npy --worst -1", ("--worst", "-1")),
+        ("p.npy q.npy --unknown", ("--unknown",)),
+        ("p.npy q.npy", ("--as logits",)),
+        ("p.npy q.npy --as logits --key x", ("no key",)),
     ],
 )
 def test_wrong_arguments_are_one_line(files, arguments, words):
-    assert_one_line_error(run("compare", *arguments), *words)
+    one_line(run_line(f"compare {arguments}"), *words)
 
 
 # convert, and llama.cpp's files in compare
@@ -367,12 +324,12 @@ def windows(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("arguments", [("scored.npy",), ("all.npy", "--all-positions")])
-def test_convert_writes_what_llama_cpp_scores(windows, arguments):
-    source, *options = arguments
-    result = run(
-        "convert", source, "x.kld", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "8", *options
-    )
+TOKENS = "--tokens tokens.npy --n-ctx"
+
+
+@pytest.mark.parametrize("source", ["scored.npy", "all.npy --all-positions"])
+def test_convert_writes_what_llama_cpp_scores(windows, source):
+    result = run_line(f"convert {source} x.kld --as logits {TOKENS} 8")
     assert (result.exit_code, result.output) == (0, "")
     write_llama_base("y.kld", np.load("tokens.npy"), torch.from_numpy(np.load("scored.npy")), n_ctx=8)
     assert Path("x.kld").read_bytes() == Path("y.kld").read_bytes()
@@ -382,19 +339,7 @@ def test_convert_writes_what_llama_cpp_scores(windows, arguments):
 def test_convert_takes_logarithms_where_the_source_has_none(windows, kind):
     probs = torch.from_numpy(np.load("scored.npy")).double().softmax(-1)
     np.save("probs.npy", probs if kind == "probs" else probs * 50)
-    run(
-        "convert",
-        "probs.npy",
-        "x.kld",
-        "--as",
-        kind,
-        "--tokens",
-        "tokens.npy",
-        "--n-ctx",
-        "8",
-        "--floor",
-        "24",
-    )
+    run_line(f"convert probs.npy x.kld --as {kind} {TOKENS} 8 --floor 24")
     with open_rows("x.kld") as source:
         torch.testing.assert_close(source.read(0, 6).double().exp(), probs, rtol=1e-3, atol=0)
 
@@ -402,43 +347,37 @@ def test_convert_takes_logarithms_where_the_source_has_none(windows, kind):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("all.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "8"), ("6 rows",)),
-        (
-            ("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "8", "--all-positions"),
-            ("16 tokens", "6 rows"),
-        ),
-        (("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "7"), ("--n-ctx 7",)),
-        (("scored.npy", "x.kld", "--tokens", "nope.npy", "--n-ctx", "8"), ("nope.npy",)),
-        (("scored.npy", "missing/x.kld", "--tokens", "tokens.npy", "--n-ctx", "8"), ("cannot write",)),
-        (
-            ("scored.npy", "scored.npy", "--tokens", "tokens.npy", "--n-ctx", "8"),
-            ("one of the other files",),
-        ),
-        (("scored.npy", "x.kld", "--n-ctx", "8"), ("--tokens",)),
-        (
-            ("scored.npy", "out.npy", "--tokens", "tokens.npy", "--n-ctx", "8"),
-            ("DST = out.npy", "ends in .kld", "Write: out.kld"),
-        ),
-        (("scored.npy", "out.GGUF"), ("DST = out.GGUF", "got .gguf, another format", "Write: out.kld")),
+        (f"all.npy x.kld {TOKENS} 8", ("6 rows",)),
+        (f"scored.npy x.kld {TOKENS} 8 --all-positions", ("16 tokens", "6 rows")),
+        (f"scored.npy x.kld {TOKENS} 7", ("--n-ctx 7",)),
+        ("scored.npy x.kld --tokens nope.npy --n-ctx 8", ("nope.npy",)),
+        (f"scored.npy missing/x.kld {TOKENS} 8", ("cannot write",)),
+        (f"scored.npy scored.npy {TOKENS} 8", ("one of the other files",)),
+        ("scored.npy x.kld --n-ctx 8", ("--tokens",)),
+        (f"scored.npy out.npy {TOKENS} 8", ("DST = out.npy", "ends in .kld", "Write: out.kld")),
+        ("scored.npy out.GGUF", ("DST = out.GGUF", "got .gguf, another format", "Write: out.kld")),
     ],
 )
 def test_what_cannot_be_converted_is_one_line_and_writes_nothing(windows, arguments, words):
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
-    assert_one_line_error(run("convert", *arguments, "--as", "logits"), *words)
+    one_line(run_line(f"convert {arguments} --as logits"), *words)
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
 def test_a_base_file_is_compared_with_its_own_tokens_as_labels(windows):
-    run("convert", "scored.npy", "x.kld", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "8")
-    found = json.loads(run("compare", "x.kld", "scored.npy", "--as-q", "logits", "--json").stdout)
+    run_line(f"convert scored.npy x.kld --as logits {TOKENS} 8")
+    found = json.loads(run_line("compare x.kld scored.npy --as-q logits --json").stdout)
     assert found["labels"]["labeled"] == 6
     assert found["divergences"]["kl_pq"]["maximum"] < 1e-6
     assert any("x.kld" in note for note in found["notes"])
     Path("x.kld").write_bytes(Path("x.kld").read_bytes()[:-2])
-    assert_one_line_error(run("compare", "x.kld", "scored.npy", "--as-q", "logits"), "x.kld", "5 of 6 rows")
+    one_line(run_line("compare x.kld scored.npy --as-q logits"), "x.kld", "5 of 6 rows")
 
 
 # calc
+
+
+NORMALS = ("Normal(0, 1)", "Normal(1, 1)")
 
 
 def test_calc_prints_both_directions_with_their_method():
@@ -460,41 +399,17 @@ def test_calc_in_bits_with_an_error_bound():
 @pytest.mark.parametrize(
     ("options", "first", "second"),
     [
-        (
-            ["--kind", "kl"],
-            "KL(Probs([1, 0]) || Probs([0.5, 0.5])) = 0.6931471806 nats (summ",
-            ") = inf nats",
-        ),
-        (
-            ["--kind", "reverse_kl"],
-            "reverse_kl(Probs([1, 0]) || Probs([0.5, 0.5])) = inf nats",
-            " = 0.6931471806 nats",
-        ),
-        (
-            ["--kind", "skew:0.5", "--base", "2"],
-            "skew:0.5(Probs([1, 0]) || Probs([0.5, 0.5])) = 0.4150374993 bits",
-            "",
-        ),
-        (["--kind", "Total-Variation"], "tv(Probs([1, 0]) || Probs([0.5, 0.5])) = 0.5", " = 0.5"),
+        ("--kind kl", "KL({p} || {q}) = 0.6931471806 nats (summ", ") = inf nats"),
+        ("--kind reverse_kl", "reverse_kl({p} || {q}) = inf nats", " = 0.6931471806 nats"),
+        ("--kind skew:0.5 --base 2", "skew:0.5({p} || {q}) = 0.4150374993 bits", ""),
+        ("--kind Total-Variation", "tv({p} || {q}) = 0.5", " = 0.5"),
     ],
 )
 def test_calc_of_another_kind(options, first, second):
-    result = run("calc", "Probs([1, 0])", "Probs([0.5, 0.5])", *options)
-    forth, back = result.stdout.splitlines()
-    assert forth.startswith(first)
+    p, q = "Probs([1, 0])", "Probs([0.5, 0.5])"
+    forth, back = run("calc", p, q, *options.split()).stdout.splitlines()
+    assert forth.startswith(first.format(p=p, q=q))
     assert second in back
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--kind", "skew"], ("--kind: wanted", "'skew:ALPHA' with ALPHA from 0 to 1", "--kind skew:0.1")),
-        (["--kind", "what"], ("one of 'kl', 'reverse_kl'", "Write: --kind kl")),
-        (["--kind", "tv", "--base", "2"], ("no base for a divergence without a logarithm",)),
-    ],
-)
-def test_calc_refuses_a_kind_in_one_line(options, words):
-    assert_one_line_error(run("calc", "Normal(0, 1)", "Normal(1, 1)", *options), *words)
 
 
 def test_calc_prints_a_batch():
@@ -515,7 +430,7 @@ def test_a_direction_without_a_rule_is_said_and_both_are_an_error(monkeypatch):
     back, forth = one_way.stdout.splitlines()
     assert back == "KL(Laplace(0, 1) || Normal(0, 1)) = not known: there is no rule for this pair"
     assert " nats (closed form, error at most " in forth
-    assert_one_line_error(run("calc", "Laplace(0, 1)", "Laplace(0, 1)"), "no rule", "neither direction")
+    one_line(run("calc", "Laplace(0, 1)", "Laplace(0, 1)"), "no rule", "neither direction")
 
 
 @pytest.mark.parametrize(
@@ -604,20 +519,26 @@ def test_an_expression_that_is_no_distribution_is_refused_with_what_is_allowed(t
         parse_distribution(text)
     assert words in str(caught.value)
     assert "write a torch distribution of numbers" in str(caught.value)
-    assert_one_line_error(run("calc", "--", text, "Normal(0, 1)"), "is not a distribution that can be read")
+    one_line(run("calc", "--", text, "Normal(0, 1)"), "is not a distribution that can be read")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("Normal(0, 1)", "Normal(0, 1)", "--base", "1"), "base"),
-        (("Probs([1, 0])", "Probs([1, 0, 0])"), "same number of classes"),
-        (("Normal(0, 1)",), "Missing argument 'Q'"),
-        (("Probs([0.5, 0.6])", "Probs([1, 0])"), "sum to 1"),
+        (("Normal(0, 1)", "Normal(0, 1)", "--base", "1"), ("base",)),
+        (("Probs([1, 0])", "Probs([1, 0, 0])"), ("same number of classes",)),
+        (("Normal(0, 1)",), ("Missing argument 'Q'",)),
+        (("Probs([0.5, 0.6])", "Probs([1, 0])"), ("sum to 1",)),
+        (
+            (*NORMALS, "--kind", "skew"),
+            ("--kind: wanted", "'skew:ALPHA' with ALPHA from 0 to 1", "--kind skew:0.1"),
+        ),
+        ((*NORMALS, "--kind", "what"), ("one of 'kl', 'reverse_kl'", "Write: --kind kl")),
+        ((*NORMALS, "--kind", "tv", "--base", "2"), ("no base for a divergence without a logarithm",)),
     ],
 )
 def test_calc_refuses_in_one_line(arguments, words):
-    assert_one_line_error(run("calc", *arguments), words)
+    one_line(run("calc", *arguments), *words)
 
 
 # The rest
@@ -645,8 +566,8 @@ def test_version_and_help():
 
 
 def test_an_unknown_command_is_one_line():
-    assert_one_line_error(run("compair"), "compair", "compare")
-    assert_one_line_error(run("--nothing"), "--nothing")
+    one_line(run("compair"), "compair", "compare")
+    one_line(run("--nothing"), "--nothing")
 
 
 # What the installed script runs.

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from kullback.cli.commands import kullback
+from tests.cli.calling import run
 from tests.models import folders
 from tests.models.tiny import text
 
@@ -22,11 +22,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(kullback, [str(each) for each in arguments])
-
-
 def one_line(result: Result) -> str:
+    """Return the error of a call that may also print what libraries say of models."""
     assert result.exit_code == 2, result.output
     lines = [line for line in result.output.splitlines() if line.startswith("kullback:")]
     assert len(lines) == 1, result.output
