@@ -1,4 +1,8 @@
-"""An option of a command, in one entry: click's option, the help, the checks and the refusals follow from it."""
+"""An option of a command, in one entry: click's option, the help, the checks and the refusals follow from it.
+
+A new option is a new entry in the table of its command: `compare_options.py`, or the file of another command. An entry
+with `into` reaches the library without further code.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,6 +20,11 @@ from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, KullbackE
 
 Subject = Literal["predictions", "tables", "models"]
 Job = Literal["Predictions", "Tables", "Language models", "Limits", "Computation", "Output", ""]
+# Only newer versions of click have a generic class here.
+if TYPE_CHECKING:
+    _Choice = click.Choice[str]
+else:
+    _Choice = click.Choice
 # No constraint of the library has a greater bound than this one; help does not show it.
 _MOST = Whole().most
 
@@ -59,7 +68,7 @@ class _Number(_Checked, click.FloatRange):
         self.constraint = constraint
 
 
-class _Word(_Checked, click.Choice[str]):
+class _Word(_Checked, _Choice):
     read = str
 
     def __init__(self, constraint: OneOf) -> None:
