@@ -12,11 +12,10 @@ from torch import Tensor
 
 from kullback.errors import invalid_value
 from kullback.generators import FinitePair
-from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import rows_in_part
 from kullback.io.row_checks import check_floating
 from kullback.kernels.reference import pair_from_weights
-from kullback.partial_rows import top_classes
+from kullback.partial_rows import PartialRows, top_classes
 from kullback.predictions.measure import DIVERGENCES
 
 CALL = "measure_reference"
@@ -105,7 +104,7 @@ class CandidateLogProbs(NamedTuple):
     classes_with_mass: Tensor
 
 
-def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
+def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
     r"""Measure how far a candidate's distributions are from a reference file's distributions, row by row.
 
     With K the base's top classes, M its mass outside them and :math:`M_q` the candidate's, the bound of a divergence
@@ -154,7 +153,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
     return measure_candidate(block, candidate)
 
 
-def read_candidate(block: ReferenceBlock, logits: Tensor) -> CandidateLogProbs:
+def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
     """Read a candidate's logits once, and return the parts that `measure_candidate` needs, on the CPU."""
     _check_logits(block, logits)
     step = rows_in_part(logits)
@@ -177,7 +176,7 @@ def read_candidate(block: ReferenceBlock, logits: Tensor) -> CandidateLogProbs:
     return CandidateLogProbs(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> CandidateLogProbs:
+def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
     """Read some rows of logits, which are overwritten."""
     device = x.device
     indices = block.top_indices[rows].long().to(device)
@@ -203,7 +202,7 @@ def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> CandidateLogPro
     )
 
 
-def measure_candidate(block: ReferenceBlock, candidate: CandidateLogProbs) -> ReferenceRows:
+def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> ReferenceRows:
     """Measure rows of a reference file against what `read_candidate` returned."""
     top, tail = block.top_log_probs.double(), block.tail_log_mass.double()
     pair = pair_from_weights(
@@ -344,7 +343,7 @@ def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
     return ReferenceRows(divergences=divergences, draws=parts[0].draws, **joined)
 
 
-def _check_logits(block: ReferenceBlock, logits: Tensor) -> None:
+def _check_logits(block: PartialRows, logits: Tensor) -> None:
     check_floating(CALL, "logits", logits, "model(tokens).logits")
     if logits.shape != (len(block), block.classes):
         raise invalid_value(
