@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, printable
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.safetensors_file import METADATA, entry_dtype, read_header, tensor_layout
+from kullback.io.safetensors_file import METADATA, Entry, entry_dtype, read_header, tensor_layout
 from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows
@@ -115,29 +115,28 @@ def _read_header(
     return layout, metadata, readers
 
 
-def _check_metadata(ref: FileReference, metadata: Any) -> dict[str, str]:
-    found = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
-    if found.get("format") != FORMAT:
+def _check_metadata(ref: FileReference, metadata: Entry) -> dict[str, str]:
+    if metadata.get("format") != FORMAT:
         raise ref.error(
             wanted=f"a reference file: safetensors with the metadata format={FORMAT!r}",
-            got=f"format={found.get('format')!r}",
+            got=f"format={metadata.get('format')!r}",
             instead="record one with kullback.io.ReferenceWriter; open other .safetensors files with "
             "kullback.io.open_rows",
         )
-    if found.get("version") != VERSION:
+    if metadata.get("version") != VERSION:
         raise ref.error(
             wanted=f"version {VERSION}",
-            got=f"version {found.get('version')!r}",
+            got=f"version {metadata.get('version')!r}",
             instead="read it by the kullback that wrote it, or a later one",
         )
-    if not all(isinstance(value, str) for value in found.values()):
+    if not all(isinstance(value, str) for value in metadata.values()):
         raise ref.truncated(wanted="metadata of text alone", got="other values")
-    classes = found.get("classes", "")
+    classes = metadata.get("classes", "")
     if not (
         classes.isascii() and classes.isdecimal() and len(classes) < 11 and 0 < int(classes) <= MOST_CLASSES
     ):
         raise ref.truncated(wanted=f"metadata classes, from 1 to {MOST_CLASSES}", got=repr(classes))
-    return found
+    return metadata
 
 
 def _check_shapes(ref: FileReference, shapes: Mapping[str, tuple[int, ...]]) -> ReferenceLayout:

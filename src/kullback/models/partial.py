@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_m
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
-from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, measure_reference
+from kullback.predictions.reference_rows import ReferenceRows, measure_reference
 from kullback.results.value import Reason
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
@@ -190,12 +190,12 @@ class ReferencePairing(_PartialPairing):
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
     ) -> tuple[list[Tensor], Tensor]:
         rows = measure_reference(p, q) if self._of_base else measure_reference(q, p)
-        return [rows.divergences[name].bound for name in self._measured_as.values()], _packed(rows)
+        return [rows.divergences[name].bound for name in self._measured_as.values()], rows.table()
 
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
         side: Any = self.base if self._of_base else self.candidate
-        rows = _unpacked(table[:, WIDTH:], side.reference.tail_draws)
+        rows = ReferenceRows.of_table(table[:, WIDTH:], side.reference.tail_draws)
         for place, name in enumerate(self._measured_as.values()):
             values = row_estimates(rows, name)[0]
             table[:, place] = torch.where(values.isnan(), table[:, place], values)
@@ -236,32 +236,3 @@ _NOTE_ON_CANDIDATE = (
     " KL(P||Q) has a finite upper limit only if p/q has light tails in every row, because draws from Q seldom show "
     "classes where P has mass and Q almost none."
 )
-_DRAWN = DrawnDivergence._fields
-_MOMENTS = 3, 4  # the columns of its last two fields, `variances` and `thirds`
-
-
-def _packed(rows: ReferenceRows) -> Tensor:
-    """Return rows as columns of numbers."""
-    columns: list[Tensor] = []
-    for name in DIVERGENCES:
-        columns += [getattr(rows.divergences[name], field).double() for field in _DRAWN]
-    columns += [getattr(rows, name).double() for name in _PLAIN]
-    return torch.cat([column if column.ndim > 1 else column[:, None] for column in columns], -1)
-
-
-_PLAIN = [each.name for each in fields(ReferenceRows) if each.name not in ("divergences", "draws")]
-_FLAGS = "has_whole_support", "has_tail"
-
-
-def _unpacked(table: Tensor, draws: int) -> ReferenceRows:
-    """Return the rows that `_packed` made columns of."""
-    columns = iter(table.T.contiguous())
-    divergences: dict[str, DrawnDivergence] = {}
-    for name in DIVERGENCES:
-        single = (next(columns) for _ in _DRAWN[: -len(_MOMENTS)])
-        moments = (torch.stack([next(columns) for _ in range(width)], -1) for width in _MOMENTS)
-        divergences[name] = DrawnDivergence._make([*single, *moments])
-    plain: dict[str, Any] = {name: next(columns) for name in _PLAIN}
-    plain |= {name: plain[name] > 0 for name in _FLAGS}
-    plain["matching"] = plain["matching"].long()
-    return ReferenceRows(divergences=divergences, draws=draws, **plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -90,6 +90,41 @@ class ReferenceRows:
 
     def __len__(self) -> int:
         return len(self.spread)
+
+    def table(self) -> Tensor:
+        """Return the rows as columns of numbers, float64, shape (rows, columns); `of_table` reads them."""
+        columns = [column for name in DIVERGENCES for column in self.divergences[name]]
+        columns += [getattr(self, name) for name in _SINGLE]
+        return torch.cat(
+            [column.double().view(len(self), *column.shape[1:] or (1,)) for column in columns], -1
+        )
+
+    @classmethod
+    def of_table(cls, table: Tensor, draws: int) -> ReferenceRows:
+        """Return the rows of a table, and set the number of draws."""
+        columns = iter(table.T.contiguous())
+        divergences: dict[str, DrawnDivergence] = {}
+        for name in DIVERGENCES:
+            single = [next(columns) for _ in DrawnDivergence._fields[:-2]]
+            moments = [torch.stack([next(columns) for _ in range(width)], -1) for width in (3, 4)]
+            divergences[name] = DrawnDivergence(*single, *moments)
+        values = {name: next(columns).to(dtype) for name, dtype in _SINGLE.items()}
+        return cls(divergences=divergences, draws=draws, **values)
+
+
+# The tensors of `ReferenceRows` with a number for each row, and their dtypes.
+_SINGLE = {
+    "spread": torch.float64,
+    "has_whole_support": torch.bool,
+    "has_tail": torch.bool,
+    "confidence": torch.float64,
+    "same_top": torch.float64,
+    "matching": torch.int64,
+    "cross_entropy_p": torch.float64,
+    "cross_entropy_q": torch.float64,
+    "difference": torch.float64,
+    "delta_prob": torch.float64,
+}
 
 
 class CandidateLogProbs(NamedTuple):
@@ -291,9 +326,9 @@ def _drawn_divergence(
     draws = tail_term.shape[-1]
     certain = ~has_tail | bound.isinf()
     means = [torch.where(certain, 0, mass * x.mean(-1)) for x in (tail_term, control)]
-    found = torch.where(certain, bound, bound + means[0]) == torch.inf
-    bound, certain = torch.where(found, torch.inf, bound), certain | found
-    means = [torch.where(found, 0, x) for x in means]
+    infinite = torch.where(certain, bound, bound + means[0]) == torch.inf
+    bound, certain = torch.where(infinite, torch.inf, bound), certain | infinite
+    means = [torch.where(infinite, 0, x) for x in means]
     a, b = (x - x.mean(-1, keepdim=True) for x in (tail_term, control))
     unknown = mass * math.nan
     # The unbiased ones of the draws, divided by the number of draws and by its square.
@@ -329,18 +364,7 @@ def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
     Returns:
         one `ReferenceRows` with all rows.
     """
-    joined: dict[str, Tensor] = {
-        field.name: torch.cat([getattr(part, field.name) for part in parts])
-        for field in fields(ReferenceRows)
-        if field.name not in ("divergences", "draws")
-    }
-    divergences = {
-        name: DrawnDivergence(
-            *(torch.cat(column) for column in zip(*(part.divergences[name] for part in parts), strict=True))
-        )
-        for name in DIVERGENCES
-    }
-    return ReferenceRows(divergences=divergences, draws=parts[0].draws, **joined)
+    return ReferenceRows.of_table(torch.cat([part.table() for part in parts]), parts[0].draws)
 
 
 def _check_logits(block: PartialRows, logits: Tensor) -> None:
