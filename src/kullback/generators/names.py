@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 
+from kullback.common.words import nearest
 from kullback.errors import KullbackError, invalid_type, invalid_value, printable, safe_repr
 from kullback.generators.divergence import NAMED, Divergence
 from kullback.generators.of_ratio import with_limits
@@ -76,8 +76,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
     kind = NAMED.get(word)
     if kind is None:
         wanted = "one of " + ", ".join(_usage(kind) for kind in dict.fromkeys(NAMED.values()))
-        close = get_close_matches(word, NAMED, n=1)
-        kind = NAMED[close[0] if close else "kl"]
+        kind = NAMED[nearest(word, NAMED) or "kl"]
     else:
         parameters = _parameters(kind, parts)
         if parameters is not None:
