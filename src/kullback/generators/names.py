@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
-from typing import Any
 
 from kullback.common.words import nearest
 from kullback.errors import KullbackError, invalid_type, invalid_value, printable, safe_repr
@@ -109,14 +108,14 @@ def _usage(kind: type[Divergence]) -> str:
     return f"{usage} with {' and '.join(limits)}" if limits else usage
 
 
-def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
+def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, float] | None:
     """Return the arguments of the call of `kind` that a name such as ``"js:0.1:scaled"`` means.
 
     `parts` are the parts of the name after its first colon, here ``["0.1", "scaled"]``. The result is None if `parts`
     are not parameters of `kind`.
     """
     numbers, flags = _numbers_and_flags(kind)
-    arguments: dict[str, Any] = {part: True for part in parts if part in flags}
+    arguments: dict[str, float] = {part: True for part in parts if part in flags}
     texts = [part for part in parts if part not in flags]
     try:
         arguments.update(zip(numbers, map(float, texts), strict=False))
