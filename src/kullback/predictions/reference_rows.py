@@ -10,11 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import float64_copy
 from kullback.errors import invalid_value
 from kullback.io.reference_writer import rows_in_part
 from kullback.io.row_checks import check_floating
 from kullback.kernels.reference import pair_from_weights
-from kullback.partial_rows import PartialRows
+from kullback.partial_rows import PartialRows, has_more_classes
 from kullback.predictions.measure import DIVERGENCES
 
 CALL = "measure_reference"
@@ -165,8 +166,7 @@ def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
     parts: list[CandidateLogProbs] = []
     for start in range(0, len(block), step):
         rows = slice(start, start + step)
-        part = logits.detach()[rows]
-        x = part.to("cpu" if part.device.type == "mps" else part.device, torch.float64, copy=True)
+        x = float64_copy(logits[rows])
         largest = x.amax(-1)
         if not bool(largest.isfinite().all()):
             row = int((~largest.isfinite()).nonzero()[0])
@@ -213,14 +213,12 @@ def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> Refer
     )
     # A tail of one class is a class: the bound is exact.
     has_tail = (tail > -torch.inf) & (block.classes > top.shape[-1] + 1)
-    support = block.support_sizes
-    known = support > 0
+    support, other_support = block.support_sizes, candidate.classes_with_mass
     terms = {name: kind.terms(pair) for name, kind in DIVERGENCES.items()}
     bounds = {name: each.sum(-1) for name, each in terms.items()}
     mass, other = pair.p[:, -1], pair.q[:, -1]
-    # By the pigeonhole principle one of the two has mass where the other has none.
-    bounds["kl_pq"] = torch.where(known & (support > candidate.classes_with_mass), torch.inf, bounds["kl_pq"])
-    bounds["kl_qp"] = torch.where(known & (support < candidate.classes_with_mass), torch.inf, bounds["kl_qp"])
+    for name, sizes in {"kl_pq": (support, other_support), "kl_qp": (other_support, support)}.items():
+        bounds[name] = torch.where(has_more_classes(*sizes), torch.inf, bounds[name])
     uppers = {
         "kl_pq": torch.where(has_tail, torch.inf, bounds["kl_pq"]),
         "kl_qp": torch.where(has_tail & (candidate.others > -torch.inf), torch.inf, bounds["kl_qp"]),
