@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, Constraint, Whole
+from kullback.common.constraints import Arguments, Constraint
 from kullback.common.dtypes import float64_copy
 from kullback.common.files import open_output
+from kullback.common.shared_constraints import SEED, STORED_TOP, TAIL_DRAWS
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.reference_file import (
     DTYPES,
@@ -49,9 +50,9 @@ def rows_in_part(logits: Tensor) -> int:
 
 
 STORED: dict[str, Constraint] = {
-    "top": Whole(least=1, example=32),
-    "tail_draws": Whole(least=0, example=32),
-    "seed": Whole(least=0, example=32),
+    "top": STORED_TOP,
+    "tail_draws": TAIL_DRAWS,
+    "seed": SEED,
 }
 _ARGUMENTS = Arguments(CALL, **STORED)
 

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kullback.common.constraints import Arguments, OfType, OneOf, Whole
+from kullback.common.constraints import Arguments, OfType, OneOf
 from kullback.common.files import check_input
+from kullback.common.shared_constraints import CLASSES
 from kullback.errors import FileError, invalid_type
 from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, vllm
@@ -42,7 +43,7 @@ TOP_K_FORMATS: dict[str, RecordFormat | ArrayFormat] = {
 
 _ARGUMENTS = Arguments(
     "open_top_k",
-    classes=Whole(least=1, example=32000, optional=True),
+    classes=CLASSES,
     tokens=OfType(
         (Mapping,),
         wanted="a mapping from the tokens' text or bytes to their ids",
