@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from kullback.models.pairing import PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.side import DenseSide, ReferenceSide
 from kullback.partial_rows import summarize_rows
+from kullback.predictions.measure import COLUMNS, LABEL_COLUMNS, measure
 from kullback.predictions.sources import Clusters
 from kullback.report import html, json as report, markdown
 from tests.models import folders
@@ -165,6 +167,36 @@ def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
         divergences = made.result()[0].comparison.divergences
         found.append([divergences[name].maximum for name in NAMES])
     return torch.tensor(found, dtype=torch.float64)
+
+
+def test_labels_and_top_classes_are_those_of_the_whole_rows() -> None:
+    generator = torch.Generator().manual_seed(7)
+    base, noise = 2 * torch.randn(2, 31, 12, generator=generator, dtype=torch.float64)
+    candidate, labels = base + noise / 6, torch.arange(31) % 12
+    base[30, 6] = candidate[30, 6] = -INF  # the label of the last row has no mass
+    windows = Windows(torch.cat([labels[:1], labels]), torch.tensor([0, 32]), torch.arange(32) > 0)
+    settings = PairingSettings(
+        windows, Clusters(windows.clusters, ["window 0"]), worst=0, bootstrap=0, seed=0
+    )
+    reference = ReferenceSide(ModelInfo("r", "reference"), windows, SimpleNamespace(tail_draws=3))  # type: ignore[arg-type]
+    dense = DenseSide(ModelInfo("d", "rows"), windows, None)  # type: ignore[arg-type]
+    uniforms = torch.rand(31, 3, generator=generator, dtype=torch.float64)
+    log_p = base.log_softmax(-1)
+    block = summarize_rows(base.clone(), labels, top=5, uniforms=uniforms)
+    block = replace(  # without the rounding to float32
+        block,
+        top_log_probs=log_p.gather(-1, block.top_indices.long()),
+        label_log_probs=log_p.gather(-1, labels[:, None])[:, 0],
+    )
+    table = ReferencePairing(reference, dense, settings).measured(0, block, candidate, (0, 31))[0]
+    names = (*COLUMNS, *LABEL_COLUMNS)
+    expected = measure(base, candidate, ("logits", "logits"), labels).table
+    columns = names.index("confidence"), len(names)
+    torch.testing.assert_close(
+        table[:, slice(*columns)], expected[:, slice(*columns)], rtol=1e-12, atol=1e-14, equal_nan=True
+    )
+    assert table[30, names.index("cross_entropy_p")] == INF
+    assert table[30, names.index("difference")] == 0
 
 
 @pytest.mark.sweep

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """Rows that a slice or a mask selects from: a tensor, or a `RowBlock`."""
+    """Rows that a slice or a mask selects from: a tensor, or `PartialRows`."""
 
     def __len__(self) -> int: ...
 

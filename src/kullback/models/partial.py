@@ -14,7 +14,7 @@ from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_boun
 from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.pairing import Pairing, PairingSettings, Part
 from kullback.models.side import ModelSide, ReferenceSide
-from kullback.partial_rows import PartialRows, rows_of_logits
+from kullback.partial_rows import PartialRows, has_more_classes, rows_of_logits
 from kullback.predictions.collect import BOUNDS, complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
@@ -136,9 +136,8 @@ class ListedPairing(_PartialPairing):
             for name, kind in DIVERGENCES.items()
         }
         for name, (of, other) in {"kl_pq": (known_p, known_q), "kl_qp": (known_q, known_p)}.items():
-            # By the pigeonhole principle one has mass on a class where the other has none.
-            fewer = (other.support_sizes > 0) & (of.support_sizes > other.support_sizes)
-            bounds[name] = DivergenceBounds(*(torch.where(fewer, torch.inf, x) for x in bounds[name]))
+            is_infinite = has_more_classes(of.support_sizes, other.support_sizes)
+            bounds[name] = DivergenceBounds(*(torch.where(is_infinite, torch.inf, x) for x in bounds[name]))
         lower, upper = zip(*bounds.values(), strict=True)
         return list(lower), torch.stack(upper, -1)
 
