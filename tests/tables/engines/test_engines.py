@@ -16,9 +16,10 @@ from kullback import compare_tables
 from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
 from kullback.tables.engines import spark_table
-from kullback.tables.engines.batches import BatchTable
-from kullback.tables.engines.engine import ColumnSpec
+from kullback.tables.engines.column_counters import counter_of
 from kullback.tables.engines.in_memory import ArrowTable
+from kullback.tables.engines.parts import merged
+from kullback.tables.engines.table_counter import TableCounter
 from tests.refusals import refused
 from tests.tables.frames import HERE, as_dask, as_spark, mixed_table
 
@@ -210,19 +211,26 @@ def test_a_spark_worker_needs_pyarrow_and_numpy_alone(weights, table, profile):
     """Spark's functions run where neither this package nor PyTorch can be imported, and count the same."""
     names = [name for name in table.column_names if name != "category"]
     fields = [ArrowTable(table).fields[name] for name in names]
-    specs = [
-        ColumnSpec(each.name, column.column_type, column.center, each.integer)
+    columns = {
+        each.name: counter_of(column.column_type, column.center, integer=each.integer)
         for each in fields
         for column in [profile.columns[each.name]]
         if each.name != weights
-    ]
-    work = partial(spark_table._counted, fields=fields, work=BatchTable.count, arguments=(specs, weights))
+    }
+    counter = TableCounter(columns, weights=weights)
+    work = partial(spark_table._counted, fields=fields, counter=counter)
     with spark_table._sent_to_workers():
         sent = cloudpickle.dumps((work, table.select(names)))
     done = subprocess.run([sys.executable, "-c", WORKER], input=sent, capture_output=True, check=False)
     assert not done.returncode, done.stderr.decode()
     if weights == "normal":
         with refused(ArgumentValueError, got="in 'normal'"):
-            spark_table._unpacked(done.stdout)
+            merged([done.stdout], counter)
     else:
-        assert spark_table._unpacked(done.stdout) == ArrowTable(table).count(specs, weights)
+        found, here = merged([done.stdout], counter), ArrowTable(table).count(counter)
+        assert found.profiles() == here.profiles()
+        assert (found.rows, found.weight, found.weight_squares) == (
+            here.rows,
+            here.weight,
+            here.weight_squares,
+        )

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
-from kullback.tables.columns.types import Field
+from kullback.tables.columns.types import ArrowArray, Field, JsonObject
 
 What = Literal["numbers", "dates", "times"]
 # The order of the parts of a date: year, month, day, and b for the name of a month.
@@ -38,12 +38,12 @@ class Written(NamedTuple):
     separators: str = ""
     zoned: bool = False
 
-    def to_object(self) -> dict[str, Any]:
+    def to_object(self) -> JsonObject:
         """Return an object of JSON; empty fields are left out."""
         return {name: value for name, value in self._asdict().items() if value}
 
     @staticmethod
-    def from_object(written: dict[str, Any]) -> Written:
+    def from_object(written: JsonObject) -> Written:
         """Return the way from the result of `to_object`; refuse others."""
         way = Written(**written)
         forms: dict[Any, tuple[str, ...]] = {"numbers": (".", ","), "dates": DATE_FORMS, "times": ("",)}
@@ -257,7 +257,7 @@ def parse(array: Any, way: Written) -> Any:
     return values.take(encoded.indices)
 
 
-def _times(parts: dict[str, Any]) -> tuple[Integers, Flags]:
+def _times(parts: dict[str, ArrowArray]) -> tuple[Integers, Flags]:
     """Return the microseconds since midnight, 0 without a time, and whether they are those of a day."""
     hour, minute, second = (_whole(parts[name]) for name in ("hour", "minute", "second"))
     right = (hour < 24) & (minute < 60) & (second < 60)
@@ -318,7 +318,7 @@ def _lengths(texts: Any) -> Integers:
     )
 
 
-def _extracted(texts: Any, pattern: str) -> dict[str, Any]:
+def _extracted(texts: Any, pattern: str) -> dict[str, ArrowArray]:
     """Return the named parts of a pattern, missing where a text does not match it."""
     import pyarrow.compute as pc
 

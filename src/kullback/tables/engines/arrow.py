@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kullback.common.arrays import Floats, Integers
-from kullback.tables.engines.engine import bad_weights
+from kullback.errors import ArgumentValueError, invalid_value, quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,11 +57,6 @@ def lengths_of(array: Any) -> Any:
     return _compute("utf8_length", strings_of(array))
 
 
-def characters_of(array: Any) -> int:
-    """Return the number of characters of all strings together."""
-    return _compute("sum", lengths_of(array)).as_py() or 0
-
-
 def strings_of(array: Any) -> Any:
     """Return categories of any type as strings; booleans become ``false`` and ``true``."""
     import pyarrow as pa
@@ -80,15 +75,25 @@ def weights_of(name: str, array: Any) -> Floats:
     import pyarrow as pa
 
     if array.null_count:
-        raise bad_weights(name, f"{array.null_count} missing values")
+        raise _bad_weights(name, f"{array.null_count} missing values")
     is_ = pa.types
     if not any(test(array.type) for test in (is_.is_integer, is_.is_floating, is_.is_decimal)):
-        raise bad_weights(name, f"values of type {array.type}")
+        raise _bad_weights(name, f"values of type {array.type}")
     values = numbers_of(array, "numeric")
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
-        raise bad_weights(name, f"the value {values[wrong][0]}")
+        raise _bad_weights(name, f"the value {values[wrong][0]}")
     return values
+
+
+def _bad_weights(name: str, got: str) -> ArgumentValueError:
+    return invalid_value(
+        "",
+        "weights",
+        wanted="a column of finite numbers of 0 or more, none missing",
+        got=f"{got} in {quoted(name)}",
+        instead="another column, or correct this one",
+    )
 
 
 def category_codes(array: Any, categories: Sequence[str]) -> Any:
