@@ -56,7 +56,7 @@ from kullback.tables.table_findings import (
     text_finding,
     unshared_categories,
 )
-from kullback.tables.table_profile import CountedTable, Profile, count_opened
+from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
 from kullback.tables.table_results import (
     ColumnComparison,
     Divergences,
@@ -150,10 +150,11 @@ def compare_tables(
     names = _chosen_names(tables, columns, excluded, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
     independent = independent or cluster is not None
-    first, second = _counted(tables, usable, weights, progress)
+    counting = Counting.of(weights, None, progress)
+    first, second = _counted(tables, usable, counting)
     of_p, of_q = (each.finished(independent=independent) for each in (first, second))
     settings = TableSettings(bins, confidence, _random(generator), cluster, independent)
-    sides = _sides(of_p, of_q, settings, (first.table, second.table), progress)
+    sides = _sides(of_p, of_q, settings, counting, (first.table, second.table))
     return _comparison(sides, (_name_of(p), _name_of(q)), findings, groups)
 
 
@@ -229,7 +230,8 @@ def compare_profiles(
             instead="profile_table(frame, weights=...) with the same column for both",
         )
     settings = TableSettings(bins, confidence, _random(generator), independent=independent)
-    return _comparison(_sides(p, q, settings), names, _profile_findings(p, q))
+    sides = _sides(p, q, settings, Counting.of(p.weights, None, None))
+    return _comparison(sides, names, _profile_findings(p, q))
 
 
 @dataclass(frozen=True)
@@ -241,14 +243,14 @@ class _Sides:
         q: Q's.
         settings: the settings of the comparison, with the effective numbers of rows.
         tables: both tables, which clusters and groups of columns need.
-        progress: called with a sentence before each reading of a table.
+        counting: how the tables are counted.
     """
 
     p: Profile
     q: Profile
     settings: TableSettings
     tables: tuple[Table, ...]
-    progress: Callable[[str], object] | None
+    counting: Counting
 
     def columns(self, names: Sequence[str]) -> tuple[list[ColumnComparison], list[Finding]]:
         """Compare each column; return what limits the comparisons too, last of all that of identifiers."""
@@ -335,9 +337,8 @@ class _Sides:
         keys = [(*prefix, *group) for group in groups]
         counted: list[list[JointCounts]] = []
         for side, table in zip("PQ", self.tables, strict=True):
-            if self.progress is not None:
-                self.progress(f"counting {len(keys)} combinations of columns in {side}")
-            counts = table.joint_counts(bins, keys, self.p.weights)
+            self.counting.tell(f"counting {len(keys)} combinations of columns in {side}")
+            counts = table.joint_counts(bins, keys, self.counting.weights)
             counted.append([counts[key] for key in keys])
         return dict(zip(groups, zip(*counted, strict=True), strict=True))
 
@@ -408,28 +409,26 @@ def _sides(
     p: Profile,
     q: Profile,
     settings: TableSettings,
+    counting: Counting,
     tables: tuple[Table, ...] = (),
-    progress: Callable[[str], object] | None = None,
 ) -> _Sides:
     """Return both sides with the effective numbers of rows; the order of independent rows is ignored."""
     if settings.independent:
         p, q = replace(p, order=None), replace(q, order=None)
     sized = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
-    return _Sides(p, q, sized, tables, progress)
+    return _Sides(p, q, sized, tables, counting)
 
 
 def _counted(
-    tables: tuple[Table, Table],
-    columns: Sequence[str],
-    weights: str | None,
-    progress: Callable[[str], object] | None,
+    tables: tuple[Table, Table], columns: Sequence[str], counting: Counting
 ) -> tuple[CountedTable, CountedTable]:
     """Return both tables counted alike: text as numbers or dates where both tables have them in one way."""
-    p = count_opened(tables[0], columns, weights, progress=progress)
-    q = count_opened(tables[1], columns, weights, like=p.profile, progress=progress)
-    ways = ways_to_read([p.side(), q.side()], weighted=weights is not None)
-    p = p.parsed(ways[0], progress=progress)
-    return p, q.parsed(ways[1], again=ways[0], like=p.profile, progress=progress)
+    p = count_opened(tables[0], columns, counting)
+    q = count_opened(tables[1], columns, counting._replace(like=p.profile))
+    ways = ways_to_read([p.side(), q.side()], weighted=counting.weights is not None)
+    p = p.parsed(ways[0])
+    q = replace(q, counting=counting._replace(like=p.profile))
+    return p, q.parsed(ways[1], again=ways[0])
 
 
 def _profile_findings(p: Profile, q: Profile) -> list[Finding]:

@@ -17,7 +17,7 @@ from kullback.errors import LONGEST_MESSAGE, FileError, invalid_value, printable
 from kullback.tables.arguments import chosen_of, name_or_none, refuse_unknown
 from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import Caller
-from kullback.tables.table_profile import Profile, profile_opened
+from kullback.tables.table_profile import Counting, Profile, profile_opened
 
 SUFFIX = ".profile.json"
 OPENING = '{"schema":"kullback.profile/'
@@ -124,7 +124,7 @@ def reference_profile(
         )
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
     refuse_unknown("reference_profile", excluded, list(table.fields), "the table")
-    counted = profile_opened(table, columns, weights, exclude=excluded, progress=progress)
+    counted = profile_opened(table, columns, Counting.of(weights, None, progress), exclude=excluded)
     # A later call may exclude the same columns, and one without exclude= says why they are not compared.
     counted.skipped |= dict.fromkeys(excluded, "left out when the profile was made")
     counted.save(saved)
@@ -162,8 +162,8 @@ def batch_profile(
         there = [name for name in excluded if name in _names(saved)]
         return _only(saved, columns, there, Path(batch))
     table = open_table(os.fspath(batch), Caller("batch_profile", "batch"))
-    weights = reference.weights
-    return profile_opened(table, columns, weights, exclude=excluded, like=reference, progress=progress)
+    counting = Counting.of(reference.weights, reference, progress)
+    return profile_opened(table, columns, counting, exclude=excluded)
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:

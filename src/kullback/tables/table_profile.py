@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kullback.common.files import check_input, write
 from kullback.common.short_repr import ShortRepr
@@ -53,6 +53,10 @@ SCHEMA = "kullback.profile/2"
 SAVED_CATEGORIES = 1000
 ROUNDS = 6
 Progress = Callable[[str], object]
+
+
+def _tell_nobody(_: str) -> None:
+    """Report no progress."""
 
 
 @dataclass(repr=False)
@@ -232,22 +236,35 @@ def profile_table(
     check_column("profile_table", "weights", weights)
     table = open_table(frame)
     refuse_unknown("profile_table", excluded, list(table.fields), "the table")
-    return profile_opened(table, columns, weights, exclude=excluded, like=like, progress=progress)
+    counting = Counting.of(weights, like, progress)
+    return profile_opened(table, columns, counting, exclude=excluded)
+
+
+class Counting(NamedTuple):
+    """How tables are counted.
+
+    Attributes:
+        weights: the column of the rows' weights, or None.
+        like: a profile whose column types and grids to use, or None.
+        tell: called with a sentence before each reading of a table.
+    """
+
+    weights: str | None
+    like: Profile | None
+    tell: Progress
+
+    @staticmethod
+    def of(weights: str | None, like: Profile | None, progress: Progress | None) -> Counting:
+        """Return how to count, without reports of progress if nobody asks for them."""
+        return Counting(weights, like, progress or _tell_nobody)
 
 
 def profile_opened(
-    table: Table,
-    columns: Sequence[str] | None,
-    weights: str | None,
-    *,
-    like: Profile | None = None,
-    exclude: Collection[str] = (),
-    progress: Progress | None = None,
-    independent: bool = False,
+    table: Table, columns: Sequence[str] | None, counting: Counting, *, exclude: Collection[str] = ()
 ) -> Profile:
-    """Count the columns of an open table, as `profile_table` does; examine its order unless rows are independent."""
-    counted = count_opened(table, columns, weights, exclude=exclude, like=like, progress=progress)
-    others = {} if like is None else like.columns
+    """Count the columns of an open table, as `profile_table` does, and examine its order."""
+    counted = count_opened(table, columns, counting, exclude=exclude)
+    others = {} if counting.like is None else counting.like.columns
     # A column that the other profile has as categories is counted likewise.
     undecided = {
         name: column
@@ -255,8 +272,8 @@ def profile_opened(
         if name not in others or others[name].empty or others[name].column_type in NUMBERS
     }
     side = counted.side()._replace(columns=undecided)
-    ways = ways_to_read([side, Side(others)], weighted=weights is not None)[0]
-    return counted.parsed(ways, like=like, progress=progress).finished(independent=independent)
+    ways = ways_to_read([side, Side(others)], weighted=counting.weights is not None)[0]
+    return counted.parsed(ways).finished(independent=False)
 
 
 @dataclass(frozen=True)
@@ -266,34 +283,29 @@ class CountedTable:
     Attributes:
         table: the table, with parsed columns of text.
         profile: its counts.
+        counting: how they were counted.
     """
 
     table: Table
     profile: Profile
+    counting: Counting
 
-    def parsed(
-        self,
-        ways: Mapping[str, Written],
-        *,
-        again: Collection[str] = (),
-        like: Profile | None = None,
-        progress: Progress | None = None,
-    ) -> CountedTable:
+    def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
         """Return the table with columns of text counted as the numbers or dates that they hold.
 
         Arguments:
             ways: these columns, and how they are written.
-            again: further columns to count again, like another profile.
-            like: the other profile.
-            progress: called with a sentence before each reading of the table.
+            again: further columns to count again, like the other profile.
         """
         names = [name for name in self.profile.columns if name in ways or name in again]
         if not names:
             return self
-        (progress or _tell_nobody)(f"counting {len(names)} columns of text as numbers or dates")
+        self.counting.tell(f"counting {len(names)} columns of text as numbers or dates")
         table = ParsedTable(self.table, ways) if ways else self.table
-        columns = _counted(table, names, ways, self.profile.weights, like, progress)[1]
-        return CountedTable(table, replace(self.profile, columns=self.profile.columns | columns))
+        columns = _counted(table, names, ways, self.counting)[1]
+        return replace(
+            self, table=table, profile=replace(self.profile, columns=self.profile.columns | columns)
+        )
 
     def side(self) -> Side:
         """Return what decides which columns of text are numbers or dates."""
@@ -302,13 +314,13 @@ class CountedTable:
 
     def _evidence(self, names: Sequence[str]) -> dict[str, Evidence]:
         """Return the evidence on how columns of text are written, from one reading of the table."""
-        counter = TableCounter({name: EvidenceCounter() for name in names}, weights=self.profile.weights)
+        counter = TableCounter({name: EvidenceCounter() for name in names}, weights=self.counting.weights)
         counted = self.table.count(counter).columns
         return {
             name: column.evidence for name, column in counted.items() if isinstance(column, EvidenceCounter)
         }
 
-    def finished(self, *, independent: bool = False) -> Profile:
+    def finished(self, *, independent: bool) -> Profile:
         """Return the profile, with the order of the first rows unless they are independent."""
         if independent:
             return self.profile
@@ -319,41 +331,38 @@ class CountedTable:
 def count_opened(
     table: Table,
     columns: Sequence[str] | None,
-    weights: str | None,
+    counting: Counting,
     *,
     exclude: Collection[str] = (),
-    like: Profile | None = None,
-    progress: Progress | None = None,
 ) -> CountedTable:
-    """Count the columns of an open table; text is parsed only where `like` has parsed it."""
-    fields, skipped = _chosen(table, columns, weights, exclude)
-    (progress or _tell_nobody)(f"counting {len(fields)} columns")
-    ways = {} if like is None else _ways_like(fields, like)
+    """Count the columns of an open table; text is parsed only where the other profile has parsed it."""
+    fields, skipped = _chosen(table, columns, counting.weights, exclude)
+    counting.tell(f"counting {len(fields)} columns")
+    ways = {} if counting.like is None else _ways_like(fields, counting.like)
     table = ParsedTable(table, ways) if ways else table
-    counter, profiles = _counted(table, [field.name for field in fields], ways, weights, like, progress)
-    profile = Profile(profiles, counter.rows, counter.weight, counter.weight_squares, skipped, weights)
-    return CountedTable(table, profile)
+    counter, profiles = _counted(table, [field.name for field in fields], ways, counting)
+    profile = Profile(
+        profiles, counter.rows, counter.weight, counter.weight_squares, skipped, counting.weights
+    )
+    return CountedTable(table, profile, counting)
 
 
 def _counted(
     table: Table,
     names: Sequence[str],
     ways: Mapping[str, Written],
-    weights: str | None,
-    like: Profile | None,
-    progress: Progress | None,
+    counting: Counting,
 ) -> tuple[TableCounter, dict[str, ColumnProfile]]:
     """Count columns, of which some are parsed: their other texts are missing values."""
     fields = [table.fields[name] for name in names]
     parsed = [name for name in names if name in ways]
-    counters = {field.name: _counter(field, like) for field in fields}
-    counter = table.count_columns(
-        counters | {unparsed_of(name): counter_of("string") for name in parsed}, weights
-    )
+    counters = {field.name: _counter(field, counting.like) for field in fields}
+    counters |= {unparsed_of(name): counter_of("string") for name in parsed}
+    counter = table.count_columns(counters, counting.weights)
     columns = counter.profiles()
     rest = {name: columns.pop(unparsed_of(name)) for name in parsed}
-    if like is None:
-        _sharpen(table, fields, columns, weights, progress or _tell_nobody)
+    if counting.like is None:
+        _sharpen(table, fields, columns, counting)
     for name in names:
         columns[name].zoned = table.fields[name].zoned
     for name, texts in rest.items():
@@ -371,10 +380,6 @@ def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
         if field.name in like.columns and is_text_field(field)
     }
     return {name: way for name, way in ways.items() if way is not None}
-
-
-def _tell_nobody(_: str) -> None:
-    """Report no progress."""
 
 
 def _chosen(
@@ -420,11 +425,7 @@ def _counter(field: Field, like: Profile | None) -> ColumnCounter:
 
 
 def _sharpen(
-    table: Table,
-    fields: Sequence[Field],
-    columns: dict[str, ColumnProfile],
-    weights: str | None,
-    tell: Progress,
+    table: Table, fields: Sequence[Field], columns: dict[str, ColumnProfile], counting: Counting
 ) -> None:
     """Count columns again around their median until their quartiles are many buckets apart."""
     for column in columns.values():
@@ -433,7 +434,7 @@ def _sharpen(
     for _ in range(ROUNDS):
         if not narrow:
             return
-        tell(f"counting {len(narrow)} columns again, around their medians")
+        counting.tell(f"counting {len(narrow)} columns again, around their medians")
         ends = _ends_of_medians(table, narrow, columns)
         narrow = {name: field for name, field in narrow.items() if name in ends}
         counters = {
@@ -445,7 +446,7 @@ def _sharpen(
             )
             for name, field in narrow.items()
         }
-        for name, column in table.count(TableCounter(counters, weights=weights)).profiles().items():
+        for name, column in table.count(TableCounter(counters, weights=counting.weights)).profiles().items():
             columns[name] = replace(column, words=columns[name].words)
         # Where the median's bucket has a single value, that value is now the center and the grid cannot be finer.
         narrow = {

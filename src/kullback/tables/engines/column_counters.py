@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
+from kullback.tables.columns.arrow import (
+    integer_offsets,
+    integers_of,
+    is_missing,
+    lengths_of,
+    numbers_of,
+    strings_of,
+)
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
 from kullback.tables.columns.text_types import MAX_CATEGORIES, is_text
 from kullback.tables.columns.types import ColumnType, FieldType, is_arrow_integer
 from kullback.tables.columns.ways_of_writing import Evidence, evidence_of
 from kullback.tables.columns.word_groups import WORD_GROUPS, rows_with_words
-from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_of, numbers_of, strings_of
 
 if TYPE_CHECKING:
-    from kullback.common.arrays import Flags, Floats
+    from kullback.common.arrays import Floats
 
 PENDING = 1 << 17
 MOST_BYTES = 1 << 26
@@ -48,8 +55,10 @@ class ColumnCounter(ABC):
     def add(self, array: Any, weights: Floats | None) -> None:
         """Count a batch of values."""
         if array.null_count:
-            absent = array.null_count if weights is None else float(weights[_missing(array)].sum())
-            weights = None if weights is None else weights[~_missing(array)]
+            absent = float(array.null_count)
+            if weights is not None:
+                missing = is_missing(array)
+                absent, weights = float(weights[missing].sum()), weights[~missing]
             array = array.drop_null()
             with self.lock:
                 self.missing += absent
@@ -372,10 +381,6 @@ def counter_of(
     if column_type in {"categorical", "boolean"}:
         return CategoryCounter("boolean" if column_type == "boolean" else "categorical")
     return GridCounter(column_type, center, integer=integer, words=words)
-
-
-def _missing(array: Any) -> Flags:
-    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _as_weights(rows: int, weights: Floats | None) -> Floats:

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kullback.errors import invalid_value, quoted
+from kullback.tables.columns.arrow import (
+    category_codes,
+    integer_offsets,
+    integers_of,
+    is_missing,
+    numbers_of,
+)
 from kullback.tables.columns.column_profile import combined
 from kullback.tables.columns.log_grid import buckets_of
 from kullback.tables.columns.types import is_arrow_integer
-from kullback.tables.engines.arrow import category_codes, integer_offsets, integers_of, numbers_of
 
 if TYPE_CHECKING:
     from kullback.common.arrays import Floats, Integers
@@ -100,7 +106,7 @@ def _add_key(counts: JointCounts, coded: Sequence[_Coded], weights: Floats | Non
 def _bins_of(array: Any, bins: Bins) -> Integers:
     """Return the bin of every value of an Arrow array, -1 for a value in none."""
     places = np.full(len(array), -1, np.int64)
-    missing = array.is_null().to_numpy(zero_copy_only=False)
+    missing = is_missing(array)
     present = array.drop_null() if array.null_count else array
     places[~missing] = _bins_of_numbers(present, bins) if bins.gridded else _bins_of_categories(present, bins)
     if missing.any():

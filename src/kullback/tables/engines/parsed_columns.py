@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kullback.tables.columns.arrow import call, strings_of
 from kullback.tables.columns.types import ArrowArray, Field
 from kullback.tables.columns.written_numbers import Written, parse
-from kullback.tables.engines.arrow import strings_of
 
 Ways = Mapping[str, Written]
 _UNPARSED = "\0unparsed"
@@ -40,7 +40,6 @@ def parsed_columns(
         ways: how columns of text are written.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     values = dict(arrays)
     for name, way in ways.items():
@@ -50,5 +49,5 @@ def parsed_columns(
         values[name] = parse(texts, way)
         if unparsed_of(name) in names:
             none = pa.scalar(None, texts.type)
-            values[unparsed_of(name)] = pc.call_function("if_else", [values[name].is_null(), texts, none])
+            values[unparsed_of(name)] = call("if_else", values[name].is_null(), texts, none)
     return {name: values[name] for name in names}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kullback.tables.engines.arrow import weights_of
+from kullback.tables.columns.arrow import weights_of
 from kullback.tables.engines.column_counters import ColumnCounter
 from kullback.tables.engines.parsed_columns import Ways, parsed_columns, text_of
 

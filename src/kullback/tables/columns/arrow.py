@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.common.arrays import Floats, Integers
+from kullback.common.arrays import Flags, Floats, Integers
 from kullback.errors import ArgumentValueError, invalid_value, quoted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def integer_offsets(values: Integers | NDArray[np.uint64], center: int) -> Float
 
 def lengths_of(array: Any) -> Any:
     """Return the number of characters of each string."""
-    return _compute("utf8_length", strings_of(array))
+    return call("utf8_length", strings_of(array))
 
 
 def strings_of(array: Any) -> Any:
@@ -99,22 +99,22 @@ def _bad_weights(name: str, got: str) -> ArgumentValueError:
 def category_codes(array: Any, categories: Sequence[str]) -> Any:
     """Return the index of each value among the categories, missing for a value that is none of them."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    known = pa.array(categories, pa.large_string())
-    return _compute("index_in", strings_of(array), options=_set_lookup(known))
+    known = pc.SetLookupOptions(pa.array(categories, pa.large_string()))
+    return call("index_in", strings_of(array), options=known)
 
 
-def _compute(name: str, array: Any, **options: Any) -> Any:
+def call(name: str, *arrays: Any, options: Any = None) -> Any:
     """Call a function of Arrow that its type annotations do not list."""
     import pyarrow.compute as pc
 
-    return pc.call_function(name, [array], **options)
+    return pc.call_function(name, list(arrays), options=options)
 
 
-def _set_lookup(values: Any) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.SetLookupOptions(values)
+def is_missing(array: Any) -> Flags:
+    """Return which values are missing."""
+    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _microseconds(array: Any) -> Floats:
