@@ -277,14 +277,6 @@ def test_what_is_no_profile_is_refused(text, message, tmp_path):
         Profile.load(tmp_path / "p.json")
 
 
-def test_a_damaged_column_is_refused():
-    text = profile_table(pa.table({"x": [1.5]})).to_json()
-    for old, new in {'"numeric"': '"number"', '"weights":[1]': '"weights":[]', '"steps"': '"stops"'}.items():
-        assert old in text
-        with refused(FileError, got="cannot be read"):
-            Profile.from_json(text.replace(old, new))
-
-
 GOOD = profile_table(
     pa.table({"x": [1.5, 2.5, None], "s": ["a", "b", "a"], "t": [True, False, True]})
 ).to_json()
@@ -310,6 +302,9 @@ GOOD = profile_table(
         ('"columns":{', '"columns":' + "[" * 100_000),
         ('"columns":{', '"columns":7,"more":{'),
         ('"column_type":"numeric"', '"column_type":["numeric"]'),
+        ('"numeric"', '"number"'),
+        ('"weights":[1,', '"weights":['),
+        ('"steps"', '"stops"'),
         ('"skipped":{}', '"skipped":3'),
         ('"weights":null', '"weights":[]'),
     ],

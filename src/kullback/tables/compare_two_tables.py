@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from kullback.tables.columns.text_types import reason_against, ways_to_read
 from kullback.tables.columns.types import Field
 from kullback.tables.contents import content_finding, content_of, parsed_finding
 from kullback.tables.contingency import (
+    ComparedBins,
     Pair,
     column_bins,
     column_contingency,
@@ -59,7 +59,6 @@ from kullback.tables.table_findings import (
 from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
 from kullback.tables.table_results import (
     ColumnComparison,
-    Divergences,
     JointComparison,
     TableComparison,
     least,
@@ -268,9 +267,7 @@ class _Sides:
             content = content_of(name, p, q, weighted=self.p.weights is not None)
             table = column_contingency(self.p, self.q, name, bins[name])
             compared = divergences(table, settings, counted.get((name,)), (name,), (p, q))
-            measured, words = self._in_order(compared.divergences, [name]), compared.words
-            if measured.is_open:
-                words = None
+            compared = self._in_order(compared, [name])
             columns.append(
                 ColumnComparison(
                     name=name,
@@ -281,12 +278,12 @@ class _Sides:
                     vanished=vanished.names,
                     histogram=histogram(p, q),
                     ks=compared.ks,
-                    words=words,
+                    words=compared.words,
                     content=content,
-                    **vars(measured.divergences),
+                    **vars(compared.divergences),
                 )
             )
-            of_values = [text_finding(name, p, q, words), parsed_finding(name, p, q)]
+            of_values = [text_finding(name, p, q, compared.words), parsed_finding(name, p, q)]
             remarks = [*column_findings(name, p, q, new, vanished), *compared.findings]
             remarks = in_proportion([*remarks, *(each for each in of_values if each is not None)])
             if content == "identifier":
@@ -314,8 +311,8 @@ class _Sides:
             clustered = settings.cluster is not None
             table = joint_contingency(group, bins, pair, clustered=clustered)
             compared = divergences(table, settings, pair if clustered else None, group)
-            measured = self._in_order(compared.divergences, group)
-            joint.append(JointComparison(columns=group, **vars(measured.divergences)))
+            compared = self._in_order(compared, group)
+            joint.append(JointComparison(columns=group, **vars(compared.divergences)))
             findings += compared.findings
         return joint, findings
 
@@ -342,8 +339,8 @@ class _Sides:
             counted.append([counts[key] for key in keys])
         return dict(zip(groups, zip(*counted, strict=True), strict=True))
 
-    def _in_order(self, compared: Divergences, columns: Sequence[str]) -> _InOrder:
-        """Return divergences with a note on the order of rows, without errors where these are not known."""
+    def _in_order(self, compared: ComparedBins, columns: Sequence[str]) -> ComparedBins:
+        """Return a comparison with a note on the order of rows, without errors where these are not known."""
         notes: list[str] = []
         is_open = False
         for side, table in (("P", self.p), ("Q", self.q)):
@@ -353,19 +350,14 @@ class _Sides:
                     f"{table.rows:,} rows of {side} carry the information of "
                     f"{'at most ' if is_open else 'about '}{table.rows / time:,.3g} independent ones"
                 )
+        measured = compared.divergences
         if is_open:
             notes.append("there are too few independent blocks of rows for intervals and a test")
             names = ("kl_pq", "kl_qp", "js", "psi", "tv")
-            values = {name: Value(getattr(compared, name).value, None, None) for name in names}
-            compared = replace(compared, **values, p_value=math.nan, p_adjusted=math.nan)
-        return _InOrder(replace(compared, notes=(*compared.notes, *notes)), is_open)
-
-
-class _InOrder(NamedTuple):
-    """Divergences of rows in an order, and whether too few of them are independent for intervals."""
-
-    divergences: Divergences
-    is_open: bool
+            values = {name: Value(getattr(measured, name).value, None, None) for name in names}
+            measured = replace(measured, **values, p_value=math.nan, p_adjusted=math.nan)
+            compared = compared._replace(words=None)
+        return compared._replace(divergences=replace(measured, notes=(*measured.notes, *notes)))
 
 
 def _comparison(
