@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
+from kullback.common.inference import of_tests_on_the_same_rows
 from kullback.errors import invalid_value, quoted
 from kullback.results.finding import Finding
 from kullback.results.value import Value
@@ -32,7 +33,6 @@ from kullback.tables.inference.divergences import (
 )
 from kullback.tables.inference.ordered import (
     OrderedTest,
-    of_either,
     ordered_test,
     ordered_test_of_clusters,
 )
@@ -257,7 +257,7 @@ def divergences(
     p_value, psi_of_words = statistics.p_value, None
     words = None if profiles is None else word_test(*profiles, _independent_rows(pooled, settings))
     if words is not None:
-        p_value = of_either([statistics.p_value, words.p_value])
+        p_value = of_tests_on_the_same_rows([statistics.p_value, words.p_value])
         psi_of_words = words.psi if words.p_value < 1 - settings.confidence else 0.0
     compared = Divergences(
         statistics.kl_pq,
