@@ -15,11 +15,12 @@ from pyspark import cloudpickle
 from kullback import compare_tables
 from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
-from kullback.tables.engines import spark_table
+from kullback.tables.columns.types import arrow_field
+from kullback.tables.engines import Table, spark_table
 from kullback.tables.engines.column_counters import counter_of
 from kullback.tables.engines.in_memory import ArrowTable
 from kullback.tables.engines.parts import merged
-from kullback.tables.engines.table_counter import TableCounter
+from kullback.tables.engines.table_counter import Batch, TableCounter
 from tests.refusals import refused
 from tests.tables.frames import HERE, as_dask, as_spark, mixed_table
 
@@ -129,6 +130,29 @@ def test_spark_counts_the_same(spark, table, profile, bins):
         profile_table(frame, columns=["atom"], weights="normal")
     lists = spark.createDataFrame([([1, 2],), ([3],)], "numbers array<int>")
     assert profile_table(lists).rows == 2
+
+
+class Rows(Table):
+    """An engine from outside: a list of rows."""
+
+    def __init__(self, rows, schema):
+        self.rows, self.schema = rows, schema
+        self.fields = {field.name: arrow_field(field.name, field.type) for field in schema}
+
+    def batches(self, names, first=None):
+        for start in range(0, len(self.rows), 700):
+            part = self.rows[start : start + 700]
+            arrays = {name: [row[name] for row in part] for name in names}
+            yield Batch(
+                len(part), {name: pa.array(arrays[name], self.schema.field(name).type) for name in names}
+            )
+
+
+@pytest.mark.sweep
+def test_an_engine_from_outside_gives_fields_and_batches(table, profile, bins):
+    frame = Rows(table.to_pylist(), table.schema)
+    assert_all_counts_equal(frame, table, profile, bins)
+    assert compare_tables(frame, frame).columns == compare_tables(table, table).columns
 
 
 def text_table(table):
