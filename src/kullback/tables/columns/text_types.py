@@ -32,6 +32,7 @@ _LONGEST = 40  # characters of most texts that are dates
 # be more than a few mistakes.
 _RATIO = 9.0
 _LEAST_EVIDENCE = 0.005
+_FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
 
 
 def is_text(rows: int, characters: int, distinct: int) -> bool:
@@ -152,9 +153,6 @@ def _other_type(name: str, sides: Sequence[Side], places: Sequence[int]) -> Colu
 def _are_many_digits(evidence: Evidence | None) -> bool:
     """Return whether a column has more different texts than categories, most of them digits, as identifiers are."""
     return evidence is not None and evidence.get(("digits",), 0.0) > 0.5 * evidence["all",]
-
-
-_FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
 
 
 def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
