@@ -128,7 +128,7 @@ LAYERS = {
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "table_results"},
-        {"row_order", "text_columns"},
+        {"row_order"},
         {"inference", "table_profile"},
         {"plot_bins", "reference_profile", "table_findings"},
         {"contents", "settings"},
