@@ -90,7 +90,7 @@ def test_twenty_elements_at_most(shape, last):
     if last is not None:
         assert cells.rows[-1][0] == last
     told = f"The first 20 of {value.numel():,} elements."
-    assert (told in cells.texts) == (value.numel() > 20)
+    assert any(told in text for text in cells.texts) == (value.numel() > 20)
 
 
 def test_infinity_and_nan_are_written():
@@ -134,7 +134,7 @@ def test_a_diagnosis_shows_all_that_its_text_does():
     found = kullback.diagnose(p, p.flip(-1), reduction="mean")
     cells = Cells(found._repr_html_())
     held = {row[0]: row[1:] for row in cells.rows}
-    assert held["input"][2] == "probabilities"
+    assert held["input"][3] == "probabilities"
     assert float(held["sum"][0]) == pytest.approx(found.values["sum"], rel=1e-5)
     assert "> mean" in held
     text = " ".join(cells.texts)

@@ -100,7 +100,7 @@ def watch(
     import torch
 
     from kullback.cli.table_comparison import OPTIONS, REMEDIES
-    from kullback.report.formats import counted
+    from kullback.common.formats import counted
     from kullback.report.subjects.batches import Batches
     from kullback.tables import reference_profile as profiles
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together

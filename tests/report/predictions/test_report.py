@@ -22,6 +22,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kullback import Logits, Probs
+from kullback.common.formats import number, percent, probability
 from kullback.errors import OptionalDependencyError, printable
 from kullback.predictions import (
     Comparison,
@@ -34,7 +35,6 @@ from kullback.predictions import (
     compare_predictions,
 )
 from kullback.report import html, json as report_json, terminal
-from kullback.report.formats import number, percent, probability
 from kullback.report.subjects import document
 from kullback.results.value import Value
 

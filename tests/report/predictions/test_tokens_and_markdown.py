@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from kullback.common.formats import number, percent, visible
 from kullback.report import html, markdown
-from kullback.report.formats import number, percent, visible
 from kullback.report.subjects.predictions import token_of
 from kullback.results.verdict import Verdict
 from tests.cli.test_commands import assert_one_line_error, compare, files, run  # noqa: F401 - a fixture

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kullback.common.formats import number
 from kullback.fitting.fit_result import Fit
 from kullback.fitting.unconstrained import read_family
 from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Table
-from kullback.report.formats import number
 from kullback.report.plots.fit import draw_plots, unit
 from kullback.representations import Representation
 from kullback.results.verdict import Verdict
@@ -54,7 +54,7 @@ def _outcome(fit: Fit) -> str:
 
 def _rows(fit: Fit) -> list[tuple[str, str]]:
     """Return the table of two columns."""
-    found = [
+    rows = [
         (fit.quantity, f"{_range(fit.value)}{unit(fit)}{_error(fit.error, fit.standard_error)}"),
         ("at the start", f"{_range(fit.before)}{unit(fit)}"),
         ("method", fit.method.replace("_", " ")),
@@ -63,7 +63,7 @@ def _rows(fit: Fit) -> list[tuple[str, str]]:
         ("above the nearest minimum", f"about {_range(fit.above)}{unit(fit)}"),
         ("time", f"{fit.seconds:.2g} s"),
     ]
-    return [*found, *_parameters(fit.distribution)]
+    return [*rows, *_parameters(fit.distribution)]
 
 
 def _parameters(distribution: Any) -> list[tuple[str, str]]:
