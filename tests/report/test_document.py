@@ -6,6 +6,7 @@ import io
 import json as standard_json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from html import unescape
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from kullback import (
     compare_models,
     compare_predictions,
     compare_tables,
+    diagnose,
     fit,
     kl_estimate,
     two_sample_test,
@@ -62,6 +64,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "fit": lambda: fit(Normal(0.0, 1.0), to=Gamma(4.0, 2.0)),
     "estimate": lambda: kl_estimate(Samples(X), Samples(X + 1)),
     "test": lambda: two_sample_test(Samples(X), Samples(X + 1), permutations=99),
+    "diagnosis": lambda: diagnose(P.tensor, Q.tensor, reduction="mean"),
     "outside": lambda: Coin(3, 7),
 }
 
@@ -81,7 +84,7 @@ def test_every_medium_shows_every_subject_and_its_gates(result: Any) -> None:
     outcome = document(result).outcome
     media = {
         "terminal": printed(result),
-        "page": html.render(result, GATES).replace("‖", "||").replace("&#39;", "'"),
+        "page": unescape(html.render(result, GATES)).replace("‖", "||"),
         "markdown": markdown.render(result, GATES).replace("\\", ""),
     }
     for text in media.values():
@@ -98,7 +101,7 @@ def test_every_medium_shows_every_subject_and_its_gates(result: Any) -> None:
     }
     assert len(frame.to_pandas(result)) > 0
     first = next(each for each in document(result).blocks if isinstance(each, Table))
-    assert f"{first.rows[0][0]}".replace("||", "‖") in html.render_table(result).replace("&#39;", "'")
+    assert f"{first.rows[0][0]}".replace("||", "‖") in unescape(html.render_table(result))
 
 
 def leaf(fields: Any, path: str) -> Any:
@@ -133,6 +136,7 @@ MAIN_NUMBERS = {
     "fit": "numbers/value",
     "estimate": "numbers/high",
     "test": "numbers/p_value",
+    "diagnosis": "kl_target_input/mean",
 }
 
 
@@ -141,6 +145,39 @@ def test_a_result_has_its_main_number_in_its_flat_dict(subject: str) -> None:
     result = SUBJECTS[subject]()
     assert MAIN_NUMBERS[subject] in result.to_dict(flat=True)
     assert result.to_dict() == standard_json.loads(result.to_json())
+
+
+@pytest.mark.parametrize("subject", MAIN_NUMBERS)
+def test_the_methods_of_a_result_are_the_media_of_its_document(subject: str) -> None:
+    result = SUBJECTS[subject]()
+    page = document(result)
+    assert result.to_html() == html.render(page)
+    assert result.to_json() == json.dumps(page)
+    assert result._repr_html_() == html.render_table(page)
+    assert result.to_pandas().equals(frame.to_pandas(page))
+    text = io.StringIO()
+    terminal.render(page, Console(file=text, width=80))
+    report = "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+    assert str(result) == (page.outcome if page.in_one_line else report)
+    assert page.in_one_line == (subject in ("estimate", "test"))
+    plain = terminal.render_plain(page)
+    assert plain.startswith(page.outcome)
+    for cell in (
+        cell for table in page.blocks if isinstance(table, Table) for row in table.rows for cell in row
+    ):
+        assert cell in plain
+    assert standard_json.loads(json.dumps(page))["schema"].startswith("kullback.")
+
+
+def test_code_and_remedies_are_in_every_medium() -> None:
+    result = SUBJECTS["diagnosis"]()
+    code = result.suggestion.kullback
+    for text in (str(result), html.render(result), result._repr_html_(), markdown.render(result)):
+        assert code in text
+        for finding in result.findings:
+            for part in (finding.code, finding.message, finding.advice):
+                said = unescape(text).replace("\\", "").replace("‖", "||")
+                assert " ".join(part.split()) in " ".join(said.split())
 
 
 def test_names_of_a_subject_from_outside_are_escaped() -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from kullback import Logits, compare_predictions, compare_tables
-from kullback.report import html, json as report_json
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +55,6 @@ def test_parts_of_a_comparison_of_tables_have_short_reprs(tables):
     for part in (*tables.columns, *tables.joint):
         assert len(repr(part)) < 120
     assert repr(tables["plan"]).startswith("ColumnComparison('plan', psi=0.")
-
-
-@pytest.mark.heavy
-def test_pages_and_json_are_those_of_the_reports(tables, predictions):
-    assert tables.to_html() == html.render(tables)
-    assert tables.to_json() == report_json.dumps(tables)
-    assert predictions.to_html() == html.render(predictions)
-    assert predictions.to_json() == report_json.dumps(predictions)
 
 
 def test_a_notebook_shows_the_table_of_the_page(result):

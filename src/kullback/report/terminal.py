@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from kullback.report.document import Block, Document, Remark, Tone
+    from kullback.report.document import Block, Document, Tone
     from kullback.results.verdict import Outcome, Verdict
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
@@ -93,14 +93,8 @@ def render_plain(page: Document) -> str:
 
 
 def _plain(block: Table | Code | Gallery | Passages | Findings) -> Iterator[str]:
-    if isinstance(block, Findings):
-        yield ""
-        for remark in block.unlinked:
-            yield from _lines_of(remark)
-    elif isinstance(block, Code):
-        yield from ("", f"{block.title}:")
-        yield from (_INDENT + line for line in block.text.splitlines())
-        yield from block.caption
+    if isinstance(block, Findings | Code):
+        yield from _lines(block)
     elif table := block.table if isinstance(block, Gallery | Passages) else block:
         cells = [table.headings, *table.rows] if any(table.headings) else table.rows
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -182,15 +176,26 @@ def _failures(verdict: Verdict) -> Iterator[str]:
     yield ""
 
 
-def _lines_of(remark: Remark) -> Iterator[str]:
-    """Yield the lines of a remark: its sentence, or its code, its sentence and its remedy."""
-    if not remark.code:
-        yield f"{remark.level}: {remark.message}"
+def _lines(block: Findings | Code) -> Iterator[str]:
+    """Yield the lines of remarks, each its sentence, or its code, sentence and remedy; or of source text."""
+    if isinstance(block, Code):
+        yield from ("", f"{block.title}:")
+        yield from (_INDENT + line for line in block.text.splitlines())
+        yield from block.caption
         return
-    yield f"{remark.level}: {remark.code}"
-    yield f"  {remark.message}"
-    if remark.advice:
-        yield f"  -> {remark.advice}"
+    remarks = block.unlinked
+    if remarks:
+        yield ""
+    for remark in remarks[:MOST_REMARKS]:
+        if not remark.code:
+            yield f"{remark.level}: {remark.message}"
+            continue
+        yield f"{remark.level}: {remark.code}"
+        yield f"  {remark.message}"
+        if remark.advice:
+            yield f"  -> {remark.advice}"
+    if len(remarks) > MOST_REMARKS:
+        yield f"{count(len(remarks) - MOST_REMARKS)} more findings are in the JSON and on the page"
 
 
 def _open(blocks: Iterable[Block]) -> Iterator[Table | Code | Gallery | Passages | Findings]:
@@ -237,15 +242,9 @@ class _Printer:
         return [line] * bool(line) if self._text(line).cell_len <= self._console.width else list(texts)
 
     def block(self, block: Table | Code | Gallery | Passages | Findings) -> None:
-        if isinstance(block, Findings):
-            self._findings(block)
-        elif isinstance(block, Code):
-            self.space()
-            self.line(f"{block.title}:")
-            for line in block.text.splitlines():
-                self._console.print(self._text(_INDENT + line), soft_wrap=True)
-            for sentence in block.caption:
-                self.line(sentence)
+        if isinstance(block, Findings | Code):
+            for line in _lines(block):
+                self.line(line)
         elif table := block.table if isinstance(block, Gallery | Passages) else block:
             self._table(table)
 
@@ -253,14 +252,17 @@ class _Printer:
         self._console.print()
 
     def line(self, text: str, style: str = "") -> None:
-        """Print a line; where it folds, it keeps its indentation."""
+        """Print a line; where it folds, it keeps its indentation, but source text does not fold."""
         from rich.padding import Padding
 
         words = text.lstrip(" ")
-        indented = Padding(self._text(words), (0, 0, 0, len(text) - len(words)), expand=False)
-        self._console.print(
-            indented if len(words) < len(text) else self._text(text), style=style, overflow="fold"
-        )
+        margin = len(text) - len(words)
+        if margin >= len(_INDENT):
+            self._console.print(self._text(text), soft_wrap=True)
+        elif margin:
+            self._console.print(Padding(self._text(words), (0, 0, 0, margin), expand=False), style=style)
+        else:
+            self._console.print(self._text(text), style=style, overflow="fold")
 
     def _text(self, text: str) -> Text:
         from rich.text import Text
@@ -269,16 +271,6 @@ class _Printer:
         if not "µ".encode(encoding, "ignore"):
             text = text.replace("µnat", "unat")
         return Text(printable(text).encode(encoding, "backslashreplace").decode(encoding))
-
-    def _findings(self, findings: Findings) -> None:
-        remarks = findings.unlinked
-        if remarks:
-            self.space()
-        for remark in remarks[:MOST_REMARKS]:
-            for line in _lines_of(remark):
-                self.line(line)
-        if len(remarks) > MOST_REMARKS:
-            self.line(f"{count(len(remarks) - MOST_REMARKS)} more findings are in the JSON and on the page")
 
     def _table(self, table: Table) -> None:
         """Print a table with text in its first column, which may fold, and numbers in the others, which may not."""

@@ -67,7 +67,7 @@ class Estimate(ShortRepr, ShownNumber):
             )
         return float(self.value.detach())
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the fields for a copy or a pickle, with tensors detached, because autograd graphs cannot be copied."""
         return {
             name: value.detach() if isinstance(value, Tensor) and not value.is_leaf else value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kullback.common.formats import count, number
+from kullback.common.formats import count, number, significant
 from kullback.predictions import Comparison
 from kullback.report.document import Plot
 from kullback.report.plots.ladder import draw_ladder
@@ -82,7 +82,7 @@ def _quantiles(comparison: Comparison) -> Plot | None:
         axes.set_xlim(0, shares[-1])
         ticks = [tick for tick in QUANTILE_TICKS if tick <= shares[-1]]
         axes.set_xticks(ticks if len(ticks) > 1 else [0, shares[-1]])
-        axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
+        axes.xaxis.set_major_formatter(lambda share, _: f"{significant(100 * share)}%")
         make_logarithmic(axes, axes.yaxis)
         axes.set(xlabel="proportion of rows at or below", ylabel=KL_OF_A_ROW)
 
