@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from kullback import ReverseKL, Samples, diagnose, fit, kl_estimate
 from kullback.report import html, write
 from kullback.report.subjects.batches import Batches
+from tests.report.media import Page
 from tests.report.models.test_report import near_and_far
 from tests.report.pages import DESK, TABLET, WIDTHS, boxes, overlap, too_faint
 from tests.report.predictions.test_page import infinite_and_identical
@@ -151,11 +153,37 @@ def test_text_stands_out_in_light_and_dark(open_page, shown, colors):
     assert too_faint(page, ["h1", *shown.texts.split("; ")]) == {}
 
 
-def test_no_id_is_used_twice_and_every_link_is_met(open_page):
-    page = open_page(DESK)
-    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
-    links = page.evaluate(
-        "[...document.querySelectorAll('a')].map(each => each.getAttribute('href').slice(1))"
-    )
+def test_no_id_is_used_twice_and_every_reference_is_met(report):
+    text = report.read_text(encoding="utf-8")
+    ids = [attributes["id"] for _, attributes in Page(text).elements if "id" in attributes]
+    used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text)
     assert len(ids) == len(set(ids))
-    assert set(links) <= set(ids)
+    assert {first or second for first, second in used} <= set(ids)
+
+
+def test_a_page_stands_alone(report):
+    text = report.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.tags("script", "img", "iframe", "object", "embed") == [{}]  # its own script alone
+    assert page.tags("link") == [{"rel": "icon", "href": "data:,"}]
+    references = [
+        value
+        for _, attributes in page.elements
+        for name, value in attributes.items()
+        if name in {"src", "href", "xlink:href", "srcset", "action"}
+    ]
+    assert all(value.startswith(("#", "data:")) for value in references)
+    assert not re.search(r"@import|url\((?!#)", text)
+
+
+def test_a_page_says_its_language_and_names_its_parts(report, shown):
+    page = Page(report.read_text(encoding="utf-8"))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert page.tags("html") == [{"lang": "en"}]
+    assert len(page.tags("h1")) == 1
+    roles = {role: [a for _, a in page.elements if a.get("role") == role] for role in ("img", "region")}
+    assert len([a for a in roles["img"] if "aria-labelledby" in a]) == shown.plots
+    assert len(roles["region"]) == sum(each.get("class") == "scroll" for each in page.tags("div")) > 0
+    for attributes in (a for each in roles.values() for a in each if a.get("aria-label") != "color scale"):
+        assert attributes["aria-labelledby"] in ids
+        assert attributes.get("aria-describedby", attributes["aria-labelledby"]) in ids

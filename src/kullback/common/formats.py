@@ -223,6 +223,11 @@ def byte_count(size: int | None) -> str:
     return f"{significant(size / unit, 3)} {name}"
 
 
+def bit_count(value: float) -> str:
+    """Format a number of bits to two decimals: ``4.85``."""
+    return f"{value:.2f}"
+
+
 def count(value: int) -> str:
     """Format an integer with thousands separators: ``12,345``."""
     return f"{value:,}"

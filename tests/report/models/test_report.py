@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import torch
 from kullback.io.windows import Windows
 from kullback.models import LanguageModel, ModelComparison, ModelInfo, Token, Vocabulary, compare_models
 from kullback.report import frame, html, json as report, markdown
+from tests.report.media import strict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -64,7 +64,7 @@ def test_nothing_of_a_token_is_markup(found: ModelComparison) -> None:
 
 
 def test_the_json_is_strict_and_whole(found: ModelComparison) -> None:
-    held = json.loads(report.dumps(found), parse_constant=pytest.fail)
+    held = strict(report.dumps(found))
     names = [each["model"]["name"] for each in held["candidates"]]
     assert names == ["near<b>", "far|x"]
     assert held["differences"][0]["mean"] > 0

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 
 from kullback.common.formats import interval, p_value
-from kullback.report import html as tables_html, json as tables_json, terminal as tables_terminal, write
+from kullback.report import html as tables_html, json as tables_json, write
 from kullback.report.subjects.tables import MOST_DRAWN, contributors
 from kullback.results.verdict import Verdict
 from kullback.tables.compare_two_tables import compare_tables
 from kullback.tables.table_results import TableComparison
+from tests.report.media import Page, printed, strict
 from tests.report.pages import DESK, WIDTHS, boxes
 
 HOSTILE = "</style><script>alert(1)</script> $x_1$ &amp; " + "unbroken" * 8
@@ -106,11 +104,8 @@ def test_the_schema_of_the_json_stays_as_it_is(comparison):
 
 
 def test_the_json_is_strict_and_reads_back_as_the_same_numbers(comparison):
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
     text = tables_json.dumps(comparison)
-    found = json.loads(text, parse_constant=refuse)
+    found = strict(text)
     assert text.isascii()
     for read, column in zip(found["columns"], comparison.columns, strict=True):
         assert read["name"] == column.name
@@ -130,13 +125,6 @@ def test_a_comparison_of_nothing_has_all_reports(nothing):
 
 
 # The terminal
-
-
-def printed(comparison: TableComparison, width: int = 80, encoding: str = "utf-8", **settings) -> str:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    tables_terminal.render(comparison, Console(file=stream, width=width), **settings)
-    stream.flush()
-    return stream.buffer.getvalue().decode(encoding)
 
 
 def test_the_terminal_shows_columns_bins_limits_and_findings(comparison):
@@ -179,34 +167,17 @@ def test_words_for_numbers(comparison):
 # The page
 
 
-class Outline(HTMLParser):
-    """The tags of a page, and its text outside of styles."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data) -> None:
-        self.text.append(data)
-
-
 def test_the_page_is_the_same_every_time_and_escapes_every_name(comparison):
     page = tables_html.render(comparison, VERDICTS)
     assert page == tables_html.render(comparison, VERDICTS)
-    outline = Outline(page)
-    assert outline.tags.count("script") == 1
-    assert outline.tags.count("style") == 1
-    assert any(HOSTILE in text for text in outline.text)
-    assert outline.tags.count("svg") == 5  # number, kelvin, holes, day, note
+    shown = Page(page)
+    assert {tag: len(shown.tags(tag)) for tag in ("script", "style")} == {"script": 1, "style": 1}
+    assert HOSTILE in shown.text
+    assert len(shown.tags("svg")) == 5  # number, kelvin, holes, day, note
 
 
 def test_the_page_says_what_was_found(comparison):
-    text = " ".join(" ".join(Outline(tables_html.render(comparison, VERDICTS)).text).split())
+    text = " ".join(Page(tables_html.render(comparison, VERDICTS)).text.split())
     for words in (
         "Limit broken",
         "psi of 'number' is 0.3",

@@ -72,7 +72,7 @@ def _divergences(diagnosis: Diagnosis) -> Iterator[Table]:
     }
     rows = [[f"{name}, by kullback", _described(kl)] for name, kl in both.items() if kl]
     if rows:
-        title = "The divergences of the contents that the tensors seem to hold"
+        title = "The divergence of what the tensors seem to hold"
         yield Table(title, ("", ""), rows, is_main=True, ends_in_text=True)
 
 

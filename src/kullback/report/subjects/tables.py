@@ -222,7 +222,7 @@ def _shift_remark(column: ColumnComparison, link: str) -> Remark:
     sums = totals(column)
     text = f"{quoted(column.name)}: PSI {value_text(column.psi)} ({interval(column.psi.interval, decimal)})"
     if of_words := words_psi(column):
-        text += f", PSI of its words {of_words:.3f}"
+        text += f", PSI of its words {decimal(of_words)}"
     if parts := contributors(column, MOST_CONTRIBUTORS):
         text += ", most of it in " + ", ".join(
             f"{part.label} ({percentage(part.p, sums[0])} → {percentage(part.q, sums[1])})" for part in parts
