@@ -208,7 +208,7 @@ def test_a_run_that_is_left_early_can_be_followed_by_another(address, vocabulary
     with opened(address, "vllm", vocabulary) as model:
         first = next(iter(model.top_k(windows)))
         again = next(iter(model.top_k(windows)))
-    assert torch.equal(first.log_probs, again.log_probs)
+    assert torch.equal(first.top_log_probs, again.top_log_probs)
 
 
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])
