@@ -119,7 +119,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.report": (
-        {"document", "estimates", "formats", "llama_cpp"},
+        {"document", "llama_cpp"},
         {"plots", "schemas"},
         {"subjects"},
         {"frame", "html", "json", "markdown", "terminal"},

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
+from kullback.common.formats import significant
 from kullback.diagnosis.scan import Occurrences, RowSums, Scan, normalized_along
 
 Representation: TypeAlias = Literal[
@@ -140,7 +141,7 @@ def _why(scan: Scan, representation: Representation) -> str:
 
 def number(x: float) -> str:
     """Return a number as text with 4 significant digits, or with 6 if the number is close to 1."""
-    return f"{x:.6g}" if 1e-6 < abs(x - 1) < 5e-4 else f"{x:.4g}"
+    return significant(x, 6 if 1e-6 < abs(x - 1) < 5e-4 else 4)
 
 
 def interval(low: float, high: float) -> str:
