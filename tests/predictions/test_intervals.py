@@ -14,7 +14,7 @@ import torch
 from benchmarks import coverage_predictions as study
 from rich.console import Console
 
-from kullback.cli.gates import Side, parse_gate
+from kullback.cli.gates import Side, judge_comparison, parse_gate
 from kullback.common.inference import wilson_interval
 from kullback.predictions import Comparison, compare_predictions
 from kullback.predictions.mean_intervals import (
@@ -265,7 +265,7 @@ def skewed(rows: int = 200) -> tuple[Probs, Probs]:
 
 
 def outcome(limit: str, side: Side, found: Comparison) -> str:
-    return parse_gate(limit, side).judgment(found).outcome
+    return judge_comparison(parse_gate(limit, side).limit, found).outcome
 
 
 def test_a_gate_on_a_mean_whose_interval_has_no_upper_end_is_unclear():
@@ -273,13 +273,15 @@ def test_a_gate_on_a_mean_whose_interval_has_no_upper_end_is_unclear():
     assert found.divergences["kl_pq"].reason == "heavy tail"
     low, high = found.divergences["kl_pq"].interval
     assert high == math.inf
-    sentence = parse_gate("mean=100", "above").judgment(found).sentence
+    sentence = judge_comparison(parse_gate("mean=100", "above").limit, found).sentence
     assert f"its interval, {low:.6g} to inf, contains the limit 100" in sentence
     # The lower end is known, and so are the estimate and every quantile.
     assert outcome("mean=0", "below", found) == "passed"
     assert outcome("mean.value=100", "above", found) == "passed"
     assert outcome("max.value=100", "above", found) == "passed"
-    without = parse_gate("mean=100", "above").judgment(compare_predictions(*skewed(), bootstrap=0))
+    without = judge_comparison(
+        parse_gate("mean=100", "above").limit, compare_predictions(*skewed(), bootstrap=0)
+    )
     assert "without an interval (none was asked for)" in without.sentence
     assert without.outcome == "unclear"
 
@@ -290,8 +292,8 @@ def test_a_gate_on_too_few_clusters_is_unclear_on_either_side():
     q = torch.rand(60, 4, generator=random).softmax(-1)
     few = compare_predictions(Probs(p), Probs(q), cluster=[i // 20 for i in range(60)])
     for gate, side in (("mean=100", "above"), ("top1=0", "below"), ("tv.mean=0", "below")):
-        assert parse_gate(gate, side).judgment(few).outcome == "unclear"
-        assert "(few units)" in parse_gate(gate, side).judgment(few).sentence
+        assert judge_comparison(parse_gate(gate, side).limit, few).outcome == "unclear"
+        assert "(few units)" in judge_comparison(parse_gate(gate, side).limit, few).sentence
     assert outcome("mean=100", "above", compare_predictions(Probs(p), Probs(q))) == "passed"
 
 

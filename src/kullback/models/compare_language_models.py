@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import FLAG, Arguments, OfType, Whole
+from kullback.common.constraints import FLAG, Arguments, OfType
+from kullback.common.shared_constraints import REPRESENTATION, SERVER_TOP
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, safe_repr
-from kullback.io.row_checks import REPRESENTATION
 from kullback.io.windows import Windows
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
@@ -47,7 +47,7 @@ _ARGUMENTS = Arguments(
     **CUTTING,
     **OPENING,
     representation=REPRESENTATION,
-    server_top=Whole(least=1, example=20),
+    server_top=SERVER_TOP,
     noise_floor=OfType((bool,), wanted="True, False or None", example=True, optional=True),
     one_at_a_time=FLAG,
 )

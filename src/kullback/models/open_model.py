@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from kullback.common.constraints import FLAG, Arguments, Constraint, OneOf
+from kullback.common.constraints import FLAG, Arguments, Constraint
+from kullback.common.shared_constraints import DTYPE
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, TopKSource, open_rows, open_top_k
-from kullback.models.huggingface_model import DTYPES, HuggingFaceModel, head_classes, open_folder
+from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.parameters import parameter_count
 from kullback.models.server import ServerModel
@@ -25,7 +26,7 @@ LISTS = (".json", ".jsonl", ".ndjson")
 Progress = Callable[[int, int | None], object]
 
 OPENING: dict[str, Constraint] = {
-    "dtype": OneOf(DTYPES, example="auto"),
+    "dtype": DTYPE,
     "trust_remote_code": FLAG,
     "hub": FLAG,
 }

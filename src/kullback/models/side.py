@@ -13,13 +13,13 @@ from torch import Tensor
 
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError, ModelError, printable
-from kullback.io import Reference, ReferenceBlock, RowSource, TopKBlock, TopKSource
+from kullback.io import PartialRows, Reference, RowSource, TopKSource
 from kullback.io.blocks import rows_from
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
 
-Block = Tensor | ReferenceBlock | TopKBlock
+Block = Tensor | PartialRows
 
 
 @dataclass
@@ -118,7 +118,7 @@ class ReferenceSide(ModelSide):
 
     reference: Reference
 
-    def blocks(self, rows: int, first_window: int) -> Iterator[ReferenceBlock]:
+    def blocks(self, rows: int, first_window: int) -> Iterator[PartialRows]:
         for start in range(self._first_row(first_window), self.reference.rows, rows):
             yield self.reference.read(start, min(start + rows, self.reference.rows))
 
@@ -140,7 +140,7 @@ class ListedSide(ModelSide):
 
     source: ServerModel | TopKSource
 
-    def blocks(self, rows: int, first_window: int) -> Iterator[TopKBlock]:
+    def blocks(self, rows: int, first_window: int) -> Iterator[PartialRows]:
         if isinstance(self.source, ServerModel):
             found = self.source.top_k(self.windows, first_window)
         else:
@@ -149,7 +149,7 @@ class ListedSide(ModelSide):
             for start in range(0, len(block), rows):
                 yield block[start : start + rows]
 
-    def _from_file(self, source: TopKSource) -> Iterator[TopKBlock]:
+    def _from_file(self, source: TopKSource) -> Iterator[PartialRows]:
         """Yield the rows of a file, which holds the scored tokens or all tokens."""
         windows, done = self.windows, 0
         labels = windows.labels
@@ -200,7 +200,7 @@ def in_step(sides: list[ModelSide], rows: int, first_window: int) -> Iterator[li
         yield [block.cpu() if isinstance(block, Tensor) else block for block in blocks]
 
 
-def _scored(block: TopKBlock, windows: Windows) -> Tensor:
+def _scored(block: PartialRows, windows: Windows) -> Tensor:
     """Return which rows of a file with all positions are of scored tokens."""
     inside = (block.sequences >= 0) & (block.sequences < len(windows))
     place = windows.offsets[block.sequences.clamp(0, len(windows) - 1)] + block.positions

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function, refuse_both
+from kullback.common.shared_constraints import BOOTSTRAP, WORST
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value
 from kullback.io import RowSource, paired_blocks
@@ -61,8 +62,8 @@ _Rows = tuple[Tensor, list[WorstRow]]
 
 ARGUMENTS = Arguments(
     CALL,
-    worst=Whole(least=0, example=10),
-    bootstrap=Whole(least=0, most=100_000, example=1000),
+    worst=WORST,
+    bootstrap=BOOTSTRAP,
     block_bytes=Whole(least=1, example=BLOCK_BYTES),
     independent=FLAG,
     generator=GENERATOR,

@@ -192,10 +192,10 @@ def population_mean(
     low = 0.0 if bool((values >= 0).all()) else -math.inf
     estimator = MeanEstimator(1, bootstrap, generator, cluster, (0,) if in_order else ())
     estimator.add(values[:, None])
-    found = estimator.estimates([RatioOfSums(0, -1, low)])[0]
-    if found.interval is None:
-        return found
-    ends = max(0.0, found.interval[0]), min(bound, max(0.0, found.interval[1]))
+    mean = estimator.estimates([RatioOfSums(0, -1, low)])[0]
+    if mean.interval is None:
+        return mean
+    ends = max(0.0, mean.interval[0]), min(bound, max(0.0, mean.interval[1]))
     if name == "kl_qp" and not bool(light.all()):
-        return found._replace(interval=(ends[0], math.inf), reason="heavy tail")
-    return found._replace(interval=ends)
+        return mean._replace(interval=(ends[0], math.inf), reason="heavy tail")
+    return mean._replace(interval=ends)
