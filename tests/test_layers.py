@@ -49,10 +49,10 @@ LAYERS = {
     ),
     "kullback.diagnosis": (
         {"scan"},
-        {"maps", "reading", "shapes"},
+        {"class_axes", "reading", "shapes"},
         {"values"},
         {"case"},
-        {"call_checks", "suggestion"},
+        {"checks", "suggestion"},
         {"diagnosis_result"},
         {"__init__"},
     ),

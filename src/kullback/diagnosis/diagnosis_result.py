@@ -11,7 +11,7 @@ from kullback.common.formats import significant
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.suggestion import Suggestion
-from kullback.diagnosis.values import RowValues
+from kullback.diagnosis.values import RowValues, TorchValues
 from kullback.losses.reduction import Reduction
 from kullback.results.finding import Finding
 
@@ -75,7 +75,7 @@ class Diagnosis(Shown):
     input: TensorSummary
     target: TensorSummary
     dim: int | tuple[int, ...]
-    values: dict[str, float | tuple[int, ...]]
+    values: TorchValues
     raises: str | None
     meanings: dict[str, str]
     kl_target_input: RowValues | None
@@ -112,7 +112,7 @@ def conclude(case: Case, findings: list[Finding], suggestion: Suggestion | None)
         direction=f"computes KL(target || input), in nats: how far P = {p} is from Q = exp(input), averaged over P",
         input=_summary(case.input, case.shapes[0], case.read_input),
         target=_summary(case.target, case.shapes[1], case.read_target),
-        dim=case.dim if case.maps is None else case.maps.dims,
+        dim=case.axes.shown,
         values=case.values,
         raises=case.error,
         meanings=_meanings(case) if case.values else {},
@@ -132,7 +132,7 @@ def _meanings(case: Case) -> dict[str, str]:
     else:
         batchmean = f"{significant(rows / size)} times {of_a_row}: {rows} rows, but input.size(0) = {size}"
     return {
-        "none": f"the terms; .sum({case.dim if case.maps is None else case.maps.dims}) of them is the KL of each row",
+        "none": f"the terms; .sum({case.axes.shown}) of them is the KL of each row",
         "sum": of_a_row if rows == 1 else f"the KL of all {rows} rows together",
         "mean": f"{of_a_row}, divided by the {case.classes} classes" if case.classes > 1 else of_a_row,
         "batchmean": batchmean,
@@ -143,8 +143,8 @@ def _summary(x: Tensor, shape: tuple[int, ...], reading: Reading | None) -> Tens
     basics = shape, str(x.dtype).removeprefix("torch."), str(x.device)
     if reading is None:
         return TensorSummary(*basics)
-    scan, sums = reading.scan, reading.sums
-    occurrences = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
+    sums = reading.row_sums
+    occurrences = (reading.zero, reading.minus_infinity, reading.plus_infinity, reading.nan)
     row_sums = (sums.low, sums.high) if sums.rows and reading.representation != "class indices" else None
     return TensorSummary(
         *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in occurrences)
