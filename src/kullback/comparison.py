@@ -71,7 +71,7 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
         (a, b),
         has_text=options.get("texts") is not None,
         has_row_options=any(name in rows for name in options),
-        hub=bool(options.get("hub")),
+        hub=bool(getattr(options.get("loading"), "hub", False)),
         frames_hold_rows=options.get("representation") is not None,
     )
     function = _function(subject)

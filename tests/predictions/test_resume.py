@@ -543,13 +543,13 @@ def test_tables_have_no_state(command):
 
 @pytest.mark.parametrize("given", [3, b"state", ["state"], True])
 def test_a_state_is_a_path(given, arrays):
-    from kullback.models import compare_models
+    from kullback.models import Run
 
     said = r"\(resume=...\): wanted the path of a file, or None; got "
     with pytest.raises(ArgumentTypeError, match=f"compare_predictions{said}"):
         compare_predictions(Logits(arrays["p"]), Logits(arrays["q"]), resume=given)
-    with pytest.raises(ArgumentTypeError, match=f"compare_models{said}"):
-        compare_models("p.gguf", "q.gguf", "words", resume=given)
+    with pytest.raises(ArgumentTypeError, match=f"Run{said}"):
+        Run(resume=given)
 
 
 def test_an_empty_file_that_was_there_is_removed_too(arrays, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ import torch
 from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.prediction_comparison import print_llama_cpp, require_one_output
+from kullback.common.constraints import taken
 from kullback.common.progress import progress_bar
 from kullback.errors import ArgumentValueError, printable
-from kullback.models import ModelComparison, compare_models, is_reference
+from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, is_reference
 from kullback.predictions.checkpoint import kept_state
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ def run_model_comparison(
             wording="{wanted}; got {got}. Write: {instead}",
         )
     files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
-    require_one_output(outputs, settings["llama_cpp"])
+    lines_of_llama_cpp = settings["llama_cpp"]
+    require_one_output(outputs, lines_of_llama_cpp)
     check_outputs(outputs, [*files, text], state=resume)
     with kept_state(resume) as state:
         with (
@@ -65,9 +68,14 @@ def run_model_comparison(
                 base,
                 list(candidates),
                 text,
-                resume=state,
-                generator=torch.Generator().manual_seed(seed),
-                progress=progress,
+                cut=taken(Cut, settings),
+                loading=taken(Loading, settings),
+                run=replace(
+                    taken(Run, settings),
+                    resume=state,
+                    generator=torch.Generator().manual_seed(seed),
+                    progress=progress,
+                ),
                 **settings,
             )
         compared = [
@@ -75,7 +83,7 @@ def run_model_comparison(
             for each in found.candidates
         ]
         verdicts = [gate.verdict(compared) for gate in gates]
-        lines = partial(_print_llama_cpp, found) if settings["llama_cpp"] else None
+        lines = partial(_print_llama_cpp, found) if lines_of_llama_cpp else None
         return write_reports(found, verdicts, outputs, table=lines)
 
 

@@ -61,10 +61,12 @@ def record(
     tokens, the mass of all others, and random draws from the others. With it, you can compare another model with this
     one without having this one.
     """
-    from kullback.models import record_reference
+    from kullback.common.constraints import taken
+    from kullback.models import Cut, Loading, record_reference
 
     check_files([("--text", text)], [output], [model])
     with progress_bar("tokens", show=not no_progress, patience=0) as progress:
-        notes = record_reference(model, text, output, progress=progress, **settings)
+        cut, loading = taken(Cut, settings), taken(Loading, settings)
+        notes = record_reference(model, text, output, cut=cut, loading=loading, progress=progress, **settings)
     for note in notes:
         click.echo(note)

@@ -17,22 +17,10 @@ from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
-from kullback.models.text import Score, Text, make_windows
+from kullback.models.text import Cut, Text
 from kullback.models.vocabulary import SharedClasses, share_classes
 
 CALL = "compare_models"
-
-
-class Cut(NamedTuple):
-    """How a text is cut into windows."""
-
-    context: int
-    score: Score
-    most_windows: int | None
-
-    def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
-        """Return the windows of a text in a model's tokens, and the document of each."""
-        return make_windows(model, text, context=self.context, score=self.score, most=self.most_windows)
 
 
 class Matched(NamedTuple):

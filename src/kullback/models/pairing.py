@@ -19,6 +19,7 @@ from kullback.predictions.collect import Collector
 from kullback.predictions.mean_intervals import MeanEstimator
 from kullback.predictions.measure import MeasuredRows, measure, rows_in_part
 from kullback.predictions.prediction_results import WorstRow
+from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters
 
 LOGITS = "logits", "logits"
@@ -32,16 +33,14 @@ class PairingSettings:
 
     windows: Windows
     clusters: Clusters
-    worst: int
-    bootstrap: int
+    run: Run
     seed: int
-    llama_cpp: bool = False
 
     def estimator(self) -> MeanEstimator:
         """Return a new estimator of one column's mean, whose draws are the same each time."""
         draws = torch.Generator().manual_seed(self.seed)
         examined = (0,) if self.clusters.in_order else ()
-        return MeanEstimator(1, self.bootstrap, draws, self.clusters.numbers, examined)
+        return MeanEstimator(1, self.run.bootstrap, draws, self.clusters.numbers, examined)
 
     def collector(self, labels: Tensor) -> Collector:
         """Return a new collector of statistics."""
@@ -49,11 +48,11 @@ class PairingSettings:
             self.windows.rows,
             labels,
             self.clusters,
-            worst=self.worst,
-            bootstrap=self.bootstrap,
+            worst=self.run.worst,
+            bootstrap=self.run.bootstrap,
             generator=torch.Generator().manual_seed(self.seed),
-            llama_cpp=self.llama_cpp,
-            chunks=self.windows.clusters if self.llama_cpp else None,
+            llama_cpp=self.run.llama_cpp,
+            chunks=self.windows.clusters if self.run.llama_cpp else None,
         )
 
 

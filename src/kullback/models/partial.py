@@ -131,7 +131,7 @@ class _PartialPairing(Pairing):
         kl = divergences[0].tolist()
         worst = [
             WorstRow(first + row, kl[row], None, None, _top_classes(*known, row))
-            for row in sorted(range(len(kl)), key=lambda row: -kl[row])[: self.settings.worst]
+            for row in sorted(range(len(kl)), key=lambda row: -kl[row])[: self.settings.run.worst]
         ]
         passages: list[tuple[int, Passage]] = []
         if self.passages.is_wanted(sum(kl) / len(kl)):
@@ -283,13 +283,13 @@ class ReferencePairing(_PartialPairing):
     def _with_interval(self, summary: Summary, rows: ReferenceRows, name: str, drawn: DrawnMean) -> Summary:
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason
-        if self.settings.bootstrap and math.isfinite(drawn.mean):
+        if self.settings.run.bootstrap and math.isfinite(drawn.mean):
             found = population_mean(
                 rows,
                 name,
                 cluster=self.settings.clusters.numbers,
                 in_order=bool(self.settings.clusters.in_order),
-                bootstrap=self.settings.bootstrap,
+                bootstrap=self.settings.run.bootstrap,
                 generator=torch.Generator().manual_seed(self.settings.seed),
             )
             interval, error, reason = found.interval, found.standard_error, found.reason

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.files import check_writable
 from kullback.io.reference_writer import STORED, ReferenceWriter
 from kullback.models.language_model import LanguageModel
-from kullback.models.match import Cut
-from kullback.models.open_model import OPENING, OpenOptions, Progress
+from kullback.models.open_model import LOADING, Loading, open_model
 from kullback.models.side import DenseSide
-from kullback.models.text import CUTTING, Score, take_texts
+from kullback.models.text import CUT, Cut, take_texts
+from kullback.predictions.run import BLOCK_BYTES, Progress
 
 CALL = "record_reference"
-BLOCK_BYTES = 40 * 1024 * 1024
 HASHED_AT_ONCE = 1 << 22
 
-_ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES), **CUTTING, **OPENING)
+_ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES))
 
 
 def record_reference(
@@ -29,17 +26,11 @@ def record_reference(
     texts: object,
     path: str | os.PathLike[str],
     *,
-    tokenizer: Any = None,
     top: int = 64,
     tail_draws: int = 32,
     seed: int = 0,
-    context: int = 512,
-    score: Score = "second-half",
-    most_windows: int | None = None,
-    dtype: str = "auto",
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    hub: bool = False,
+    cut: Cut = CUT,
+    loading: Loading = LOADING,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
 ) -> list[str]:
@@ -54,11 +45,11 @@ def record_reference(
         model: a folder of a Hugging Face causal language model, a ``.gguf`` file, or a module.
         texts: the text that the model reads, as for `compare_models`.
         path: the file to write, by custom with the extension ``.klref``.
-        tokenizer: the tokenizer of a module.
         top: how many of the most probable classes to keep.
         tail_draws: how many classes to draw from the others.
         seed: the seed of the draws.
-        context, score, most_windows, dtype, device, trust_remote_code, hub: as for `compare_models`.
+        cut: how the text is cut into windows, and which tokens are scored.
+        loading: how the model is opened.
         block_bytes: the most that a block of logits may take in memory.
         progress: called with the number of scored tokens and the total.
 
@@ -75,34 +66,18 @@ def record_reference(
         >>> record_reference("llama-3-8b", "some long text", "llama.klref")  # doctest: +SKIP
         []
     """
-    top, tail_draws, seed, block_bytes, context, *_ = _ARGUMENTS.check(**locals()).values()
-    options = OpenOptions(
-        tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
-    )
-    cut = Cut(context, score, most_windows)
-    kept = {"top": top, "tail_draws": tail_draws, "seed": seed}
-    return record(model, texts, path, options, cut, kept, block_bytes=block_bytes, progress=progress)
-
-
-def record(
-    model: object,
-    texts: object,
-    path: str | os.PathLike[str],
-    options: OpenOptions,
-    cut: Cut,
-    kept: Mapping[str, int],
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    progress: Progress | None = None,
-) -> list[str]:
-    """Write a reference file as `record_reference` does, with its settings in objects."""
+    top, tail_draws, seed, block_bytes = _ARGUMENTS.check(
+        top=top, tail_draws=tail_draws, seed=seed, block_bytes=block_bytes
+    ).values()
     check_writable(path)
     text = take_texts(CALL, texts)
-    with options.model(model) as opened:
+    with open_model(model, loading) as opened:
         windows, _ = cut.windows(opened, text)
         metadata = {"context": str(cut.context), "score": cut.score} | _describe(opened)
         side = DenseSide(opened.info, windows, opened)
-        with ReferenceWriter(path, windows, **kept, metadata=metadata) as writer:
+        with ReferenceWriter(
+            path, windows, top=top, tail_draws=tail_draws, seed=seed, metadata=metadata
+        ) as writer:
             for block in side.blocks(max(1, block_bytes // (4 * side.classes)), 0):
                 writer.add(block)
                 if progress is not None:

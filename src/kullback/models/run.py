@@ -16,7 +16,6 @@ from torch import Tensor
 from kullback.common.streaming import Moments
 from kullback.errors import ModelError
 from kullback.models.model_results import Candidate, Passage, ReadToken
-from kullback.models.open_model import Progress
 from kullback.models.pairing import Pairing, PairingSettings, Part
 from kullback.models.passages import LENGTH
 from kullback.models.side import ModelSide, in_step
@@ -27,10 +26,11 @@ from kullback.predictions.checkpoint import (
     encoded_rows,
 )
 from kullback.predictions.mean_intervals import RatioOfSums
+from kullback.predictions.run import Progress
 from kullback.results.value import Value
 
 
-class Run:
+class Reading:
     """Reads all sides in step, window by window.
 
     Arguments:

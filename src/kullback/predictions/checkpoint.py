@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.files import write_errors
-from kullback.errors import FileError, invalid_type, printable, safe_repr
+from kullback.errors import FileError, printable
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass, WorstRow
 
@@ -74,14 +74,6 @@ def weights_stamp(name: str) -> list[tuple[str, tuple[int, int, str]]]:
     path = Path(name)
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     return [(each.name, file_stamp(each)) for each in files if each.is_file()]
-
-
-def require_state(call: str, resume: object) -> None:
-    """Refuse a value that is neither a path nor None."""
-    if resume is None or (isinstance(resume, str | os.PathLike) and isinstance(os.fspath(resume), str)):
-        return
-    wanted, instead = "the path of a file, or None", "resume='report.state'"
-    raise invalid_type(call, "resume", wanted=wanted, got=safe_repr(resume), instead=instead)
 
 
 class KeptState:

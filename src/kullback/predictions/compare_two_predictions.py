@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function, refuse_both
+from kullback.common.constraints import Arguments, refuse_both
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value
 from kullback.io import RowSource, paired_blocks
@@ -28,12 +28,12 @@ from kullback.predictions.checkpoint import (
     encoded_rows,
     file_stamp,
     fingerprint,
-    require_state,
     tensor_bytes,
 )
 from kullback.predictions.collect import Collector
 from kullback.predictions.measure import PART, measure, rows_in_part
 from kullback.predictions.prediction_results import Comparison, WorstRow
+from kullback.predictions.run import ARGUMENTS, BLOCK_BYTES, Progress, require_state
 from kullback.predictions.shared_rows import shared_blocks
 from kullback.predictions.sources import (
     CALL,
@@ -48,27 +48,15 @@ from kullback.representations import Representation
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
-BLOCK_BYTES = 40 * 1024 * 1024
 # The most rows whose results a worker sends, or a state keeps, at a time.
 MOST_SENT = 1 << 16
 
 Blocks = Iterable[tuple[int, Tensor, Tensor]]
-Progress = Callable[[int, int | None], object]
 T = TypeVar("T")
 _Rows = tuple[Tensor, list[WorstRow]]
 
 
-ARGUMENTS = Arguments(
-    CALL,
-    worst=Whole(least=0, example=10),
-    bootstrap=Whole(least=0, most=100_000, example=1000),
-    block_bytes=Whole(least=1, example=BLOCK_BYTES),
-    independent=FLAG,
-    generator=GENERATOR,
-    progress=function("progress=print, which takes the numbers of finished rows and of all rows"),
-    llama_cpp=FLAG,
-)
+_ARGUMENTS = Arguments(CALL, **ARGUMENTS.constraints)
 
 
 def compare_predictions(
@@ -159,7 +147,7 @@ def compare_predictions(
     References:
         Bootstrap Methods and Their Application, sections 3.8 and 5.2 (Davison and Hinkley, 1997)
     """
-    worst, bootstrap, block_bytes, *_ = ARGUMENTS.check(**locals()).values()
+    worst, bootstrap, block_bytes, *_ = _ARGUMENTS.check(**locals()).values()
     refuse_both(CALL, independent, cluster)
     require_state(CALL, resume)
     if isinstance(p, Representation) and isinstance(q, Representation):
