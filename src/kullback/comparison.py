@@ -134,7 +134,7 @@ def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject
         return {"predictions"} if frames_hold_rows else {"tables"}
     import torch
 
-    from kullback.io import Reference, RowSource, TopKSource
+    from kullback.io import Reference, RowStream, TopKSource
     from kullback.models import LanguageModel
     from kullback.representations import Representation
 
@@ -143,7 +143,7 @@ def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject
         return {"models"}
     if isinstance(side, Representation) or hasattr(type(side), "__array__"):
         return {"predictions"}
-    return {"predictions", "models"} if isinstance(side, RowSource) else set()
+    return {"predictions", "models"} if isinstance(side, RowStream) else set()
 
 
 def _are_tables(names: list[str]) -> bool:

@@ -164,7 +164,7 @@ def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
     found: list[list[float]] = []
     for row in range(len(blocks[0])):
         made = pairing(*sides, settings)
-        made.add(made.measured(0, *(block[row : row + 1] for block in blocks), (0, 1)))
+        made.add(made.measured(0, *(block[row : row + 1] for block in blocks)))
         divergences = made.result()[0].comparison.divergences
         found.append([divergences[name].maximum for name in NAMES])
     return torch.tensor(found, dtype=torch.float64)

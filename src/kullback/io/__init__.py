@@ -35,6 +35,7 @@ from kullback.io.llama_cpp_base import write_llama_base
 from kullback.io.reference_file import Reference
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.row_sources import RowSource, open_rows, paired_blocks
+from kullback.io.row_stream import RowStream
 from kullback.io.tokens import read_tokens
 from kullback.io.top_k import TopKSource, open_top_k, paired_top_k_blocks
 from kullback.io.top_k_reference import write_top_k_reference
@@ -47,6 +48,7 @@ __all__ = [
     "ReferenceBlock",
     "ReferenceWriter",
     "RowSource",
+    "RowStream",
     "TopKBlock",
     "TopKSource",
     "Windows",

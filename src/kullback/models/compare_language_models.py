@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
-from kullback.errors import ModelError, invalid_type, invalid_value, safe_repr
+from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io.windows import Windows
+from kullback.models.differences import differences
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
@@ -25,11 +26,11 @@ from kullback.models.noise import NoisyModel
 from kullback.models.open_model import LOADING, Loading, Opened, is_reference, opened_in
 from kullback.models.pairing import DensePairing, Pairing, PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
+from kullback.models.passages import LENGTH
 from kullback.models.recording import record_reference
-from kullback.models.run import Reading, differences
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
 from kullback.models.text import CUT, Cut, Text, take_texts
-from kullback.predictions.checkpoint import checkpoint_of, fingerprint, weights_stamp
+from kullback.predictions.reading import Reading
 from kullback.predictions.run import RUN, Run
 from kullback.predictions.sources import Clusters
 
@@ -82,7 +83,7 @@ def compare_models(
     Arguments:
         base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module called with ``input_ids``
             that returns logits, a reference file (``.klref``), or a source of `kullback.io.open_rows` or
-            `kullback.io.open_top_k` with a row for each scored token.
+            `kullback.io.open_top_k`, or a `kullback.io.RowStream`, with a row for each scored token.
         candidates: Q, likewise, or the address of a server (``http://...``) with vLLM's, SGLang's or OpenAI's
             completions API. Pass one, a list, or a mapping from names to candidates. If two candidates of a list have
             the same name, the second is called ``"name (2)"``, and so on.
@@ -200,7 +201,7 @@ def _compare_group(
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
         pairings = [_pairing(base, side, of_pairings) for side in sides]
-        _run(base, pairings, of_pairings, settings)
+        _read(stack, base, pairings, of_pairings, settings)
         found = [pairing.result() for pairing in pairings]
         floor = found.pop()[0] if noise_floor else None
         if noise_floor is None:
@@ -322,7 +323,9 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)
-        Reading(base, [pairing], of_pairings).all_windows(settings.run.block_bytes, None)
+        quiet = replace(settings, run=replace(settings.run, progress=None, resume=None))
+        with ExitStack() as stack:
+            _read(stack, base, [pairing], of_pairings, quiet)
     except ModelError:  # layers of another kind
         return None
     return pairing.result()[0]
@@ -350,22 +353,48 @@ def _has_draws(side: ModelSide) -> bool:
     return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 
-def _run(base: ModelSide, pairings: list[Pairing], of_pairings: PairingSettings, settings: _Settings) -> None:
-    run = Reading(base, pairings, of_pairings)
-    if settings.run.resume is None:
-        run.all_windows(settings.run.block_bytes, settings.run.progress)
-        return
-    infos = [side.info for side in (base, *(pairing.candidate for pairing in pairings))]
-    windows, cut = of_pairings.windows, settings.cut
-    identity = fingerprint(
-        tokens=windows.tokens,
-        scored=windows.scored.to(torch.uint8),
-        models=[vars(info) for info in infos],
-        weights=[weights_stamp(info.name) for info in infos],
-        options=[cut.context, cut.score, settings.run.worst, settings.loading.representation],
+def _read(
+    stack: ExitStack,
+    base: ModelSide,
+    pairings: Sequence[Pairing],
+    of_pairings: PairingSettings,
+    settings: _Settings,
+) -> None:
+    """Read all sides in step, and measure each pairing."""
+    windows, run, cut = of_pairings.windows, settings.run, settings.cut
+    sides = [base, *(pairing.candidate for pairing in pairings)]
+
+    def ended(place: int, _counts: object) -> ModelError:
+        return ModelError.at(
+            printable(sides[place].name),
+            wanted="predictions for as many tokens as the other sides have",
+            got="fewer",
+            instead="use files and models of the same text, --context and --score",
+        )
+
+    rows = max(1, run.block_bytes // (4 * max(1, *(side.classes for side in sides))))
+    reading = Reading(
+        sides,
+        pairings,
+        run,
+        differ=ended,
+        rows_in_block=rows // LENGTH * LENGTH or rows,  # whole passages
+        rows=windows.rows,
+        begins={windows.rows, *(windows.clusters.diff() != 0).nonzero().squeeze(-1).add(1).tolist()},
     )
-    with checkpoint_of(settings.run.resume, identity) as checkpoint:
-        run.all_windows(settings.run.block_bytes, settings.run.progress, checkpoint)
+
+    def identity() -> dict[str, object]:
+        return {
+            "tokens": windows.tokens,
+            "scored": windows.scored.to(torch.uint8),
+            "sides": [side.identity() for side in sides],
+            "options": [cut.context, cut.score, run.worst, settings.loading.representation],
+        }
+
+    rows = reading.all_rows(stack, identity)
+    if rows != windows.rows:
+        wanted, instead = f"predictions for {windows.rows} tokens", "a model or file ended early"
+        raise ModelError.at("", wanted=wanted, got=str(rows), instead=instead)
 
 
 def _clusters(windows: Windows, documents: Tensor, *, independent: bool) -> Clusters:

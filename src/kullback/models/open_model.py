@@ -13,8 +13,9 @@ import torch
 from kullback.common.constraints import FLAG, Arguments, OneOf, Whole
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
-from kullback.io import Reference, RowSource, TopKSource, open_rows, open_top_k
+from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
 from kullback.io.row_checks import REPRESENTATION
+from kullback.io.row_sources import checked
 from kullback.models.huggingface_model import DTYPES, HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.parameters import parameter_count
@@ -161,7 +162,9 @@ def opened_in(stack: ExitStack, given: object, argument: str, loading: Loading) 
 
 def open_side(given: object, argument: str, loading: Loading) -> Opened:
     """Open a model, a server, a reference, a file of predictions, or one of top classes."""
-    if isinstance(given, RowSource | Reference | TopKSource):
+    if isinstance(given, RowStream):
+        return checked(given, argument)
+    if isinstance(given, Reference | TopKSource):
         return given
     if isinstance(given, str | os.PathLike):
         name = os.fspath(given)
@@ -170,8 +173,12 @@ def open_side(given: object, argument: str, loading: Loading) -> Opened:
             return Reference(path, name=argument)
         if name.startswith(("http://", "https://")):
             return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
-        if path.is_file() and path.suffix.lower() in LISTS:
-            return open_top_k(path, name=argument)
         if path.is_file() and path.suffix.lower() != ".gguf":
-            return open_rows(path, representation=loading.representation, name=argument)
+            return _open_file(path, argument, loading)
     return open_model(given, loading, argument=argument)
+
+
+def _open_file(path: Path, argument: str, loading: Loading) -> RowSource | TopKSource:
+    if path.suffix.lower() in LISTS:
+        return open_top_k(path, name=argument)
+    return open_rows(path, representation=loading.representation, name=argument)

@@ -14,7 +14,7 @@ from kullback.io import ReferenceBlock, TopKBlock
 from kullback.losses.top_k import TopK
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.models.model_results import Candidate, Passage, ReadToken
-from kullback.models.pairing import Pairing, PairingSettings, Part
+from kullback.models.pairing import Pairing, PairingSettings
 from kullback.models.side import ModelSide, ReferenceSide
 from kullback.partial_rows import top_classes
 from kullback.predictions.collect import BOUNDS, complement
@@ -22,6 +22,7 @@ from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_m
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
+from kullback.predictions.reading import Part
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, measure_reference
 from kullback.results.value import Reason
 
@@ -120,11 +121,8 @@ class _PartialPairing(Pairing):
         self._labels = settings.windows.labels
         self._collector = settings.collector(self._labels)
 
-    def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
-        rows = slice(*span)
-        p, q = p[rows], q[rows]
-        first = start + span[0]
-        labels = self._labels[first : start + span[1]]
+    def measured(self, first: int, p: Any, q: Any) -> Part:
+        labels = self._labels[first : first + len(p)]
         known = _Known.of(p, labels), _Known.of(q, labels)
         divergences, further = self.row_divergences(p, q, known)
         table = torch.cat([_table(*known, labels, divergences), further], -1)
@@ -141,7 +139,7 @@ class _PartialPairing(Pairing):
                 for row in range(len(kl))
             ]
             passages.append((first, self.passages.passage(first, tokens)))
-        return table, worst, passages
+        return Part(table, worst, passages)
 
     @abstractmethod
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:

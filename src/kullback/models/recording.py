@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.files import check_writable
+from kullback.errors import invalid_value
+from kullback.io import RowStream
 from kullback.io.reference_writer import STORED, ReferenceWriter
+from kullback.io.row_sources import checked
 from kullback.models.language_model import LanguageModel
 from kullback.models.open_model import LOADING, Loading, open_model
 from kullback.models.side import DenseSide
@@ -42,8 +46,9 @@ def record_reference(
     candidate. Its estimates of the divergences are unbiased, and their intervals include the sampling noise.
 
     Arguments:
-        model: a folder of a Hugging Face causal language model, a ``.gguf`` file, or a module.
-        texts: the text that the model reads, as for `compare_models`.
+        model: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module, or a
+            `kullback.io.RowStream` with `windows`.
+        texts: the text that the model reads, as for `compare_models`; None for a stream.
         path: the file to write, by custom with the extension ``.klref``.
         top: how many of the most probable classes to keep.
         tail_draws: how many classes to draw from the others.
@@ -70,19 +75,38 @@ def record_reference(
         top=top, tail_draws=tail_draws, seed=seed, block_bytes=block_bytes
     ).values()
     check_writable(path)
-    text = take_texts(CALL, texts)
-    with open_model(model, loading) as opened:
-        windows, _ = cut.windows(opened, text)
-        metadata = {"context": str(cut.context), "score": cut.score} | _describe(opened)
-        side = DenseSide(opened.info, windows, opened)
-        with ReferenceWriter(
-            path, windows, top=top, tail_draws=tail_draws, seed=seed, metadata=metadata
-        ) as writer:
-            for block in side.blocks(max(1, block_bytes // (4 * side.classes)), 0):
-                writer.add(block)
-                if progress is not None:
-                    progress(writer.written, windows.rows)
+    with ExitStack() as stack:
+        side, metadata = _side(stack, model, texts, cut, loading)
+        writer = stack.enter_context(
+            ReferenceWriter(path, side.windows, top=top, tail_draws=tail_draws, seed=seed, metadata=metadata)
+        )
+        for block in side.blocks(rows=max(1, block_bytes // (4 * side.classes))):
+            writer.add(block)
+            if progress is not None:
+                progress(writer.written, side.windows.rows)
     return writer.notes
+
+
+def _side(
+    stack: ExitStack, model: object, texts: object, cut: Cut, loading: Loading
+) -> tuple[DenseSide, dict[str, str]]:
+    """Return a model over a text, or a stream over its own windows, and what the file says of it."""
+    if isinstance(model, RowStream):
+        source = checked(model, "model")
+        if source.windows is None:
+            raise invalid_value(
+                CALL,
+                "model",
+                wanted="a stream with the windows of its tokens",
+                got=f"{type(model).__name__} without `windows`",
+                instead="a RowStream whose attribute `windows` is a kullback.io.Windows",
+            )
+        return DenseSide.of_file(source, source.windows), {**source.metadata, "model": source.name}
+    text = take_texts(CALL, texts)
+    opened = stack.enter_context(open_model(model, loading))
+    windows, _ = cut.windows(opened, text)
+    metadata = {"context": str(cut.context), "score": cut.score} | _describe(opened)
+    return DenseSide(opened.info, windows, opened), metadata
 
 
 def _describe(model: LanguageModel) -> dict[str, str]:

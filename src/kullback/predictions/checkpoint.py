@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from kullback.common.files import write_errors
+from kullback.common.inputs import tensor_bytes
 from kullback.errors import FileError, printable
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass, WorstRow
 
-SCHEMA = "kullback.checkpoint/3"
+SCHEMA = "kullback.checkpoint/4"
 APPLICATION = 0x4B554C4C  # "KULL"
 BEGINNING = (
     f"PRAGMA application_id = {APPLICATION}",
     "CREATE TABLE comparison (schema TEXT, identity TEXT)",
     "CREATE TABLE record (number INTEGER PRIMARY KEY, digest BLOB, content BLOB)",
 )
-SAMPLES, SAMPLE_BYTES = 16, 1 << 16
 
 
 def fingerprint(**settings: Any) -> str:
@@ -50,30 +50,6 @@ def fingerprint(**settings: Any) -> str:
         else:
             digest.update(json.dumps(value, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def tensor_bytes(x: Tensor) -> Any:
-    """Return the memory of a tensor, in the form that a digest takes."""
-    return x.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-
-
-def file_stamp(path: Path) -> tuple[int, int, str]:
-    """Return the size and time of change of a file, and a digest of its beginning, its end and places between."""
-    found = path.stat()
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        last = max(0, found.st_size - SAMPLE_BYTES)
-        for place in range(SAMPLES):
-            file.seek(last * place // (SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-    return found.st_size, found.st_mtime_ns, digest.hexdigest()
-
-
-def weights_stamp(name: str) -> list[tuple[str, tuple[int, int, str]]]:
-    """Return the name and the `file_stamp` of every file of a model, so that other weights are noticed."""
-    path = Path(name)
-    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-    return [(each.name, file_stamp(each)) for each in files if each.is_file()]
 
 
 class KeptState:

@@ -22,6 +22,7 @@ from kullback.predictions.measure import (
     TOP_K_AGREEMENT,
 )
 from kullback.predictions.prediction_results import Comparison, LabelStatistics, Summary, WorstRow
+from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
 from kullback.results.value import Value
@@ -91,12 +92,8 @@ class Collector:
         rows: the number of rows, or None if it is not known before reading.
         labels: the true class of each row, or None.
         clusters: the cluster of each row, or None.
-        worst: how many of the worst rows to report.
-        bootstrap: the number of bootstrap draws for the intervals.
-        generator: the random generator of the bootstrap, or None for a fixed seed.
-        llama_cpp: whether to collect llama.cpp's statistics too.
+        run: the settings.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
-        independent: whether the rows are known to be independent; their order is then not examined.
     """
 
     def __init__(
@@ -104,18 +101,14 @@ class Collector:
         rows: int | None,
         labels: Tensor | None,
         clusters: Clusters | None,
+        run: Run,
         *,
-        worst: int,
-        bootstrap: int,
-        generator: torch.Generator | None,
-        llama_cpp: bool = False,
         chunks: Tensor | None = None,
-        independent: bool = False,
     ) -> None:
-        self.rows, self.labels, self.worst = rows, labels, Worst(worst)
-        self._clusters, self._bootstrap = clusters, bootstrap
+        self.rows, self.labels, self.worst = rows, labels, Worst(run.worst)
+        self._clusters, self._bootstrap = clusters, run.bootstrap
         self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
-        self._llama_cpp = LlamaCpp(chunks) if llama_cpp else None
+        self._llama_cpp = LlamaCpp(chunks) if run.llama_cpp else None
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
         self._filled = 0
@@ -128,9 +121,9 @@ class Collector:
         numbers = None if clusters is None else clusters.numbers
         all_labeled = labels is not None and bool((labels != NO_LABEL).all())
         examined = (*EXAMINED, *(EXAMINED_LABELS if all_labeled else ()))
-        in_order = not independent and (clusters is None or clusters.in_order)
+        in_order = not run.independent and (clusters is None or clusters.in_order)
         places = tuple(map(self._columns.index, examined)) if in_order else ()
-        self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers, places)
+        self._estimator = MeanEstimator(len(self._columns), run.bootstrap, run.generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
 
     def require_values_up_to(self, stop: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments
-from kullback.common.inputs import as_tensor, is_integer, whole_from
+from kullback.common.inputs import as_tensor, is_integer, tensor_bytes, whole_from
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
-from kullback.io import RowSource, open_rows, read_clusters, read_labels
+from kullback.io import RowSource, RowStream, open_rows, read_clusters, read_labels
 from kullback.io.class_columns import chosen_classes, places_of_labels
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.row_checks import REPRESENTATION
+from kullback.io.row_sources import checked
 from kullback.io.source_files import FileReference
+from kullback.predictions.run import BLOCK_BYTES
 from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
 
@@ -46,6 +49,12 @@ class TensorReader(Reader):
 
     def read(self, start: int, stop: int) -> Tensor:
         return self._tensor[start:stop].cpu()
+
+    def identity(self) -> object:
+        digest = hashlib.sha256(str(self.dtype).encode())
+        for block in self.stream(max(1, BLOCK_BYTES // (self.classes * self.dtype.itemsize))):
+            digest.update(tensor_bytes(block))
+        return digest.hexdigest()
 
 
 class FrameReader(TensorReader):
@@ -165,8 +174,10 @@ def open_source(
     columns: Sequence[str] | None = None,
 ) -> RowSource:
     """Open a path, or wrap a tensor or data frame, as a source of rows; `name` is the argument it was passed as."""
-    if isinstance(given, RowSource):
-        return given if columns is None else _refused_columns(columns)
+    if isinstance(given, RowStream):
+        if columns is not None:
+            _refused_columns(columns)
+        return checked(given, name)
     _ARGUMENTS.check(representation=representation)
     if isinstance(given, str | os.PathLike):
         path = cast("str | os.PathLike[str]", given)
@@ -280,13 +291,16 @@ class Clusters(NamedTuple):
         return self.names[int(self.numbers[row])]
 
 
-def take_clusters(given: object, key: str | None, rows: int | None) -> Clusters | None:
-    """Return the cluster of each row, from a file, a tensor, an array or a list of ids."""
+def take_clusters(
+    given: object, key: str | None, rows: int | None, stored: Tensor | None = None
+) -> Clusters | None:
+    """Return the cluster of each row, from a file, a tensor, an array or a list of ids; by default the stored ones."""
     if isinstance(given, str | os.PathLike):
         path = cast("str | os.PathLike[str]", given)
         numbers = read_clusters(path, key=key, rows=rows, key_name="cluster_key")
         return Clusters(numbers, [str(number) for number in range(int(numbers.max()) + 1)])
     _refuse_key("cluster", key, given)
+    given = stored if given is None else given
     if given is None:
         return None
     held = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
