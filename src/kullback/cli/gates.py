@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from kullback.common.row_statistics import FURTHER
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 from kullback.errors import BY_CALL, ArgumentValueError, quoted
 from kullback.results.verdict import Outcome, Verdict
@@ -238,7 +239,9 @@ class Gate:
             certain: if its divergences are lower bounds, the least and the largest possible mean of each.
         """
         limit, name = self.limit, self.limit.metric
-        metric = MEANS.get(name) or ESTIMATES[name]
+        metric = _means().get(name) or _estimates()[name]
+        if metric.path in FURTHER and metric.path not in found.further:
+            return Judgment("unclear", f"{name} is unknown, because not all classes are known")
         if metric.path.startswith("labels.") and found.labels is None:
             raise ArgumentValueError.at(
                 f"--fail-{limit.side} {name}=...",
@@ -248,9 +251,10 @@ class Gate:
                 instead="--labels FILE",
                 wording="{got}. Write: {instead}",
             )
-        of = found.divergences.get(metric.path) or attrgetter(metric.path)(found)
+        named = {**found.divergences, **found.further}
+        of = named[metric.path] if metric.path in named else attrgetter(metric.path)(found)
         value = getattr(of, metric.part)
-        if name in ESTIMATES:
+        if name in _estimates():
             bounds = None if certain is None else _possible(metric, value, certain)
             if bounds is None:
                 return limit.judgment_of_estimate(name, value)
@@ -276,7 +280,16 @@ def _possible(metric: Metric, value: float, certain: Mapping[str, Interval]) -> 
 
 def parse_gate(text: str, side: Side) -> Gate:
     """Parse ``METRIC=LIMIT`` for a comparison of predictions."""
-    return Gate(_parse(text, side, MEANS, ESTIMATES, METRICS_IN_WORDS, example=0.01))
+    return Gate(_parse(text, side, _means(), _estimates(), METRICS_IN_WORDS, example=0.01))
+
+
+def _means() -> dict[str, Metric]:
+    """Return the numbers with an interval, with those of the user's statistics."""
+    return {**{name: Metric(name) for name in FURTHER}, **MEANS}
+
+
+def _estimates() -> dict[str, Metric]:
+    return {**{f"{name}.value": Metric(name) for name in FURTHER}, **ESTIMATES}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
+from kullback.common.row_statistics import FURTHER
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io.windows import Windows
 from kullback.models.differences import differences
@@ -388,7 +389,7 @@ def _read(
             "tokens": windows.tokens,
             "scored": windows.scored.to(torch.uint8),
             "sides": [side.identity() for side in sides],
-            "options": [cut.context, cut.score, run.worst, settings.loading.representation],
+            "options": [cut.context, cut.score, run.worst, settings.loading.representation, list(FURTHER)],
         }
 
     rows = reading.all_rows(stack, identity)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kullback.common.row_statistics import FURTHER, RowStatistic
 from kullback.io.windows import Windows
 from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.passages import Passages, decoded_passage, read_tokens
@@ -41,7 +42,7 @@ class PairingSettings:
         examined = (0,) if self.clusters.in_order else ()
         return MeanEstimator(1, self.run.bootstrap, draws, self.clusters.numbers, examined)
 
-    def collector(self, labels: Tensor) -> Collector:
+    def collector(self, labels: Tensor, further: Sequence[RowStatistic] = ()) -> Collector:
         """Return a new collector of statistics."""
         return Collector(
             self.windows.rows,
@@ -49,6 +50,7 @@ class PairingSettings:
             self.clusters,
             replace(self.run, generator=torch.Generator().manual_seed(self.seed)),
             chunks=self.windows.clusters if self.run.llama_cpp else None,
+            further=further,
         )
 
 
@@ -99,7 +101,7 @@ class DensePairing(Pairing):
         self._shared = shared
         labels = settings.windows.labels
         self._labels = labels if shared is None else shared.shared_numbers(labels)
-        self._collector = settings.collector(self._labels)
+        self._collector = settings.collector(self._labels, list(FURTHER.values()))
         self._kl: list[Tensor] = []
 
     def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
@@ -114,7 +116,7 @@ class DensePairing(Pairing):
         def parts() -> Iterator[MeasuredRows]:
             for low in range(0, len(p), step):
                 rows = slice(low, low + step)
-                yield measure(p[rows], q[rows], LOGITS, labels[rows])
+                yield measure(p[rows], q[rows], LOGITS, labels[rows], self._collector.further)
 
         tables: list[Tensor] = []
         worst: list[WorstRow] = []

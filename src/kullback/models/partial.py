@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.row_statistics import BUILT_IN, TOP_CLASSES
 from kullback.io import ReferenceBlock, TopKBlock
 from kullback.losses.top_k import TopK
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
@@ -17,16 +18,17 @@ from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.pairing import Pairing, PairingSettings
 from kullback.models.side import ModelSide, ReferenceSide
 from kullback.partial_rows import top_classes
-from kullback.predictions.collect import BOUNDS, complement
+from kullback.predictions.collect import complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
-from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
+from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
 from kullback.predictions.reading import Part
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, measure_reference
 from kullback.results.value import Reason
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
+HIGHEST = {each.name: each.high for each in BUILT_IN}
 CHUNK = 4096  # rows that the collector takes in at a time
 
 
@@ -199,7 +201,7 @@ class ListedPairing(_PartialPairing):
         upper = dict(zip(DIVERGENCES, table[:, WIDTH:].unbind(-1), strict=True))
         lower = comparison.divergences
         certain = {name: (lower[name].mean, float(most.mean())) for name, most in upper.items()}
-        divergences = {name: self._up_to(lower[name], most, BOUNDS[name][1]) for name, most in upper.items()}
+        divergences = {name: self._up_to(lower[name], most, HIGHEST[name]) for name, most in upper.items()}
         return self._candidate(comparison, divergences, known="top classes", certain=certain), table[:, 0]
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float) -> Summary:

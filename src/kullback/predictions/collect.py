@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from kullback.common.row_statistics import BUILT_IN, RowStatistic
 from kullback.common.serial_dependence import SerialDependence
 from kullback.common.streaming import Moments
 from kullback.common.words import NO_LABEL
 from kullback.predictions.llama_cpp_statistics import LlamaCpp
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
-from kullback.predictions.measure import (
-    COLUMNS,
-    DIVERGENCES,
-    LABEL_COLUMNS,
-    TOP_K_ACCURACY_P,
-    TOP_K_ACCURACY_Q,
-    TOP_K_AGREEMENT,
+from kullback.predictions.measure import DIVERGENCES
+from kullback.predictions.prediction_results import (
+    Comparison,
+    LabelStatistics,
+    Summary,
+    TitledValue,
+    WorstRow,
 )
-from kullback.predictions.prediction_results import Comparison, LabelStatistics, Summary, WorstRow
 from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
@@ -47,38 +48,11 @@ class ComparisonSide(Protocol):
 
 SUMMARY_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 CURVE_LEVELS = (*(i / 100 for i in range(100)), *(0.99 + i / 1000 for i in range(1, 10)), 0.9995, 0.9999, 1.0)
-BINARY = (*TOP_K_AGREEMENT, *TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q)
 PERPLEXITY_DIFFERENCE = "perplexity_difference"
-# The columns whose order shows whether rows depend on each other; the others vary with them.
-EXAMINED = "kl_pq", "tv", TOP_K_AGREEMENT[0]
-EXAMINED_LABELS = "cross_entropy_p", "difference", "delta_prob"
-# The least and the largest value of each quantity in a row.
-BOUNDS = {
-    "kl_pq": (0.0, math.inf),
-    "kl_qp": (0.0, math.inf),
-    "js": (0.0, math.log(2)),
-    "tv": (0.0, 1.0),
-    **dict.fromkeys(BINARY, (0.0, 1.0)),
-    "cross_entropy_p": (0.0, math.inf),
-    "cross_entropy_q": (0.0, math.inf),
-    "difference": (-math.inf, math.inf),
-    "delta_prob": (-1.0, 1.0),
-    "delta_prob_squared": (0.0, 1.0),
-}
-NAMES = {
-    "kl_pq": "KL(P||Q)",
-    "kl_qp": "KL(Q||P)",
-    "js": "JS",
-    "tv": "TV",
-    **dict.fromkeys(TOP_K_AGREEMENT, "the top-k agreement"),
-    **dict.fromkeys((*TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q), "the top-k accuracy"),
-    "cross_entropy_p": "P's cross-entropy",
-    "cross_entropy_q": "Q's cross-entropy",
-    "difference": "their difference",
-    "delta_prob": "the change in probability",
-    "delta_prob_squared": "its mean square",
-    PERPLEXITY_DIFFERENCE: "the difference of the perplexities",
-}
+AGREEMENTS, ACCURACIES_P, ACCURACIES_Q = (
+    tuple(each.name for each in BUILT_IN if each.name.endswith(of))
+    for of in ("_agreement", "_accuracy_p", "_accuracy_q")
+)
 # If none of n rows is of a kind, at most 3/n of all are, at 95 % confidence. A large KL in a row, in nats.
 UNSEEN, LARGE_KL = 3.0, 10.0
 # Rows that the statistics take in at a time.
@@ -94,6 +68,7 @@ class Collector:
         clusters: the cluster of each row, or None.
         run: the settings.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
+        further: statistics of the user.
     """
 
     def __init__(
@@ -104,10 +79,15 @@ class Collector:
         run: Run,
         *,
         chunks: Tensor | None = None,
+        further: Sequence[RowStatistic] = (),
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(run.worst)
         self._clusters, self._bootstrap = clusters, run.bootstrap
-        self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
+        known = [each for each in BUILT_IN if labels is not None or not each.of_labels]
+        self.further = [each for each in further if labels is not None or not each.of_labels]
+        columns = [each for each in known if not each.of_labels] + [each for each in known if each.of_labels]
+        self._statistics = {each.name: each for each in (*columns, *self.further)}
+        self._columns = tuple(self._statistics)
         self._llama_cpp = LlamaCpp(chunks) if run.llama_cpp else None
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
@@ -120,9 +100,12 @@ class Collector:
         self._histogram, self._by_confidence, self._segments = Histogram(), ByConfidence(), Segments(rows)
         numbers = None if clusters is None else clusters.numbers
         all_labeled = labels is not None and bool((labels != NO_LABEL).all())
-        examined = (*EXAMINED, *(EXAMINED_LABELS if all_labeled else ()))
         in_order = not run.independent and (clusters is None or clusters.in_order)
-        places = tuple(map(self._columns.index, examined)) if in_order else ()
+        places = [
+            place
+            for place, each in enumerate(self._statistics.values())
+            if in_order and each.examined and (all_labeled or not each.of_labels)
+        ]
         self._estimator = MeanEstimator(len(self._columns), run.bootstrap, run.generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
 
@@ -152,7 +135,8 @@ class Collector:
         if self._llama_cpp is not None and known is not None:
             self._llama_cpp.add(columns, known)
         for name, values in columns.items():
-            columns[name] = values if name not in LABEL_COLUMNS[1:] else values[known]
+            is_partial = self._statistics[name].of_labels and name != "labeled"
+            columns[name] = values[known] if is_partial else values
             self._moments[name].add(columns[name])
         for name, quantiles in self._quantiles.items():
             quantiles.add(columns[name])
@@ -161,7 +145,7 @@ class Collector:
         kl = columns["kl_pq"]
         self._histogram.add(kl)
         self._segments.add(kl)
-        self._by_confidence.add(columns["confidence"], kl, columns[TOP_K_AGREEMENT[0]])
+        self._by_confidence.add(columns["confidence"], kl, columns[AGREEMENTS[0]])
         self._estimator.add(table)
 
     def comparison(self, p: ComparisonSide, q: ComparisonSide, notes: list[str]) -> Comparison:
@@ -171,13 +155,16 @@ class Collector:
         for argument, values in self._beside():
             require_values(argument, len(values), rows)
         clusters = self._clusters
-        quantities = {name: self._quantity(name) for name in BOUNDS if name in self._columns}
+        means = [each for each in self._statistics.values() if each.is_mean]
+        # Notes name the divergences first, then the rates.
+        means.sort(key=lambda each: (each.name not in DIVERGENCES, not each.binary))
+        quantities = {each.name: self._quantity(each) for each in means}
         if self.labels is not None and (combined := self._perplexity_weights()):
             labeled = self._columns.index("labeled")
             quantities[PERPLEXITY_DIFFERENCE] = RatioOfSums(self._estimator.combine(combined), labeled)
         estimates = self._estimator.estimates(list(quantities.values()))
         self._estimates = dict(zip(quantities, estimates, strict=True))
-        agreement = [self._mean(name) for name in TOP_K_AGREEMENT]
+        agreement = [self._mean(name) for name in AGREEMENTS]
         labels = self._label_statistics()
         return Comparison(
             p_name=str(p.path),
@@ -200,6 +187,7 @@ class Collector:
             notes=[*notes, *self._notes(labels), *_caveats(p, q)],
             llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
             unseen=self._unseen_share() if self._bootstrap else 0.0,
+            further={each.name: self._titled(each) for each in self.further},
         )
 
     def _beside(self) -> list[tuple[str, Tensor]]:
@@ -208,9 +196,9 @@ class Collector:
         named = (("labels", self.labels), ("cluster", clusters))
         return [(argument, values) for argument, values in named if values is not None]
 
-    def _quantity(self, name: str) -> RatioOfSums:
-        per = self._columns.index("labeled") if name in LABEL_COLUMNS else -1
-        return RatioOfSums(self._columns.index(name), per, *BOUNDS[name], binary=name in BINARY)
+    def _quantity(self, of: RowStatistic) -> RatioOfSums:
+        per = self._columns.index("labeled") if of.of_labels else -1
+        return RatioOfSums(self._columns.index(of.name), per, of.low, of.high, binary=of.binary)
 
     def _mean(self, name: str) -> Value[float]:
         moments, estimate = self._moments[name], self._estimates[name]
@@ -218,6 +206,10 @@ class Collector:
         by_row = self._clusters is None and (dependence is None or dependence.kind == "pattern")
         error = float(moments.standard_error) if by_row else estimate.standard_error
         return Value(float(moments.mean), error, estimate.interval, reason=estimate.reason)
+
+    def _titled(self, of: RowStatistic) -> TitledValue:
+        mean = self._mean(of.name)
+        return TitledValue(mean.value, mean.standard_error, mean.interval, reason=mean.reason, title=of.title)
 
     def _summary(self, name: str) -> Summary:
         mean, quantiles = self._mean(name), self._quantiles[name].at(SUMMARY_LEVELS)
@@ -240,8 +232,8 @@ class Collector:
             perplexity_difference=self._perplexity_difference(),
             delta_prob=self._summary("delta_prob"),
             delta_prob_rms=_root(self._mean("delta_prob_squared")),
-            top_k_accuracy_p=[self._mean(name) for name in TOP_K_ACCURACY_P],
-            top_k_accuracy_q=[self._mean(name) for name in TOP_K_ACCURACY_Q],
+            top_k_accuracy_p=[self._mean(name) for name in ACCURACIES_P],
+            top_k_accuracy_q=[self._mean(name) for name in ACCURACIES_Q],
         )
 
     def _correlation(self) -> float:
@@ -325,11 +317,16 @@ class Collector:
             "heavy tail": f"the largest of the {count:,} {units} carry too much of the mean to bound it",
         }
         for reason, sentence in why.items():
-            known = (NAMES[name] for name, found in self._estimates.items() if found.reason == reason)
+            known = (self._title(name) for name, each in self._estimates.items() if each.reason == reason)
             names = list(dict.fromkeys(known))
             if names:
                 found.append(f"No interval for {', '.join(names)}: {sentence}.")
         return found
+
+    def _title(self, name: str) -> str:
+        if name == PERPLEXITY_DIFFERENCE:
+            return "the difference of the perplexities"
+        return self._statistics[name].title
 
     def _unseen_share(self) -> float:
         """Return the largest possible share of an absent kind of units; 0 if the interval includes its effect.
@@ -345,7 +342,7 @@ class Collector:
     def _note_on_unseen(self, units: str, count: int, share: float) -> str:
         """Return a note on how much an absent kind of units may add to the mean."""
         ends = [
-            f"{(1 - share) * each.interval[1] + share * bound:.2g} ({NAMES[name]})"
+            f"{(1 - share) * each.interval[1] + share * bound:.2g} ({self._title(name)})"
             for name, bound in (("js", math.log(2)), ("tv", 1.0))
             if (each := self._estimates[name]).interval is not None
         ]

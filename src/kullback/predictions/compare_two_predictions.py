@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, refuse_both
+from kullback.common.row_statistics import FURTHER
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value
 from kullback.io import RowSource
@@ -168,7 +169,12 @@ def compare_predictions(
             if llama_cpp:
                 _check_llama_cpp(true_classes)
             collector = Collector(
-                rows, true_classes, groups, run, chunks=_chunks(sides) if llama_cpp else None
+                rows,
+                true_classes,
+                groups,
+                run,
+                chunks=_chunks(sides) if llama_cpp else None,
+                further=list(FURTHER.values()),
             )
             measured = RowMeasure(collector, source_p, source_q)
             reading = Reading(
@@ -192,7 +198,7 @@ def compare_predictions(
             return {
                 "sides": [side.identity() for side in sides],
                 "labels": true_classes,
-                "options": [worst, columns],
+                "options": [worst, columns, list(FURTHER)],
             }
 
         reading.all_rows(stack, identity)
@@ -223,7 +229,8 @@ class RowMeasure(Measure):
 
     def measured(self, first: int, p: Tensor, q: Tensor) -> Part:
         labels = None if self.collector.labels is None else self.collector.labels[first : first + len(p)]
-        rows = measure(p, q, (self.sides[0].representation, self.sides[1].representation), labels)
+        representations = self.sides[0].representation, self.sides[1].representation
+        rows = measure(p, q, representations, labels, self.collector.further)
         return Part(rows.table, self.collector.worst.candidates(first, rows))
 
     def add(self, part: Part) -> None:

@@ -25,6 +25,8 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
   ``broken_by`` (empty).
 * ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
   ``interval`` of ``kl_pq`` allows for it.
+* ``further``, if statistics were registered: for each its ``title``, ``mean``, ``standard_error``, ``interval``,
+  ``reason``.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
 * ``llama_cpp``: null, or, if you asked for it, the numbers that llama.cpp prints: ``chunks`` (a list) and ``total``,
   objects with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``,
@@ -57,8 +59,11 @@ def fields(comparison: Comparison) -> dict[str, Any]:
         dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
     ]
     labels = values["labels"] or {}
+    if not values["further"]:
+        del values["further"]
     for of, name in (
         *((values["divergences"], name) for name in values["divergences"]),
+        *((values["further"], name) for name in values.get("further", ())),
         (values, "acceptance_rate"),
     ):
         of[name] = mean_fields(of[name])
