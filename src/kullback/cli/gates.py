@@ -251,8 +251,8 @@ class Gate:
                 instead="--labels FILE",
                 wording="{got}. Write: {instead}",
             )
-        named = {**found.divergences, **found.further}
-        of = named[metric.path] if metric.path in named else attrgetter(metric.path)(found)
+        of = (found.further if metric.path in FURTHER else found.divergences).get(metric.path)
+        of = of or attrgetter(metric.path)(found)
         value = getattr(of, metric.part)
         if name in _estimates():
             bounds = None if certain is None else _possible(metric, value, certain)

@@ -114,8 +114,8 @@ def compare_models(
 
     Example:
         >>> from kullback.models import compare_models
-        >>> found = compare_models("llama-3-8b", ["q8.gguf", "q4.gguf"], "some long text")  # doctest: +SKIP
-        >>> found.candidates[0].comparison.divergences["kl_pq"].mean  # doctest: +SKIP
+        >>> comparison = compare_models("llama-3-8b", ["q8.gguf", "q4.gguf"], "some long text")  # doctest: +SKIP
+        >>> comparison.candidates[0].comparison.divergences["kl_pq"].mean  # doctest: +SKIP
         0.0021
 
     References:
@@ -124,8 +124,8 @@ def compare_models(
     _ARGUMENTS.check(noise_floor=noise_floor, one_at_a_time=one_at_a_time)
     named = _named(candidates)
     several = named.values() if named is not None else candidates
-    given = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
-    if not given:
+    every_candidate = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
+    if not every_candidate:
         raise invalid_value(
             CALL,
             "candidates",
@@ -151,7 +151,7 @@ def compare_models(
             base = _recorded(stack, base, texts, settings)
         opened = opened_in(stack, base, "base", settings.loading)
         # With one at a time, a group is a candidate by itself; the text is the same for all.
-        groups = [[each] for each in given] if one_at_a_time else [given]
+        groups = [[each] for each in every_candidate] if one_at_a_time else [every_candidate]
         parts = [
             _compare_group(
                 opened,
@@ -186,7 +186,7 @@ class _Group(NamedTuple):
 
     matched: Matched
     settings: PairingSettings
-    found: list[tuple[Candidate, Tensor]]
+    results: list[tuple[Candidate, Tensor]]
     floor: Candidate | None
     whole_text: bool
 
@@ -203,11 +203,11 @@ def _compare_group(
             sides.append(_noisy(opened, matched.windows))
         pairings = [_pairing(base, side, of_pairings) for side in sides]
         _read(stack, base, pairings, of_pairings, settings)
-        found = [pairing.result() for pairing in pairings]
-        floor = found.pop()[0] if noise_floor else None
+        results = [pairing.result() for pairing in pairings]
+        floor = results.pop()[0] if noise_floor else None
         if noise_floor is None:
             floor = _floor_of_few(opened, matched, settings)
-        return _Group(matched, of_pairings, found, floor, pairings[0].passages.whole_text)
+        return _Group(matched, of_pairings, results, floor, pairings[0].passages.whole_text)
 
 
 def _named(candidates: object) -> dict[str, object] | None:
@@ -238,20 +238,20 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
     matched, settings, _, floor, whole_text = parts[0]
     base = matched.sides[0].info
     base = base if name is None else replace(base, name=name)
-    found = [each for part in parts for each in part.found]
+    results = [each for part in parts for each in part.results]
     if names is None:
-        names = distinct([base.name, *(candidate.model.name for candidate, _ in found)])[1:]
+        names = distinct([base.name, *(candidate.model.name for candidate, _ in results)])[1:]
     elif base.name in names:
         base = replace(base, name=f"{base.name} (P)")
-    found = [
+    results = [
         (_called(candidate, base.name, each), errors)
-        for each, (candidate, errors) in zip(names, found, strict=True)
+        for each, (candidate, errors) in zip(names, results, strict=True)
     ]
-    found.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
+    results.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
     return ModelComparison(
         base=base,
-        candidates=[candidate for candidate, _ in found],
-        differences=differences(found, settings),
+        candidates=[candidate for candidate, _ in results],
+        differences=differences(results, settings),
         noise_floor=floor,
         text=matched.windows,
         context=matched.context,
@@ -269,11 +269,11 @@ def distinct(names: Sequence[str]) -> list[str]:
         >>> distinct(["base", "base", "int8", "base", "base (2)"])
         ['base', 'base (2)', 'int8', 'base (3)', 'base (2) (2)']
     """
-    found: list[str] = []
+    all_names: list[str] = []
     for name in names:
         others = (f"{name} ({number})" for number in count(2))
-        found.append(next(each for each in chain([name], others) if each not in found))
-    return found
+        all_names.append(next(each for each in chain([name], others) if each not in all_names))
+    return all_names
 
 
 def _called(candidate: Candidate, base: str, name: str) -> Candidate:

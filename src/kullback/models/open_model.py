@@ -112,11 +112,11 @@ def open_model(model: object, loading: Loading = LOADING, *, argument: str = "mo
     if (path.is_dir() and (path / "config.json").is_file()) or (loading.hub and not path.exists()):
         weights = {"dtype": loading.dtype, "device": loading.device}
         return open_folder(name, **weights, trust_remote_code=loading.trust_remote_code, hub=loading.hub)
-    found = ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
+    sort = ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
     raise ModelError.at(
         f"{argument} = {printable(name)}",
         wanted="a folder of a Hugging Face model, a .gguf file or a server",
-        got=f"{found or 'nothing there'}",
+        got=f"{sort or 'nothing there'}",
         instead="check the path, or add --hub (Loading(hub=True)) for a name on the Hugging Face hub",
     )
 
@@ -145,29 +145,29 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
 Opened = LanguageModel | RowSource | Reference | TopKSource
 
 
-def is_reference(given: object) -> bool:
+def is_reference(side: object) -> bool:
     """Whether an argument is a reference file, or its path."""
-    if isinstance(given, str | os.PathLike):
-        return os.fspath(given).lower().endswith(".klref")
-    return isinstance(given, Reference)
+    if isinstance(side, str | os.PathLike):
+        return os.fspath(side).lower().endswith(".klref")
+    return isinstance(side, Reference)
 
 
-def opened_in(stack: ExitStack, given: object, argument: str, loading: Loading) -> Opened:
+def opened_in(stack: ExitStack, side: object, argument: str, loading: Loading) -> Opened:
     """Open a side, and close it with the stack, unless it was given open."""
-    opened = open_side(given, argument, loading)
-    if opened is not given:
+    opened = open_side(side, argument, loading)
+    if opened is not side:
         stack.callback(opened.close)
     return opened
 
 
-def open_side(given: object, argument: str, loading: Loading) -> Opened:
+def open_side(side: object, argument: str, loading: Loading) -> Opened:
     """Open a model, a server, a reference, a file of predictions, or one of top classes."""
-    if isinstance(given, RowStream):
-        return checked(given, argument)
-    if isinstance(given, Reference | TopKSource):
-        return given
-    if isinstance(given, str | os.PathLike):
-        name = os.fspath(given)
+    if isinstance(side, RowStream):
+        return checked(side, argument)
+    if isinstance(side, Reference | TopKSource):
+        return side
+    if isinstance(side, str | os.PathLike):
+        name = os.fspath(side)
         path = Path(name)
         if is_reference(name):
             return Reference(path, name=argument)
@@ -175,7 +175,7 @@ def open_side(given: object, argument: str, loading: Loading) -> Opened:
             return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
         if path.is_file() and path.suffix.lower() != ".gguf":
             return _open_file(path, argument, loading)
-    return open_model(given, loading, argument=argument)
+    return open_model(side, loading, argument=argument)
 
 
 def _open_file(path: Path, argument: str, loading: Loading) -> RowSource | TopKSource:

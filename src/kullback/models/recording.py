@@ -111,7 +111,7 @@ def _side(
 
 def _describe(model: LanguageModel) -> dict[str, str]:
     info = model.info
-    found = {
+    known = {
         "model": info.name,
         "model_kind": info.kind,
         "model_hash": _hash_of(Path(info.name)),
@@ -121,7 +121,7 @@ def _describe(model: LanguageModel) -> dict[str, str]:
         "tokenizer": model.vocabulary.fingerprint,
         "bos": model.bos,
     }
-    return {key: str(value) for key, value in found.items() if value is not None}
+    return {key: str(value) for key, value in known.items() if value is not None}
 
 
 def _hash_of(path: Path) -> str | None:

@@ -121,11 +121,11 @@ def _document(path: Path, number: int, line: str) -> Document:
     if len(line) > LONGEST_LINE:
         raise wrong(f"{len(line):,} characters")
     try:
-        held = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         raise wrong("no JSON") from None
     try:
-        return read_record(held if isinstance(held, dict) else None)
+        return read_record(record if isinstance(record, dict) else None)
     except WrongRecordError as error:
         raise wrong(str(error)) from None
 
@@ -142,9 +142,9 @@ def take_texts(call: str, texts: object) -> Text:
                 call, "texts", wanted="a text", got="an empty one", instead="texts='some words'"
             )
         return Text([texts], running=True)
-    given = list(cast("Iterable[Any]", texts)) if isinstance(texts, list | tuple) else []
+    items = list(cast("Iterable[Any]", texts)) if isinstance(texts, list | tuple) else []
     try:
-        documents = [each if isinstance(each, str) else read_record(each) for each in given]
+        documents = [each if isinstance(each, str) else read_record(each) for each in items]
     except WrongRecordError as error:
         raise invalid_value(
             call,
@@ -253,7 +253,7 @@ def _cut(
 ) -> list[tuple[list[int], list[bool]]]:
     start = [] if model.bos is None else [model.bos]
     tokens = start + model.encode(text)
-    found: list[tuple[list[int], list[bool]]] = []
+    windows: list[tuple[list[int], list[bool]]] = []
     for first in range(0, len(tokens), context):
         window = tokens[first : first + context]
         if len(window) < (context if running else FEWEST_TOKENS):
@@ -261,8 +261,8 @@ def _cut(
         if model.bos is not None:
             window[0] = model.bos
         before = len(window) // 2 if score == "second-half" else 0
-        found.append((window, [place > before for place in range(len(window))]))
-    return found
+        windows.append((window, [place > before for place in range(len(window))]))
+    return windows
 
 
 def _replies(

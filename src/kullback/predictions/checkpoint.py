@@ -125,13 +125,13 @@ class Checkpoint:
 
     def _lock(self) -> None:
         """Lock the file until it is closed, and refuse the state of another comparison."""
-        found = [(SCHEMA, self._identity)]
+        stored = [(SCHEMA, self._identity)]
         try:
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("BEGIN EXCLUSIVE")
             self._database.execute("ROLLBACK")  # the lock stays
             if not self._is_new:
-                found = self._database.execute("SELECT schema, identity FROM comparison").fetchall()
+                stored = self._database.execute("SELECT schema, identity FROM comparison").fetchall()
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 raise self._error(
@@ -140,7 +140,7 @@ class Checkpoint:
                     "wait for it, or name another file",
                 ) from None
             raise self._damaged() from None
-        if found != [(SCHEMA, self._identity)]:
+        if stored != [(SCHEMA, self._identity)]:
             raise self._error(
                 "the state of a comparison of the same inputs and options, by the same version",
                 "the state of another comparison",
@@ -211,8 +211,8 @@ def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Chec
 
 def encoded_rows(table: Tensor, worst: list[WorstRow]) -> dict[str, Any]:
     """Return measured rows as values that JSON can represent: their table, float64, and the worst among them."""
-    held = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
-    return {"shape": list(table.shape), "table": held, "worst": [asdict(row) for row in worst]}
+    content = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
+    return {"shape": list(table.shape), "table": content, "worst": [asdict(row) for row in worst]}
 
 
 def decoded_rows(record: Any) -> tuple[Tensor, list[WorstRow]]:

@@ -276,19 +276,19 @@ class Collector:
 
     def _notes(self, labels: LabelStatistics | None) -> list[str]:
         dependence = self._estimator.dependence
-        found = [] if dependence is None else [_noticed(dependence, self._clusters)]
+        notes = [] if dependence is None else [_noticed(dependence, self._clusters)]
         if self._bootstrap:
-            found += self._notes_on_intervals()
+            notes += self._notes_on_intervals()
         if not self._quantiles["kl_pq"].exact:
-            found.append(
+            notes.append(
                 "Quantiles come from a sketch: the values they are interpolated from have a relative error of at most "
                 "0.005."
             )
         if labels is not None and math.isnan(labels.difference.mean) and labels.labeled:
-            found.append(
+            notes.append(
                 "The cross-entropies cannot be subtracted: some labels have probability 0 under P, others under Q."
             )
-        return found
+        return notes
 
     def _units(self) -> tuple[str, int]:
         """Return the name and the number of the units that intervals assume to be independent."""
@@ -302,15 +302,15 @@ class Collector:
     def _notes_on_intervals(self) -> list[str]:
         """Return a note on the intervals: their method, their assumptions, and the open ends."""
         units, count = self._units()
-        found: list[str] = []
+        notes: list[str] = []
         if units == "clusters":
             counted = f"{count:,} {units if count != 1 else units[:-1]}"
             method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
-            found.append(
+            notes.append(
                 f"Standard errors and 95 % intervals ({method}) assume that the {counted} are independent."
             )
         if share := self._unseen_share():
-            found.append(self._note_on_unseen(units, count, share))
+            notes.append(self._note_on_unseen(units, count, share))
         why = {
             "few units": f"there are fewer than {FEWEST_UNITS} {units}, too few for any interval",
             "few nonzero units": f"too few {units} differ to bound the mean from above",
@@ -320,8 +320,8 @@ class Collector:
             known = (self._title(name) for name, each in self._estimates.items() if each.reason == reason)
             names = list(dict.fromkeys(known))
             if names:
-                found.append(f"No interval for {', '.join(names)}: {sentence}.")
-        return found
+                notes.append(f"No interval for {', '.join(names)}: {sentence}.")
+        return notes
 
     def _title(self, name: str) -> str:
         if name == PERPLEXITY_DIFFERENCE:
@@ -354,29 +354,30 @@ class Collector:
         )
 
 
-def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:
+def _noticed(dependence: SerialDependence, clusters: Clusters | None) -> str:
     """Return a note: rows or clusters depend on their order, the consequence, and the remedy."""
     rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.in_order, "")
-    if found.kind == "pattern":
+    if dependence.kind == "pattern":
         turns = (
-            cluster and f" If {found.length} sources take turns, {cluster}: the number of each row's source."
+            cluster
+            and f" If {dependence.length} sources take turns, {cluster}: the number of each row's source."
         )
         return (
-            f"{rows.capitalize()} repeat with a period of {found.length}, which is treated as a fixed "
+            f"{rows.capitalize()} repeat with a period of {dependence.length}, which is treated as a fixed "
             f"pattern.{turns}"
         )
-    alike = f"{rows} {found.length} apart" if found.kind == "period" else f"neighboring {rows}"
-    like = f"{'at most' if found.is_open else 'about'} {found.effective:.3g} independent ones"
+    alike = f"{rows} {dependence.length} apart" if dependence.kind == "period" else f"neighboring {rows}"
+    like = f"{'at most' if dependence.is_open else 'about'} {dependence.effective:.3g} independent ones"
     use = f"Too few groups of {rows}, or none, are independent: there are no intervals."
-    if found.labels is not None:
-        groups = f"{int(found.labels.max()) + 1:,} blocks of about {found.length:,} {rows}"
-        if found.kind == "period":
-            groups = f"{found.length} groups, each of {rows} {found.length} apart"
+    if dependence.labels is not None:
+        groups = f"{int(dependence.labels.max()) + 1:,} blocks of about {dependence.length:,} {rows}"
+        if dependence.kind == "period":
+            groups = f"{dependence.length} groups, each of {rows} {dependence.length} apart"
         use = f"Standard errors and intervals use {groups}."
     known = f"If you know which rows belong together, {cluster}; if" if cluster else "If"
     return (
-        f"The order of the {rows} shows dependence ({alike} are alike): {found.rows:,} {rows} carry the information of "
-        f"{like}. {use} {known} the order means nothing, pass independent=True (--independent)."
+        f"The order of the {rows} shows dependence ({alike} are alike): {dependence.rows:,} {rows} carry the "
+        f"information of {like}. {use} {known} the order means nothing, pass independent=True (--independent)."
     )
 
 

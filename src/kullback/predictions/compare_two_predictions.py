@@ -125,10 +125,10 @@ def compare_predictions(
         >>> import torch
         >>> from kullback import Probs, compare_predictions
         >>> p, q = torch.tensor([[0.36, 0.48, 0.16], [0.2, 0.3, 0.5]]), torch.full((2, 3), 1 / 3)
-        >>> found = compare_predictions(Probs(p), Probs(q), labels=[1, 2])
-        >>> [round(found.divergences[name].mean, 4) for name in ("kl_pq", "kl_qp", "js", "tv")]
+        >>> comparison = compare_predictions(Probs(p), Probs(q), labels=[1, 2])
+        >>> [round(comparison.divergences[name].mean, 4) for name in ("kl_pq", "kl_qp", "js", "tv")]
         [0.0771, 0.0838, 0.0199, 0.17]
-        >>> found.top1_agreement.value, round(found.labels.difference.mean, 4)
+        >>> comparison.top1_agreement.value, round(comparison.labels.difference.mean, 4)
         (0.0, 0.3851)
 
     References:
@@ -240,13 +240,13 @@ class RowMeasure(Measure):
 def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings: tuple[object, ...]) -> None:
     """Raise unless all workers have files of the same shape and the same settings."""
     own = [f"{s.rows} rows of {s.classes} classes, {s.representation}, {s.dtype}" for s in sides], settings
-    for rank, found in enumerate(workers.gather(lambda: own)):
-        if found != own:
+    for rank, theirs in enumerate(workers.gather(lambda: own)):
+        if theirs != own:
             raise invalid_value(
                 CALL,
                 "p, q",
                 wanted="the same files and settings on every worker",
-                got=f"{own} on worker {workers.rank}, and {found} on worker {rank}",
+                got=f"{own} on worker {workers.rank}, and {theirs} on worker {rank}",
                 instead="the same command on every worker, of files that all of them can read",
             )
 

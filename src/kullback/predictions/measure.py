@@ -40,8 +40,8 @@ class MeasuredRows(NamedTuple):
     def top_classes(self, row: int) -> list[TopClass]:
         """Return the top classes of a row under P, then those under Q that are not among them."""
         columns = (x[row, :-1].tolist() for x in (self.classes, self.pair.p, self.pair.q))
-        found = {index: TopClass(index, p, q) for index, p, q in zip(*columns, strict=True)}
-        return list(found.values())
+        classes = {index: TopClass(index, p, q) for index, p, q in zip(*columns, strict=True)}
+        return list(classes.values())
 
     def at_label(self, row: int) -> tuple[float, float]:
         """Return a row's label's probabilities under P and Q."""
@@ -138,11 +138,11 @@ def _top_classes(weights: Tensor) -> Tensor:
         return best.indices[:, :TOP_CLASSES]
     # Of equal weights `topk` may give any.
     rest = weights.clamp(min=LOWEST)  # a copy, where only the classes found so far are -inf
-    found: list[Tensor] = []
+    places: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):
-        found.append(rest.max(-1, keepdim=True).indices)
-        rest.scatter_(-1, found[-1], -torch.inf)
-    return torch.cat(found + found[-1:] * (TOP_CLASSES - len(found)), -1)
+        places.append(rest.max(-1, keepdim=True).indices)
+        rest.scatter_(-1, places[-1], -torch.inf)
+    return torch.cat(places + places[-1:] * (TOP_CLASSES - len(places)), -1)
 
 
 def _against_labels(
