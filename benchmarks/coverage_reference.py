@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import FinitePair
-from kullback.io import ReferenceBlock
+from kullback.io import PartialRows
 from kullback.partial_rows import summarize_rows
 from kullback.predictions.drawn_means import drawn_mean, population_mean
 from kullback.predictions.measure import DIVERGENCES
@@ -136,20 +136,12 @@ def truth(base: Tensor, candidate: Tensor) -> dict[str, Tensor]:
     return {name: kind.total(pair) for name, kind in DIVERGENCES.items()}
 
 
-def joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:
-    """The rows of several blocks as one."""
-    names = [field.name for field in dataclasses.fields(ReferenceBlock)][2:]
-    return ReferenceBlock(
-        0, blocks[0].classes, *(torch.cat([getattr(b, name) for b in blocks]) for name in names)
-    )
-
-
 def study(
     case: Case, tops: tuple[int, ...], rows: int, drawings: int, names: tuple[str, ...] = NAMES
 ) -> list[dict[str, Any]]:
     """How often the intervals of a case contain the truth, for several numbers of top classes."""
     seed = torch.Generator().manual_seed(case.classes + len(case.base))
-    blocks: dict[int, list[ReferenceBlock]] = {top: [] for top in tops}
+    blocks: dict[int, list[PartialRows]] = {top: [] for top in tops}
     candidates: dict[int, list[CandidateLogProbs]] = {top: [] for top in tops}
     true: dict[str, list[Tensor]] = {name: [] for name in DIVERGENCES}
     for _ in range(0, rows, 4):
@@ -167,7 +159,7 @@ def study(
     for top in tops:
         estimates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
         bounds: dict[str, float] = {}
-        block = joined(blocks[top])
+        block = PartialRows.join(blocks[top])
         candidate = CandidateLogProbs(*(torch.cat(column) for column in zip(*candidates[top], strict=True)))
         for drawing in range(drawings):
             picked = slice(drawing * DRAWS, (drawing + 1) * DRAWS)

@@ -67,13 +67,13 @@ def fuzz_one(seed: int, sound: list[Path], folder: Path, damage: Damage, change:
         path.write_text(json.dumps(held))
     else:
         path.write_bytes(damage(origin.read_bytes(), rng))
-    wanted = rng.choice((None, None, None, rng.choice(TOP_K_FORMATS)))
+    wanted = rng.choice((None, None, None, rng.choice([*TOP_K_FORMATS])))
     tokens = rng.choice((servers.TOKENS, None))
     try:
         with open_top_k(path, wanted, tokens=tokens, classes=rng.choice((None, 40, 10**6))) as source:
             for block in source.blocks(rows=rng.choice((1, 3, 1000))):
-                TopK(block.indices, block.log_probs, tail=source.tail)
-                assert source.tail == "renormalize" or not bool(block.log_tail.isnan().any())
+                TopK(block.top_indices, block.top_log_probs, tail=source.tail)
+                assert source.tail == "renormalize" or not bool(block.tail_log_mass.isnan().any())
                 assert not bool((block.label_log_probs > 1e-2).any())
             for tokens in source.token_ids():
                 assert tokens is None or tokens.dtype == torch.int64

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from kullback.cli.commands import kullback
+from kullback.cli.gates import OF_ROWS, OF_TABLES, parse_gate
+from kullback.cli.option import FILE
+from kullback.cli.option_command import OptionCommand
+
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 INSTALL, COMPARE = ACTION["runs"]["steps"]
@@ -69,6 +74,19 @@ def test_every_input_is_described_and_used() -> None:
     assert all(each["description"] for each in ACTION["inputs"].values())
     assert [name for name, each in ACTION["inputs"].items() if each.get("required")] == ["files"]
     assert ACTION["runs"]["using"] == "composite"
+
+
+def test_its_options_and_limits_are_those_of_the_command() -> None:
+    command = kullback.commands["compare"]
+    assert isinstance(command, OptionCommand)
+    options = {each.flag: each for each in command.options}
+    named = set(re.findall(r"--[a-z][a-z-]+", str(ACTION)))
+    assert {"--fail-above", "--markdown", "--as", "--config"} == named & options.keys() == named
+    assert options["--fail-above"].repeatable
+    assert options["--markdown"].accepts is FILE
+    limits = re.findall(r"\w+=[\d.]+\d", ACTION["inputs"]["limits"]["description"])
+    for limit, metrics in zip(limits, (OF_ROWS, OF_TABLES), strict=True):
+        assert parse_gate(limit, "above", metrics).limit.words in ("mean at most 0.01", "psi at most 0.2")
 
 
 def test_no_input_is_part_of_a_script() -> None:

@@ -1,9 +1,10 @@
-"""The code in CONTRIBUTING adds a kind, a pair, a form in C++, a backend, a teacher, an estimator and a report."""
+"""The code in CONTRIBUTING adds a kind, a pair, a C++ form, a backend, a teacher, a format, an estimator, a report."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import json as json_text
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,22 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence as torch_kl_divergence
 
 import kullback
 from kullback import Counts, Logits, Probs, Samples, divergence, kl_divergence, kl_estimate
-from kullback.errors import ArgumentValueError, NoRuleError, RegistrationError
+from kullback.cli.commands import kullback as kullback_command
+from kullback.errors import ArgumentValueError, FileError, NoRuleError, RegistrationError
 from kullback.estimators import Evidence, register_estimator, registry
 from kullback.estimators.evidence import interval_from
-from kullback.functional import distillation_loss, linear_distillation_loss
+from kullback.functional import TopK, distillation_loss, linear_distillation_loss
 from kullback.generators import parse
+from kullback.io import TOP_K_FORMATS, Reference, Windows, open_top_k
 from kullback.kernels import BACKENDS
 from kullback.kernels.backends import Backend
+from kullback.models import LanguageModel, ModelInfo, Token, Vocabulary, compare_models, record_reference
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from kullback.report import html, json, markdown
 from kullback.results.verdict import Verdict
@@ -367,6 +373,111 @@ def test_a_teacher_keeps_the_promises_of_the_losses(ensemble: Any) -> None:
         linear_distillation_loss(
             student=student, student_weight=student, teacher=teacher, teacher_weight=student
         )
+
+
+# ---- A format of top tokens: a converter.
+BYTES, WINDOW, LISTED = 256, 8, 12
+TEXT = "how far is one distribution from another? " * 4
+
+
+@dataclass
+class Chain(LanguageModel):
+    """A model of bytes whose logits depend on the last byte."""
+
+    table: Tensor
+    vocabulary = Vocabulary([Token(bytes([byte])) for byte in range(BYTES)])
+    bos = None
+    info = ModelInfo("chain", "bytes", "float64", classes=BYTES)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        for number in range(first, len(windows)):
+            tokens, scored = windows.window(number)
+            yield from self.table[tokens[scored.nonzero().squeeze(-1) - 1]].split(rows)
+
+
+@pytest.fixture
+def steps(
+    page_module: ModuleMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[Path, Chain, Chain]:
+    """A file in the format of the page, of a model over the text of a reference; the model, and another."""
+    monkeypatch.setitem(TOP_K_FORMATS, "steps", TOP_K_FORMATS["vllm"])  # and removed afterwards
+    page_module("A format of top tokens", "steps")
+    assert len(example("A format of top tokens").splitlines()) <= 40
+    draw = torch.Generator().manual_seed(0)
+    table, noise = 2.5 * torch.randn(2, BYTES, BYTES, generator=draw, dtype=torch.float64)
+    base, other = Chain(table), Chain(table + noise / 10)
+    record_reference(other, TEXT, tmp_path / "other.klref", context=WINDOW)
+    with Reference(tmp_path / "other.klref") as reference:
+        windows = reference.windows
+    lines = []
+    for number in range(len(windows)):
+        prompt, *tokens = windows.window(number)[0].tolist()
+        places = list(zip([prompt, *tokens], tokens, strict=False))
+        rows = [(base.table[last].log_softmax(-1), token) for last, token in places]
+        lines.append(
+            {
+                "prompt": prompt,
+                "steps": [
+                    {
+                        "token": token,
+                        "log_prob": float(row[token]),
+                        "best": {int(i): float(row[i]) for i in row.topk(LISTED).indices},
+                    }
+                    for row, token in rows
+                ],
+            }
+        )
+    path = tmp_path / "served.jsonl"
+    path.write_text("\n".join(map(json_text.dumps, lines)))
+    return path, base, other
+
+
+def test_a_format_of_the_page_is_a_side_a_reference_and_a_teacher(steps: tuple[Path, Chain, Chain]) -> None:
+    path, base, other = steps
+    reference = path.with_name("other.klref")
+    true = compare_models(base, other, TEXT, context=WINDOW)
+    exact = true.candidates[0].comparison.divergences
+    with open_top_k(path, classes=BYTES) as source:
+        assert source.format == "steps"
+        sides = compare_models(reference, source)
+        rows = next(source.blocks(rows=50))
+    assert sides.candidates[0].certain is not None
+    assert sides.candidates[0].certain["tv"][0] <= exact["tv"].mean <= sides.candidates[0].certain["tv"][1]
+    converted = path.with_name("served.klref")
+    run = CliRunner().invoke
+    shown = run(kullback_command, ["convert", str(path), str(converted), "--classes", str(BYTES)])
+    assert shown.exit_code == 0, shown.output
+    with Reference(converted) as written:
+        assert (written.top, written.classes) == (LISTED, BYTES)
+    shown = run(kullback_command, ["compare", str(reference), str(path)])
+    assert shown.exit_code == 0, shown.output
+    teacher = TopK(rows.top_indices, rows.top_log_probs)
+    student = torch.zeros(50, BYTES, requires_grad=True)
+    loss = distillation_loss(student=student, teacher=teacher)
+    loss.backward()
+    assert student.grad is not None
+    assert 0 < loss.item() < math.log(BYTES)
+
+
+def test_a_format_of_the_page_refuses_in_one_line(steps: tuple[Path, Chain, Chain]) -> None:
+    for record, words in (
+        ({"prompt": 1, "steps": 3}, "steps, a list; got 3 at record 0"),
+        (
+            {"prompt": 1, "steps": [{"token": 2}]},
+            "a step with its best tokens; got a dict at record 0, position 1",
+        ),
+        ({"prompt": 1, "steps": [{"token": 2, "best": {"x": 0}}]}, "top-k log-probabilities"),
+        (
+            {"prompt": 1, "steps": [{"token": 2, "log_prob": 1.5, "best": {"2": 1.5}}]},
+            "got 1.5 at sequence 0, position 1",
+        ),
+    ):
+        with pytest.raises(FileError, match=words) as caught, open_top_k(record) as source:
+            list(source.blocks())
+        assert "\n" not in str(caught.value)
 
 
 # ---- An estimator: one function of the draws.

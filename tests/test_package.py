@@ -35,7 +35,7 @@ PUBLIC_MODULES = (
     "kullback.integrations.nemo",
     "kullback.integrations.verl",
 )
-OPTIONAL_PACKAGES = (
+NOT_IMPORTED = (
     "click",
     "jinja2",
     "matplotlib",
@@ -153,16 +153,16 @@ def test_import_changes_nothing_global(fresh_import):
     assert fresh_import["changed"] == []
 
 
-def test_import_needs_no_optional_package(fresh_import):
+def test_import_needs_neither_scipy_nor_an_optional_package(fresh_import):
     assert "kullback" in fresh_import["imported"]
-    assert set(fresh_import["imported"]).isdisjoint(OPTIONAL_PACKAGES)
+    assert set(fresh_import["imported"]).isdisjoint(NOT_IMPORTED)
 
 
 def test_importing_kullback_loads_nothing_else():
     program = """
 import sys
 import kullback
-print(*(name for name in sys.modules if name.partition(".")[0] in ("kullback", "numpy", "torch")))
+print(*(name for name in sys.modules if name.partition(".")[0] in ("kullback", "numpy", "scipy", "torch")))
 """
     assert python(program).split() == ["kullback"]
 
@@ -284,10 +284,10 @@ print(loss(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.2, 0.8]]).log()).i
 
 
 @pytest.mark.sweep
-def test_the_verb_and_the_drop_ins_work_without_any_optional_package():
+def test_the_verb_and_the_drop_ins_work_without_scipy_and_any_optional_package():
     program = f"""
 import sys
-sys.modules.update(dict.fromkeys({OPTIONAL_PACKAGES!r}))  # None in sys.modules: the import fails
+sys.modules.update(dict.fromkeys({NOT_IMPORTED!r}))  # None in sys.modules: the import fails
 import torch, kullback, kullback.functional, kullback.nn
 p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])
 print(kullback.kl_divergence(kullback.Probs(p), kullback.Probs(q)).item())
@@ -346,7 +346,7 @@ def test_the_wheel_says_what_it_needs(wheel):
         text = archive.read(f"kullback-{kullback.__version__}.dist-info/METADATA").decode()
     assert "Requires-Python: >=3.11" in text
     required = re.findall(r"^Requires-Dist: ([a-z]+)[^;\n]*$", text, re.MULTILINE)
-    assert sorted(required) == ["numpy", "torch"]
+    assert sorted(required) == ["numpy", "scipy", "torch"]
 
 
 def test_the_wheel_has_the_readme_with_whole_addresses(wheel):

@@ -4,15 +4,15 @@ from kullback.losses.distillation import distillation_loss, linear_distillation_
 from kullback.losses.kl_div import kl_div
 from kullback.losses.log_probs import kl_from_log_probs, kl_surrogate
 from kullback.losses.sampled_tail import SampledTail, sampled_tail_divergence
-from kullback.losses.teachers import PartialRows, PartialTeacher
+from kullback.losses.teachers import PartialTeacher, TeacherRows
 from kullback.losses.top_k import TopK, top_k_divergence
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 
 __all__ = [
     "DivergenceBounds",
-    "PartialRows",
     "PartialTeacher",
     "SampledTail",
+    "TeacherRows",
     "TopK",
     "distillation_loss",
     "kl_div",

@@ -78,7 +78,7 @@ def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[...
     return decorate
 
 
-def _check_order(call: str, arguments: dict[str, Any]) -> None:
+def _check_order(call: str, arguments: Mapping[str, object]) -> None:
     learns = {
         side: any(
             isinstance(x, Tensor) and x.requires_grad

@@ -1,52 +1,52 @@
-"""Partly known rows of probabilities: the most probable classes, and the mass of the other classes or draws from them.
+"""Rows of probabilities that are known in part: the most probable classes, the mass of the others, and draws from them.
 
-Files of `kullback.io` store such rows, and the losses accept such rows as teachers.
+Reference files, lists of top tokens and the teachers of losses all have this form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kullback.common.dtypes import dtype_name
-from kullback.common.short_repr import ShortRepr
+from kullback.common.words import NO_LABEL
+
+_ABSENT = cast("Tensor", None)  # `PartialRows` replaces it by values that say that nothing is known
 
 
-class RowBlock:
-    """The base class of dataclasses whose tensors have one row for each position. Indexing by a slice or a mask selects
-    positions.
-    """
+@dataclass(frozen=True, eq=False)
+class PartialRows:
+    r"""Distributions over classes that are known in part, one for each row.
 
-    def __getitem__(self, rows: slice | Tensor) -> Self:
-        tensors = self.tensors()
-        return replace(cast("Any", self), **{name: tensor[rows] for name, tensor in tensors.items()})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return a dict from the names of the fields to the tensors of the dataclass."""
-        values = {field.name: getattr(self, field.name) for field in fields(cast("Any", self))}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ReferenceBlock(RowBlock, ShortRepr):
-    r"""Rows of a reference file: the known part of a model's distributions at some scored tokens.
+    Each tensor has one row for each distribution. A slice or a mask selects rows. The caller may modify the tensors.
+    ``TopK(rows.top_indices, rows.top_log_probs)`` and `SampledTail.from_reference` make teachers of them.
 
     Attributes:
+        top_indices: the listed classes, integer, shape (rows, k). In a reference file, these are the k most probable
+            classes in their order. In lists of top tokens, they are in the order of the file. The true token is then
+            one of them, if its log-probability is known.
+        top_log_probs: the natural log-probabilities of `top_indices` among all classes, shape (rows, k). -inf is
+            padding in rows that list fewer classes.
+        tail_log_mass: the logarithm of the mass of all other classes, shape (rows,); -inf if no mass is left; NaN if
+            only the ratios of the listed probabilities are known. By default, it follows from `top_log_probs`.
+        tail_indices: m classes drawn from the tail, the other classes, shape (rows, m). The draws are independent and
+            with replacement, with the conditional probabilities of the classes given the tail. m is 0 in lists.
+        tail_log_probs: the log-probabilities of `tail_indices` among all classes, shape (rows, m); -inf if the tail
+            has no mass, so that no class was drawn.
+        labels: the true tokens, int64, shape (rows,); -100 if not known.
+        label_log_probs: the log-probabilities of the labels, shape (rows,); NaN if not known.
+        support_sizes: the number of classes with a probability above 0, int32, shape (rows,); 0 if not known.
+        sequences: the index of the text, request or row of the file that a row belongs to, int64, shape (rows,).
+        positions: the position of the predicted token in its sequence, if the format stores it, int64, shape (rows,).
+        complete: the log-probabilities of all classes, shape (rows, classes), or None if not known.
+        classes: the number of all classes, or None if not known.
         start: the number of the first row.
-        classes: the number of classes.
-        labels: the scored tokens, int64, shape (rows,).
-        top_indices: the k most probable classes, the most probable first, int32, shape (rows, k).
-        top_log_probs: the log-probabilities of `top_indices` among all classes, float32, shape (rows, k).
-        tail_indices: m classes drawn from the tail, the other classes, int32, shape (rows, m). The draws are
-            independent and with replacement, with the conditional probabilities of the classes given the tail.
-        tail_log_probs: the log-probabilities of `tail_indices` among all classes, float32, shape (rows, m); -inf if the
-            tail has no mass, so that no class was drawn.
-        tail_log_mass: the logarithm of the mass of the tail, float32, shape (rows,); -inf if the tail has no mass.
-        label_log_probs: the log-probabilities of the labels, float32, shape (rows,).
-        support_sizes: the number of classes with a probability above 0, int32, shape (rows,); 0 if it is not known.
+        is_ranked: whether `top_indices` are the most probable classes, the most probable first.
 
     Example:
         >>> import pathlib, tempfile, torch
@@ -56,83 +56,211 @@ class ReferenceBlock(RowBlock, ShortRepr):
         >>> with ReferenceWriter(path, windows, top=2, tail_draws=4) as writer:
         ...     writer.add(torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log())
         >>> with Reference(path) as reference:
-        ...     block = reference.read(0, 1)
-        >>> block.top_log_probs.exp(), block.tail_log_mass.exp(), block.label_log_probs.exp()
+        ...     rows = reference.read(0, 1)
+        >>> rows.top_log_probs.exp(), rows.tail_log_mass.exp(), rows.label_log_probs.exp()
         (tensor([[0.5000, 0.2500]]), tensor([0.2500]), tensor([0.1250]))
     """
 
-    start: int
-    classes: int
-    labels: Tensor
     top_indices: Tensor
     top_log_probs: Tensor
-    tail_indices: Tensor
-    tail_log_probs: Tensor
-    tail_log_mass: Tensor
-    label_log_probs: Tensor
-    support_sizes: Tensor
+    tail_log_mass: Tensor = _ABSENT
+    tail_indices: Tensor = _ABSENT
+    tail_log_probs: Tensor = _ABSENT
+    labels: Tensor = _ABSENT
+    label_log_probs: Tensor = _ABSENT
+    support_sizes: Tensor = _ABSENT
+    sequences: Tensor = _ABSENT
+    positions: Tensor = _ABSENT
+    complete: Tensor | None = None
+    classes: int | None = None
+    start: int = 0
+    is_ranked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tail_log_mass is _ABSENT:
+            object.__setattr__(self, "tail_log_mass", log_tail_mass(self.top_log_probs))
+        rows, device, dtype = len(self.top_indices), self.top_indices.device, self.top_log_probs.dtype
+        for name, shape, value, dtype_if_absent in (
+            ("tail_indices", (rows, 0), 0, torch.int32),
+            ("tail_log_probs", (rows, 0), 0, dtype),
+            ("labels", (rows,), NO_LABEL, torch.int64),
+            ("label_log_probs", (rows,), torch.nan, dtype),
+            ("support_sizes", (rows,), 0, torch.int32),
+            ("sequences", (rows,), 0, torch.int64),
+            ("positions", (rows,), 0, torch.int64),
+        ):
+            if getattr(self, name) is _ABSENT:
+                filled = torch.full(shape, value, dtype=dtype_if_absent, device=device)
+                object.__setattr__(self, name, filled)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.top_indices)
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
-        places = torch.arange(len(self), device=self.labels.device)[rows]
-        return replace(super().__getitem__(rows), start=self.start + int(places[0] if len(places) else 0))
-
-
-@dataclass(frozen=True, eq=False)
-class TopKBlock(RowBlock):
-    r"""Consecutive positions of an open `TopKSource`; ``TopK(block.indices, block.log_probs)`` is a teacher.
-
-    Every tensor has one row for each position. The caller may modify the tensors.
-
-    Attributes:
-        sequences: the index of the text, request or row of the file that a position belongs to, int64, shape (n,).
-        positions: the position of the predicted token in its sequence, if the format stores it, int64, shape (n,).
-        indices: the known classes, in the order of the file, int64, shape (n, k). If the file has the log-probability
-            of the true token but does not list the token, the true token is the last class.
-        log_probs: the natural log-probabilities of `indices`, shape (n, k); -inf is padding at positions with fewer
-            than k known classes.
-        labels: the true token, int64, shape (n,); -100 if it is not known.
-        label_log_probs: the log-probability of the true token, shape (n,); NaN if it is not known.
-        log_tail: the logarithm of the mass outside the known classes, float64, shape (n,); -inf if no mass is left. NaN
-            if the file has only the logits of the known classes.
-        classes: the number of all classes, or None if it is not known.
-
-    Example:
-        >>> import kullback.io
-        >>> response = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -0.5, "rank": 1}}]}]}
-        >>> with kullback.io.open_top_k(response) as source:
-        ...     block = next(source.blocks())
-        >>> block.indices, block.log_probs, block.labels, block.log_tail.exp()
-        (tensor([[5]]), tensor([[-0.5000]]), tensor([5]), tensor([0.3935], dtype=torch.float64))
-    """
-
-    sequences: Tensor
-    positions: Tensor
-    indices: Tensor
-    log_probs: Tensor
-    labels: Tensor
-    label_log_probs: Tensor
-    log_tail: Tensor
-    classes: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.positions)
+        first = torch.arange(len(self), device=self.labels.device)[rows][:1]
+        selected = {name: x[rows] for name, x in self.tensors().items()}
+        return replace(cast("Any", self), start=self.start + int(first.sum()), **selected)
 
     def __repr__(self) -> str:
-        k, dtype = self.indices.shape[-1], dtype_name(self.log_probs.dtype)
-        return f"TopKBlock(positions={len(self)}, k={k}, classes={self.classes}, dtype={dtype})"
+        sizes = f"rows={len(self)}, top={self.top_indices.shape[-1]}, draws={self.tail_indices.shape[-1]}"
+        return f"PartialRows({sizes}, classes={self.classes}, dtype={dtype_name(self.top_log_probs.dtype)})"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return a dict from the names of the fields to the tensors."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     @property
     def counts(self) -> Tensor:
-        """The number of known classes at each position, int64, shape (n,)."""
-        return (self.log_probs != -torch.inf).sum(-1)
+        """The number of listed classes in each row, int64, shape (rows,)."""
+        return (self.top_log_probs != -torch.inf).sum(-1)
+
+    @property
+    def masses(self) -> Tensor:
+        """The sum of all probabilities of each row, float64, shape (rows,): 1 up to rounding errors."""
+        return self.top_log_probs.double().exp().sum(-1) + self.tail_log_mass.double().exp()
+
+    def in_order(self, *, equal_by_class: bool = False) -> PartialRows:
+        """Return the rows with the most probable classes first, in float64; the class of a padding entry is -1.
+
+        With `equal_by_class`, the lowest of equally probable classes is first, otherwise the first of the list.
+        """
+        indices, log_probs = self.top_indices.long(), self.top_log_probs.double()
+        if not self.is_ranked:
+            if equal_by_class:
+                indices, order = indices.sort(dim=-1)
+                log_probs = log_probs.gather(-1, order)
+            log_probs, order = log_probs.sort(dim=-1, descending=True, stable=True)
+            indices = torch.where(log_probs == -torch.inf, -1, indices.gather(-1, order))
+        return replace(
+            self, top_indices=indices, top_log_probs=log_probs, label_log_probs=self.label_log_probs.double()
+        )
+
+    def ranks(self, places: int, labels: Tensor) -> Tensor:
+        """Return the class at each of the first ranks of rows in order, shape (rows, places); -1 if it is not known.
+
+        A list may have the true token behind the most probable classes, although other classes come in between.
+        """
+        classes = torch.full((len(self), places), -1, device=self.top_indices.device)
+        classes[:, : self.top_indices.shape[-1]] = self.top_indices[:, :places]
+        if self.is_ranked:
+            return classes
+        count = (self.top_indices >= 0).sum(-1)
+        last = self.top_indices.gather(-1, (count - 1).clamp(min=0)[:, None])[:, 0]
+        known = count - (last == labels).long()
+        classes[torch.arange(places, device=classes.device) >= known[:, None]] = -1
+        return classes
+
+    def most_probable(self, top: int) -> PartialRows:
+        """Return the rows with only the first `top` classes; the others join the tail. Nothing is drawn from it."""
+        log_probs = self.top_log_probs
+        outside = torch.cat([log_probs[:, top:], self.tail_log_mass[:, None]], -1).logsumexp(-1)
+        return PartialRows(
+            self.top_indices[:, :top],
+            log_probs[:, :top],
+            outside,
+            labels=self.labels,
+            label_log_probs=self.label_log_probs,
+            classes=self.classes,
+            start=self.start,
+            is_ranked=True,
+        )
+
+    def with_all_known(self) -> PartialRows:
+        """Return the rows with all classes of known probability in one list, each class once: top, draws and label.
+
+        The list of rows that are not ranked has all of these already.
+        """
+        if not self.is_ranked or self.complete is not None:
+            return self
+        indices = torch.cat([self.top_indices.long(), self.tail_indices.long(), self.labels[:, None]], -1)
+        log_probs = torch.cat([self.top_log_probs, self.tail_log_probs, self.label_log_probs[:, None]], -1)
+        # `repeated` is True at all entries of a class but the first, in the order of the list.
+        ordered, order = without_padding(indices, log_probs).sort(dim=-1, stable=True)
+        repeated = torch.zeros_like(ordered, dtype=torch.bool)
+        repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+        log_probs = torch.where(repeated.scatter(-1, order, repeated), -torch.inf, log_probs)
+        of_tail = log_probs[:, self.top_indices.shape[-1] :].double().exp().sum(-1)
+        tail = (self.tail_log_mass.double().exp() - of_tail).clamp(min=0).log()
+        return replace(
+            self,
+            top_indices=indices,
+            top_log_probs=log_probs,
+            tail_log_mass=tail,
+            tail_indices=_ABSENT,
+            tail_log_probs=_ABSENT,
+            is_ranked=False,
+        )
+
+    def at_classes_of(self, other: PartialRows) -> PartialRows:
+        """Return rows of which all probabilities are known with only the classes that `other` lists."""
+        if self.complete is None:
+            return self
+        is_listed = other.top_log_probs != -torch.inf
+        log_probs = self.complete.gather(-1, other.top_indices).where(is_listed, -torch.inf)
+        return PartialRows(other.top_indices, log_probs)
+
+    @staticmethod
+    def join(blocks: Sequence[PartialRows]) -> PartialRows:
+        """Return the rows of several blocks, in order; lists of fewer classes are padded."""
+        if len(blocks) == 1:
+            return blocks[0]
+        width = max(block.top_indices.shape[-1] for block in blocks)
+        columns: dict[str, list[Tensor]] = {name: [] for name in blocks[0].tensors()}
+        for block in blocks:
+            missing = width - block.top_indices.shape[-1]
+            for name, x in block.tensors().items():
+                padding = {"top_indices": 0, "top_log_probs": -torch.inf}.get(name)
+                columns[name].append(x if padding is None else pad(x, (0, missing), value=padding))
+        return replace(blocks[0], **{name: torch.cat(parts) for name, parts in columns.items()})
+
+    def probs_of(self, row: int, classes: list[int]) -> list[float]:
+        """Return the probabilities of some classes in a row, NaN where they are not known."""
+        if self.complete is not None:
+            return self.complete[row, classes].exp().tolist()
+        probs = self.top_log_probs[row].exp().tolist()
+        listed = dict(zip(self.top_indices[row].tolist(), probs, strict=True))
+        return [listed.get(index, torch.nan) for index in classes]
+
+
+def rows_of_logits(logits: Tensor, labels: Tensor, top: int) -> PartialRows:
+    """Return rows of which all probabilities are known, in float64, with the `top` most probable classes listed.
+
+    Arguments:
+        logits: the logits, shape (rows, classes).
+        labels: the true classes, shape (rows,).
+        top: the number of most probable classes to list.
+    """
+    # Of equal logits the first comes first, as in all reports. Rounding may make unequal ones equal probabilities.
+    indices = top_classes(logits.double(), min(top, logits.shape[-1]))
+    complete = logits.double().log_softmax(-1)
+    log_probs = complete.gather(-1, indices)
+    return PartialRows(
+        indices,
+        log_probs,
+        labels=labels,
+        label_log_probs=complete.gather(-1, labels[:, None])[:, 0],
+        complete=complete,
+        classes=logits.shape[-1],
+        is_ranked=True,
+    )
+
+
+def first_other_label(p: PartialRows, q: PartialRows) -> int | None:
+    """Return the first row whose true tokens are both known and differ; None if there is none."""
+    differs = (p.labels != q.labels) & (p.labels != NO_LABEL) & (q.labels != NO_LABEL)
+    return int(differs.nonzero()[0]) if bool(differs.any()) else None
+
+
+def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
+    """Return the listed classes, with another negative number for each padding entry, so that only classes repeat."""
+    places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
+    return torch.where(log_probs == -torch.inf, -places, indices)
 
 
 def summarize_rows(
     logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
-) -> ReferenceBlock:
+) -> PartialRows:
     """Return the part of the logits that a reference file stores, on the CPU.
 
     Arguments:
@@ -165,17 +293,18 @@ def summarize_rows(
     def log_probs(x: Tensor) -> Tensor:
         return (x - normalizer).clamp_(max=0).float().cpu()
 
-    return ReferenceBlock(
-        start=start,
-        classes=classes,
-        labels=labels.cpu(),
+    return PartialRows(
         top_indices=indices.int().cpu(),
         top_log_probs=log_probs(kept),
+        tail_log_mass=log_probs(tail)[:, 0],
         tail_indices=drawn.int().cpu(),
         tail_log_probs=log_probs(torch.where(total > 0, log_weights.gather(-1, drawn), -torch.inf)),
-        tail_log_mass=log_probs(tail)[:, 0],
+        labels=labels.cpu(),
         label_log_probs=log_probs(at_label)[:, 0],
         support_sizes=support.int().cpu(),
+        classes=classes,
+        start=start,
+        is_ranked=True,
     )
 
 

@@ -19,7 +19,7 @@ import kullback as package
 from kullback import dispatch
 from kullback.cli.commands import kullback
 from kullback.cli.expressions import parse_distribution
-from kullback.cli.gates import ESTIMATES, MEANS, Side, parse_gate
+from kullback.cli.gates import ESTIMATES, MEANS, Side, judge_comparison, parse_gate
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.io import open_rows, write_llama_base
 from kullback.kernels.backends import backends
@@ -140,7 +140,7 @@ def test_labels_and_clusters_from_archives_that_hold_several(files):
 
 
 def outcome(limit: str, side: Side, found: Comparison) -> str:
-    return parse_gate(limit, side).judgment(found).outcome
+    return judge_comparison(parse_gate(limit, side).limit, found).outcome
 
 
 def test_every_metric_can_be_a_gate_on_both_sides(files):
@@ -149,7 +149,7 @@ def test_every_metric_can_be_a_gate_on_both_sides(files):
         assert outcome(f"{metric}=1e9", "above", found) == "passed", metric
         assert outcome(f"{metric}=-1e9", "below", found) == "passed", metric
         for limit, side in (("-1e9", "above"), ("1e9", "below")):
-            failed = parse_gate(f"{metric}={limit}", side).judgment(found)
+            failed = judge_comparison(parse_gate(f"{metric}={limit}", side).limit, found)
             assert failed.outcome == "failed"
             assert failed.sentence.startswith(f"{metric} is ")
 

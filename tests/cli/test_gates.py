@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kullback.cli.commands import kullback
-from kullback.cli.gates import Side, parse_gate, parse_table_gate
+from kullback.cli.gates import OF_TABLES, Compared, Side, parse_gate
 from kullback.errors import ArgumentValueError
 from kullback.tables import compare_tables
 from tests.forked import command
@@ -196,9 +196,9 @@ def test_a_limit_on_a_divergence_holds_for_the_end_of_its_interval(metric: str, 
     inside = (quantity.value + min(high, 2 * quantity.value)) / 2
 
     def outcome(limit: str, side: Side) -> str:
-        return parse_table_gate(limit, side).verdict(found).outcome
+        return parse_gate(limit, side, OF_TABLES).verdict(found).outcome
 
-    between = parse_table_gate(f"{metric}={inside}", "above").verdict(found)
+    between = parse_gate(f"{metric}={inside}", "above", OF_TABLES).verdict(found)
     assert between.outcome == "unclear" == outcome(f"{metric}={inside}", "below")
     assert f"its interval, {low:.6g} to {high:.6g}, contains the limit" in between.unclear[0]
     assert outcome(f"{metric}.value={inside}", "above") == "passed"
@@ -209,7 +209,7 @@ def test_a_limit_on_a_divergence_holds_for_the_end_of_its_interval(metric: str, 
         assert outcome(f"{metric}={high * 1.01}", "below") == "failed"
     assert outcome(f"{metric}={low}", "below") == "passed"
     if low > 0:
-        beyond = parse_table_gate(f"{metric}={low * 0.99}", "above").verdict(found)
+        beyond = parse_gate(f"{metric}={low * 0.99}", "above", OF_TABLES).verdict(found)
         assert beyond.outcome == "failed"
         assert f"its interval, {low:.6g} to {high:.6g}, is above" in beyond.failures[0]
         assert beyond.broken_by == ("x",)
@@ -218,12 +218,12 @@ def test_a_limit_on_a_divergence_holds_for_the_end_of_its_interval(metric: str, 
 def test_few_rows_leave_a_limit_open_and_a_constant_column_passes() -> None:
     few = pa.table({"x": list(range(12))})
     found = compare_tables(few, few)
-    assert parse_table_gate("psi.value=0.2", "above").verdict(found).passed
-    verdict = parse_table_gate("psi=0.2", "above").verdict(found)
+    assert parse_gate("psi.value=0.2", "above", OF_TABLES).verdict(found).passed
+    verdict = parse_gate("psi=0.2", "above", OF_TABLES).verdict(found)
     assert verdict.outcome == "unclear"
     assert "--fail-above psi.value=0.2 checks the estimate alone" in verdict.unclear[0]
     constant = compare_tables(pa.table({"x": [1] * 50}), pa.table({"x": [1] * 50}))
-    assert parse_table_gate("psi=0.2", "above").verdict(constant).passed
+    assert parse_gate("psi=0.2", "above", OF_TABLES).verdict(constant).passed
 
 
 def summary(value: float, interval: tuple[float, float] | None, reason: str | None = None) -> SimpleNamespace:
@@ -253,15 +253,15 @@ def test_the_whole_interval_decides_and_the_estimate_alone_with_value(
     of = summary(0.3, interval, "few units" if interval is None else None)
     found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None)
     for name in ("mean", "kl_pq.mean", "top1"):
-        verdict = parse_gate(f"{name}={limit}", side).verdict([(None, found, None)])
+        verdict = parse_gate(f"{name}={limit}", side).verdict([Compared(None, found)])
         assert verdict.outcome == outcome, name
         assert len(verdict.sentences) == (outcome != "passed")
         kept = limit >= 0.3 if side == "above" else limit <= 0.3
-        alone = parse_gate(f"{name}.value={limit}", side).verdict([(None, found, None)])
+        alone = parse_gate(f"{name}.value={limit}", side).verdict([Compared(None, found)])
         assert alone.outcome == ("passed" if kept else "failed")
     if interval is None:
-        assert "few units" in parse_gate("mean=1", side).verdict([(None, found, None)]).unclear[0]
-    percentile = parse_gate("p99.value=0.95", "above").verdict([(None, found, None)])
+        assert "few units" in parse_gate("mean=1", side).verdict([Compared(None, found)]).unclear[0]
+    percentile = parse_gate("p99.value=0.95", "above").verdict([Compared(None, found)])
     assert percentile.passed
 
 
@@ -277,7 +277,7 @@ def test_lower_bounds_leave_open_what_they_do_not_bound() -> None:
     certain = {"kl_pq": (0.3, np.inf), "tv": (0.3, 0.45)}
 
     def outcome(limit: str, side: Side) -> str:
-        return parse_gate(limit, side).verdict([("model", found, certain)]).outcome
+        return parse_gate(limit, side).verdict([Compared("model", found, certain)]).outcome
 
     assert outcome("mean.value=1000", "above") == "unclear"
     assert outcome("mean.value=0.29", "above") == "failed"
@@ -319,9 +319,9 @@ def test_an_old_form_is_refused_with_the_new_one(old: str, new: str) -> None:
 )
 def test_an_old_form_of_tables_is_refused_with_the_new_one(old: str, new: str) -> None:
     with pytest.raises(ArgumentValueError) as refused:
-        parse_table_gate(old, "below")
+        parse_gate(old, "below", OF_TABLES)
     assert refused.value.instead == f"--fail-below {new}"
-    parse_table_gate(new, "below")
+    parse_gate(new, "below", OF_TABLES)
 
 
 def test_an_unclear_gate_has_its_own_status_and_can_be_allowed(
@@ -357,7 +357,7 @@ def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -
     draws = np.random.default_rng(0)
     tables = [pa.table({name: draws.integers(0, 3, size=200) for name in names}) for _ in range(2)]
     found = compare_tables(*tables)
-    verdicts = [parse_table_gate("psi.value[a|b]=0", "above").verdict(found)]
+    verdicts = [parse_gate("psi.value[a|b]=0", "above", OF_TABLES).verdict(found)]
     text = markdown.render(found, verdicts)
     assert text.startswith("**Failed: 1 of 1 limit broken. ")
     assert "- ❌ psi.value of 'a\\|b' at most 0: psi.value of 'a\\|b' is" in text

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.compare_command import COMMON, SECTIONS, compare
+from kullback.cli.compare_command import compare
+from kullback.cli.compare_options import OPTIONS
 
 FLAGS = {flag for each in compare.params if isinstance(each, click.Option) for flag in each.opts}
 
@@ -50,7 +51,7 @@ def test_sixty_columns_show_the_same_words() -> None:
 
 def test_each_short_text_is_the_first_sentence_of_the_long_one() -> None:
     short, full = entries("--help", 80), entries("--help-all", 80)
-    assert len(short) == len({*COMMON, "help", "help_all"})
+    assert len(short) == sum(option.common for option in OPTIONS) + 2
     for flag, text in short.items():
         assert full[flag].startswith(f"{text}."), flag
     assert short["--cluster"].endswith("a file, or a table's column")
@@ -60,7 +61,7 @@ def test_texts_begin_with_a_capital_and_do_not_repeat_their_section() -> None:
     for flag, text in entries("--help-all", 80).items():
         assert text[0].isupper() or text.startswith("-100"), flag
         assert not text.startswith(
-            tuple(f"{word}:" for word in ("Tables", "Models", *(section.job for section in SECTIONS)))
+            tuple(f"{word}:" for word in ("Tables", "Models", *(option.job for option in OPTIONS)))
         ), flag
 
 
@@ -71,11 +72,3 @@ def test_all_options_are_listed_once_and_nothing_is_cut(width: int) -> None:
     listed = re.findall(r"^  (?:-h, )?(--[a-z-]+)", text.partition("\nPredictions:\n")[2], re.MULTILINE)
     assert sorted(listed) == sorted(FLAGS | {"--help"})
     assert "..." not in re.sub(r"Q\.\.\.|A,B,\.\.\.|compare \.\.\.", "", text)
-
-
-def test_each_option_has_one_job() -> None:
-    names = [each.name for section in SECTIONS for each in section.options]
-    assert len(set(names)) == len(names)
-    options = {each.name for each in compare.params if isinstance(each, click.Option)}
-    assert set(names) | {"help_all"} == options
-    assert set(COMMON) <= set(names)

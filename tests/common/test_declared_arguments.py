@@ -66,6 +66,7 @@ UNDECLARED = {
     ("is_model", "hub"): "an option of the command line, which makes it a flag",
     ("RowSource", "representation"): "checked by open_rows, which makes the source",
     ("TopKSource", "classes"): "the number in a file, checked by its reader",
+    **{("PartialRows", name): "of rows that readers make" for name in ("classes", "start", "is_ranked")},
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from torch.distributions import (
 )
 
 from kullback import Samples
-from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, OptionalDependencyError
+from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
 from kullback.estimators.known_categories import category_surprise
 from kullback.estimators.known_density import from_density
 from kullback.estimators.local_density import local_log_density
@@ -308,12 +307,6 @@ def test_kinds_that_differ_are_refused():
 def test_the_other_way_round_is_explained():
     with refused(NoRuleError, instead=r"Samples\(p\.sample"):
         from_density(Q, Samples(torch.randn(30)))
-
-
-def test_without_scipy_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with refused(OptionalDependencyError, instead="pip install scipy"):
-        from_density(Samples(torch.randn(30)), Q)
 
 
 @pytest.mark.heavy

@@ -21,7 +21,7 @@ from kullback.estimators import (
     variational_estimate,
 )
 from kullback.estimators.density_ratio import classifier_estimate
-from kullback.estimators.draws import Draws, few_clusters, number_from_scores, variance_of_sum
+from kullback.estimators.draws import Draws, number_from_scores, variance_of_sum
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, note_on_sign
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import fit_tail_by_moments, heaviness, tail_allowance
@@ -379,16 +379,6 @@ def test_the_variance_of_a_sum_takes_clusters_together():
     assert float(variance_of_sum(terms, torch.tensor([0, 0, 5, 5]))) == 0
     assert float(variance_of_sum(terms, torch.tensor([0, 1, 0, 1]))) == pytest.approx(18 * 2)
     assert float(variance_of_sum(terms[:1])) == math.inf
-
-
-def test_few_clusters_have_students_quantiles():
-    """Quantiles of Student's t at 0.975 by SciPy over that of the normal distribution."""
-    from scipy.stats import norm, t
-
-    for clusters in (5, 10, 30):
-        wanted = t.ppf(0.975, clusters - 1) / norm.ppf(0.975)
-        assert few_clusters(clusters, norm.ppf(0.975)) == pytest.approx(wanted, rel=0.02)
-    assert few_clusters(1, 1.96) == math.inf
 
 
 def test_copies_in_clusters_tell_what_one_of_each_tells():

@@ -33,7 +33,7 @@ def taking() -> dict[str, inspect.Signature]:
         for name in module.__all__:
             each = getattr(module, name)
             # These are results, a teacher, and the rows that a teacher makes: their kind is not a user's argument.
-            if not callable(each) or name in ("Estimate", "Fit", "TopK", "PartialRows"):
+            if not callable(each) or name in ("Estimate", "Fit", "TopK", "TeacherRows"):
                 continue
             try:
                 signature = inspect.signature(each)

@@ -55,10 +55,10 @@ def drawn(teacher: Any, lengths: tuple[int, ...], seed: int = 0) -> list[dict[st
             {"prompt_logprobs": response, "prompt_token_ids": tokens[0].tolist()}, classes=CLASSES
         ) as source:
             block = next(source.blocks())
-        k = block.indices.shape[-1]
+        k = block.top_indices.shape[-1]
         indices, logs = torch.zeros(length, k, dtype=torch.int64), torch.full((length, k), -torch.inf)
         labels = torch.full((length,), -100)
-        indices[block.positions], logs[block.positions] = block.indices, block.log_probs
+        indices[block.positions], logs[block.positions] = block.top_indices, block.top_log_probs
         labels[block.positions] = block.labels
         rows.append(
             {"input_ids": tokens[0], "labels": tokens[0], "attention_mask": torch.ones_like(tokens[0])}

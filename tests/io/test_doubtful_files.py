@@ -224,7 +224,7 @@ def test_a_mass_outside_the_list_that_does_not_fit_the_list_is_refused(tail: flo
     ):
         list(open_top_k(held).blocks())
     held["log_tail"] = torch.tensor([0.25, 0.1]).log()
-    assert next(open_top_k(held).blocks()).log_tail.exp().tolist() == pytest.approx([0.25, 0.1])
+    assert next(open_top_k(held).blocks()).tail_log_mass.exp().tolist() == pytest.approx([0.25, 0.1])
 
 
 def test_all_classes_listed_without_all_mass_are_refused() -> None:
@@ -237,7 +237,7 @@ def test_an_unknown_mass_is_left_out_as_the_error_says() -> None:
     with refused(FileError, got="^nan in row 1$", instead="leave log_tail out"):
         list(open_top_k(held).blocks())
     del held["log_tail"]
-    assert next(open_top_k(held).blocks()).log_tail.exp().tolist() == pytest.approx([0.25, 0.1])
+    assert next(open_top_k(held).blocks()).tail_log_mass.exp().tolist() == pytest.approx([0.25, 0.1])
 
 
 @pytest.mark.parametrize("key", ["08", "\u0668", "8.0", " 8", "1_0"])

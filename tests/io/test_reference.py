@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
-from kullback.io import Reference, ReferenceBlock, ReferenceWriter, Windows
+from kullback.io import PartialRows, Reference, ReferenceWriter, Windows
 from kullback.partial_rows import summarize_rows
 from tests import fuzz
 from tests.refusals import refused
@@ -52,7 +52,7 @@ def write(path: Path, logits: Tensor, of: Windows | None = None, **options: Any)
     return of
 
 
-def write_parts(path: Path, of: Windows, parts: Iterable[Tensor | ReferenceBlock], **options: Any) -> None:
+def write_parts(path: Path, of: Windows, parts: Iterable[Tensor | PartialRows], **options: Any) -> None:
     with ReferenceWriter(path, of, **options) as writer:
         for part in parts:
             if isinstance(part, Tensor):
@@ -67,7 +67,7 @@ def true_log_probs(row: list[float]) -> list[Any]:
         return [mpmath.mpf(x) - whole if x > -INF else mpmath.mpf("-inf") for x in row]
 
 
-def tensors_of(block: ReferenceBlock) -> dict[str, Any]:
+def tensors_of(block: PartialRows) -> dict[str, Any]:
     return {
         field.name: getattr(block, field.name).tolist()
         for field in dataclasses.fields(block)
@@ -75,7 +75,7 @@ def tensors_of(block: ReferenceBlock) -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> ReferenceBlock:
+def read(path: Path) -> PartialRows:
     with Reference(path) as reference:
         return reference.read(0, reference.rows)
 
@@ -542,7 +542,7 @@ def test_the_fuzzer_reaches_sound_files_and_every_check(monkeypatch: pytest.Monk
     seen: set[str] = set()
     real = Reference.read
 
-    def read_and_note(self: Reference, start: int, stop: int) -> ReferenceBlock:
+    def read_and_note(self: Reference, start: int, stop: int) -> PartialRows:
         try:
             block = real(self, start, stop)
         except FileError as error:

@@ -13,7 +13,7 @@ import torch
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.functional import TopK
-from kullback.io import TopKBlock, open_top_k, paired_top_k_blocks
+from kullback.io import PartialRows, open_top_k, paired_top_k_blocks
 from kullback.io.top_k import TOP_K_FORMATS
 from tests.refusals import refused
 
@@ -238,21 +238,21 @@ def options(server: Server) -> dict[str, Any]:
     return {"classes": CLASSES, "tokens": TOKENS if server.tokens else None}
 
 
-def check_rows(block: TopKBlock, t: Truth, server: Server, sequence: int = 0) -> None:
+def check_rows(block: PartialRows, t: Truth, server: Server, sequence: int = 0) -> None:
     """The block is the truth: its classes, their log-probabilities, the true token's, and the mass left."""
     assert block.sequences.tolist() == [sequence] * (LENGTH - 1)
     assert block.positions.tolist() == list(range(server.first, server.first + LENGTH - 1))
-    assert block.log_probs.dtype == torch.float32
+    assert block.top_log_probs.dtype == torch.float32
     for row, position in enumerate(range(1, LENGTH)):
         expected = dict(t.top(position))
         expected[t.tokens[position]] = t.at(position)
-        kept = block.log_probs[row] > -torch.inf
-        ids = block.indices[row][kept].tolist()
+        kept = block.top_log_probs[row] > -torch.inf
+        ids = block.top_indices[row][kept].tolist()
         assert sorted(ids) == sorted(expected)
         values = torch.tensor([expected[i] for i in ids])
-        torch.testing.assert_close(block.log_probs[row][kept], values, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(block.top_log_probs[row][kept], values, rtol=1e-6, atol=1e-7)
         left = 1 - math.fsum(math.exp(value) for value in expected.values())
-        assert math.exp(block.log_tail[row].item()) == pytest.approx(left, abs=1e-6)
+        assert math.exp(block.tail_log_mass[row].item()) == pytest.approx(left, abs=1e-6)
         assert block.labels[row] == t.tokens[position]
         assert block.label_log_probs[row].item() == pytest.approx(t.at(position), rel=1e-6)
 
@@ -265,7 +265,7 @@ def test_a_response_in_memory_is_recognized_and_read(server: Server) -> None:
         (block,) = source.blocks()
         assert source.skipped == server.skipped
         check_rows(block, t, server)
-        TopK(block.indices, block.log_probs)  # which checks the values again
+        TopK(block.top_indices, block.top_log_probs)  # which checks the values again
 
 
 @EACH
@@ -312,10 +312,10 @@ def test_responses_in_a_file_are_sequences_in_blocks_of_any_size(
         assert [len(piece) for piece in pieces] == [4, 4, 4, 4, 2]
         start = 0
         for piece in pieces:
-            k = piece.indices.shape[1]
+            k = piece.top_indices.shape[1]
             stop = start + len(piece)
-            assert torch.equal(piece.log_probs, whole.log_probs[start:stop, :k])
-            assert bool((whole.log_probs[start:stop, k:] == -torch.inf).all())
+            assert torch.equal(piece.top_log_probs, whole.top_log_probs[start:stop, :k])
+            assert bool((whole.top_log_probs[start:stop, k:] == -torch.inf).all())
             assert torch.equal(piece.labels, whole.labels[start:stop])
             start = stop
         assert source.skipped == 3 * server.skipped
@@ -325,10 +325,10 @@ def test_the_true_token_outside_the_list_is_one_more_known_class() -> None:
     row = {"7": {"logprob": -3.0, "rank": 9}, "1": {"logprob": -0.5, "rank": 1}}
     ranked = {"1": {"logprob": -0.5, "rank": 1}, "2": {"logprob": -1.5, "rank": 2}}
     block = next(open_top_k({"prompt_logprobs": [None, row, ranked]}).blocks())
-    assert block.indices.tolist() == [[7, 1], [1, 2]]
+    assert block.top_indices.tolist() == [[7, 1], [1, 2]]
     assert block.labels.tolist() == [7, 1]
     assert block.label_log_probs.tolist() == [-3.0, -0.5]
-    assert block.log_tail.exp().tolist() == pytest.approx(
+    assert block.tail_log_mass.exp().tolist() == pytest.approx(
         [1 - math.exp(-3) - math.exp(-0.5), 1 - math.exp(-0.5) - math.exp(-1.5)]
     )
     sglang_row = {
@@ -336,7 +336,7 @@ def test_the_true_token_outside_the_list_is_one_more_known_class() -> None:
         "input_top_logprobs": [None, [[-0.5, 1, None]]],
     }
     block = next(open_top_k({"meta_info": sglang_row}).blocks())
-    assert block.indices.tolist() == [[1, 7]]
+    assert block.top_indices.tolist() == [[1, 7]]
     assert block.counts.tolist() == [2]
 
 
@@ -362,12 +362,12 @@ def test_vllm_entries_that_something_has_sorted_tell_no_true_token() -> None:
 def test_a_probability_of_zero_is_no_class() -> None:
     rows = [None, {"7": {"logprob": -9999.0, "rank": 9}, "1": {"logprob": -0.5, "rank": 1}}]
     block = next(open_top_k({"prompt_logprobs": rows, "prompt_token_ids": [1, 7]}).blocks())
-    assert block.indices.tolist() == [[1]]
+    assert block.top_indices.tolist() == [[1]]
     assert (block.labels.tolist(), block.label_log_probs.tolist()) == ([7], [-math.inf])
     entries = [{"id": i, "logprob": x} for i, x in ((3, -0.5), (4, -3.4028234663852886e38))]
     response = {"completion_probabilities": [{**entries[0], "top_logprobs": entries}]}
     block = next(open_top_k(response).blocks())
-    assert (block.indices.tolist(), block.counts.tolist()) == ([[3]], [1])
+    assert (block.top_indices.tolist(), block.counts.tolist()) == ([[3]], [1])
 
 
 def test_openai_says_of_an_improbable_true_token_only_that_it_is_not_listed() -> None:
@@ -383,8 +383,8 @@ def test_all_classes_listed_leave_nothing() -> None:
     t = truth()
     rows = [None, {str(i): {"logprob": x} for i, x in t.top(1, CLASSES)}]
     response = {"prompt_logprobs": rows, "prompt_token_ids": t.tokens[:2]}
-    assert next(open_top_k(response, classes=CLASSES).blocks()).log_tail.tolist() == [-math.inf]
-    assert next(open_top_k(response).blocks()).log_tail.exp().item() == pytest.approx(0, abs=1e-6)
+    assert next(open_top_k(response, classes=CLASSES).blocks()).tail_log_mass.tolist() == [-math.inf]
+    assert next(open_top_k(response).blocks()).tail_log_mass.exp().item() == pytest.approx(0, abs=1e-6)
 
 
 # --- tokens by text
@@ -399,7 +399,7 @@ def test_tokens_by_bytes_come_before_those_by_text() -> None:
 
     content = [{**entry(0), "top_logprobs": [entry(i) for i in range(3)]}]
     response = {"choices": [{"logprobs": {"content": content}}]}
-    assert next(open_top_k(response, tokens=ids).blocks()).indices.tolist() == [[0, 1, 2]]
+    assert next(open_top_k(response, tokens=ids).blocks()).top_indices.tolist() == [[0, 1, 2]]
     texts = {"\ufffd": 5, " a": 6}  # two tokens of one text
     with refused(FileError, wanted="each token once at a position$", got="^5 at sequence 0, position 0"):
         next(open_top_k(response, tokens=texts).blocks())
@@ -427,8 +427,8 @@ def test_llama_servers_old_form_has_probabilities_by_text() -> None:
     response = {"completion_probabilities": [{"content": " t5", "probs": probs}]}
     with open_top_k(response, tokens=TOKENS) as source:
         block = next(source.blocks())
-        assert (block.indices.tolist(), block.labels.tolist()) == ([[3, 5]], [5])
-        assert block.log_probs.exp().tolist() == [[0.75, 0.25]]
+        assert (block.top_indices.tolist(), block.labels.tolist()) == ([[3, 5]], [5])
+        assert block.top_log_probs.exp().tolist() == [[0.75, 0.25]]
         assert source.caveats()[0].startswith("the probabilities are those after the samplers")
 
 
@@ -544,7 +544,7 @@ def test_values_that_are_no_log_probabilities_are_refused_by_position(entry: Any
 
 def test_rounding_of_float32_is_accepted_and_no_more() -> None:
     block = next(open_top_k(wrong_entry({"2": {"logprob": 2e-6}})).blocks())
-    assert block.log_tail.tolist() == [-math.inf]
+    assert block.tail_log_mass.tolist() == [-math.inf]
     with refused(FileError, wanted="at most 0$", got=r"^0\.001"):
         list(open_top_k(wrong_entry({"2": {"logprob": 1e-3}})).blocks())
 

@@ -46,12 +46,12 @@ def test_plain_tensors_come_back_in_their_dtype(dtype: torch.dtype, tmp_path: Pa
     with open_top_k(path) as source:
         assert source.describe() == f"safetensors, 9 positions, 4 listed, {CLASSES} classes"
         block = whole(source)
-        assert torch.equal(block.indices, indices)
-        assert torch.equal(block.log_probs, log_probs)
+        assert torch.equal(block.top_indices, indices)
+        assert torch.equal(block.top_log_probs, log_probs)
         assert block.positions.tolist() == list(range(9))
         assert block.labels.tolist() == [-100] * 9
         left = 1 - log_probs.double().exp().sum(-1)
-        torch.testing.assert_close(block.log_tail.exp(), left, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(block.tail_log_mass.exp(), left, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -70,15 +70,15 @@ def test_leading_dimensions_are_sequences_and_labels_join_the_classes(suffix: st
         assert block.sequences.tolist() == [0] * 5 + [1] * 5 + [2] * 5
         assert block.positions.tolist() == list(range(5)) * 3
         assert block.labels.tolist() == labels.view(-1).tolist()
-        assert block.indices.shape == (15, 5)
-        assert (block.indices[7, 4], block.log_probs[7, 4]) == (outside, -9.5)
+        assert block.top_indices.shape == (15, 5)
+        assert (block.top_indices[7, 4], block.top_log_probs[7, 4]) == (outside, -9.5)
         assert block.counts.tolist() == [4] * 7 + [5] + [4] * 7
         expected = log_probs.view(15, 4)[:, 1].clone()
         expected[0], expected[7] = torch.nan, -9.5
         torch.testing.assert_close(block.label_log_probs, expected, rtol=0, atol=0, equal_nan=True)
         assert [len(each) for each in source.blocks(rows=4)] == [4, 4, 4, 3]
-    assert torch.equal(read(held).log_probs, block.log_probs)
-    read(held).log_probs.zero_()  # which is the caller's to change
+    assert torch.equal(read(held).top_log_probs, block.top_log_probs)
+    read(held).top_log_probs.zero_()  # which is the caller's to change
     assert torch.equal(held["log_probs"], log_probs)
 
 
@@ -95,7 +95,7 @@ def test_a_stored_tail_is_taken_without_what_the_true_token_adds(tmp_path: Path)
         path,
     )
     block = read(path)
-    assert block.log_tail.exp().tolist() == pytest.approx([6e-9, 1e-8], rel=1e-6)
+    assert block.tail_log_mass.exp().tolist() == pytest.approx([6e-9, 1e-8], rel=1e-6)
 
 
 def test_pieces_of_a_long_sequence_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_pieces_of_a_long_sequence_join(tmp_path: Path, monkeypatch: pytest.Monk
     with open_top_k(path) as source:
         assert list(source.token_ids()) == [None, None]
     block = read(path)
-    assert torch.equal(block.log_probs, log_probs.view(14, 4))
+    assert torch.equal(block.top_log_probs, log_probs.view(14, 4))
     assert block.positions.tolist() == list(range(7)) * 2
 
 
@@ -179,7 +179,7 @@ def test_masses_are_held_to_the_rounding_of_the_stored_dtype(tmp_path: Path) -> 
         log_probs = torch.tensor([[0.5, 0.5 + excess]], dtype=torch.float64).log().to(dtype)
         save_file({"indices": torch.tensor([[0, 1]]), "log_probs": log_probs}, path)
         if fits:
-            assert read(path).log_tail.tolist() == [-math.inf]
+            assert read(path).tail_log_mass.tolist() == [-math.inf]
         else:
             with refused(FileError, wanted=rf"sum to at most 1 within .*{str(dtype)[6:]}"):
                 read(path)
@@ -230,10 +230,10 @@ def test_mlx_targets_are_log_probabilities_among_the_listed_classes(tmp_path: Pa
         assert block.positions.tolist() == [1, 2, 3] * 4  # a row predicts the next token
         expected = values[-1, -1].bfloat16().double().log_softmax(-1).float()
         assert len(block) == 12
-        assert bool(block.log_tail.isnan().all())
+        assert bool(block.tail_log_mass.isnan().all())
         assert bool(block.label_log_probs.isnan().all())
     with open_top_k(tmp_path / "valid" / "0000000000.safetensors") as source:
-        torch.testing.assert_close(whole(source).log_probs[-1], expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(whole(source).top_log_probs[-1], expected, rtol=1e-6, atol=0)
     assert [len(each) for each in open_top_k(tmp_path / "valid").blocks(rows=4)] == [4, 2]
     (tmp_path / "none").mkdir()
     with refused(FileError, wanted=r"a folder of \.safetensors files$", got="^none in it"):
@@ -261,7 +261,7 @@ def test_nemo_rl_batches_have_labels_from_the_next_token_and_end_where_the_text_
         # The last position of a text has no next token; what follows is padding.
         assert block.labels.tolist() == [1, 2, 3, -100, 5, -100]
         assert bool(block.label_log_probs.isnan().all())
-        torch.testing.assert_close(block.log_probs[4], values[1, 0].log_softmax(-1))
+        torch.testing.assert_close(block.top_log_probs[4], values[1, 0].log_softmax(-1))
     with open_top_k(held) as source:
         assert [tokens.tolist() for tokens in source.token_ids()] == [[0, 1, 2, 3], [4, 5]]
     held["input_lengths"] = torch.tensor([0, 4])

@@ -54,8 +54,8 @@ def test_axolotl_rows_are_sequences(suffix: str, tmp_path: Path) -> None:
     assert block.sequences.tolist() == [0, 0, 0, 1, 1, 1]
     assert block.positions.tolist() == [1, 2, 3] * 2
     ids, values = truth(3, 4, 1)
-    assert block.indices[3:].tolist() == ids
-    torch.testing.assert_close(block.log_probs[3:], torch.tensor(values))
+    assert block.top_indices[3:].tolist() == ids
+    torch.testing.assert_close(block.top_log_probs[3:], torch.tensor(values))
     assert block.labels.unique().tolist() == [-100]
 
 
@@ -66,17 +66,17 @@ def test_axolotl_lists_of_numbers_and_a_field_of_another_name(suffix: str, tmp_p
     with open_top_k(store([row], tmp_path / f"x{suffix}")) as source:
         block = next(source.blocks())
         assert (source.format, source.skipped) == ("axolotl", 1)
-    assert block.indices.tolist() == [ids[0], ids[2]]
+    assert block.top_indices.tolist() == [ids[0], ids[2]]
     other = {"target_token_ids": ids, "teacher": values}
     with open_top_k(store([other], tmp_path / f"y{suffix}"), key="teacher") as source:
-        assert next(source.blocks()).indices.tolist() == ids
+        assert next(source.blocks()).top_indices.tolist() == ids
 
 
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
-        ({"logprobs": [[-1.0]], "target_token_ids": [[1, 2]]}, {}, "as target_token_ids, 2; got 1"),
-        ({"logprobs": [[-1.0]], "target_token_ids": []}, {}, "as many rows of target_token_ids .*1; got 1 and 0"),
+        ({"logprobs": [[-1.0]], "target_token_ids": [[1, 2]]}, {}, "one length; got 2 in target_token_ids, 1"),
+        ({"logprobs": [[-1.0]], "target_token_ids": []}, {}, "1 in logprobs, 0 in target_token_ids at line 1"),
         ({"a": [[{"token": "the", "logprob": -1.0}]]}, {"key": "a"}, "wanted tokens=, .*position 0"),
         ({"a": [[{"token": "token_id:1"}]]}, {"key": "a"}, "a log-probability, a number; got None"),
         ({"a": 3}, {"key": "a"}, "a, a list; got 3"),

@@ -266,7 +266,7 @@ def test_arguments_are_checked() -> None:
     p = listing([0.5, 0.5], [0])
     two = TopK(p.indices.expand(2, 1), p.log_probs.expand(2, 1))
     with refused(
-        ArgumentTypeError, call="top_k_divergence_bounds", argument="q", wanted="^a TopK or a TopKBlock"
+        ArgumentTypeError, call="top_k_divergence_bounds", argument="q", wanted="^a TopK or PartialRows"
     ):
         top_k_divergence_bounds(p, torch.zeros(1, 1), KL())  # pyright: ignore[reportArgumentType]
     with refused(

@@ -90,8 +90,8 @@ def test_the_log_probabilities_are_those_of_the_file(path):
         tokens, scored = windows.window(number)
         assert torch.equal(block.labels, tokens[scored])
         for index in range(len(block)):
-            kept = block.log_probs[index] != -torch.inf
-            classes, values = block.indices[index][kept], block.log_probs[index][kept]
+            kept = block.top_log_probs[index] != -torch.inf
+            classes, values = block.top_indices[index][kept], block.top_log_probs[index][kept]
             # The server computes with llama.cpp's default, a cache of keys and values in float16.
             assert ((values - truth[row, classes]).abs() < 0.05).all()
             assert not len(classes) or truth[row, classes].max() > truth[row].max() - 0.1

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kullback.cli.commands import kullback
 from kullback.errors import ArgumentValueError, FileError, ModelError
-from kullback.io import Reference, ReferenceBlock, ReferenceWriter, RowSource, open_rows
+from kullback.io import PartialRows, Reference, ReferenceWriter, RowSource, open_rows
 from kullback.io.windows import Windows
 from kullback.models import (
     Cut,
@@ -157,7 +157,7 @@ def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
     )
     sides = [
         ReferenceSide(ModelInfo("r", "reference"), windows, SimpleNamespace(tail_draws=draws))  # type: ignore[arg-type]
-        if isinstance(block, ReferenceBlock)
+        if isinstance(block, PartialRows)
         else DenseSide(ModelInfo("d", "rows"), windows, None)  # type: ignore[arg-type]
         for block in blocks
     ]
@@ -184,7 +184,7 @@ def test_estimates_of_a_candidate_are_unbiased_over_all_draws(name: str, scale: 
     outcomes = torch.tensor(list(itertools.product(tail, repeat=2)))  # 25: too few for a control variate
     probability = (log_q[outcomes] - mass).exp().prod(-1)
     count = len(outcomes)
-    block = ReferenceBlock(
+    block = PartialRows(
         start=0,
         classes=7,
         labels=torch.ones(count, dtype=torch.int64),
@@ -339,7 +339,7 @@ def test_two_references_know_more_than_their_top_classes() -> None:
     labels = torch.arange(30) % 40
     uniforms = torch.rand(30, 12, generator=draw, dtype=torch.float64)
 
-    def block(x: Tensor, draws: int) -> ReferenceBlock:
+    def block(x: Tensor, draws: int) -> PartialRows:
         return summarize_rows(x.clone(), labels, top=3, uniforms=uniforms[:, :draws])
 
     few, many = (paired([block(x, draws) for x in logits], ListedPairing, draws)[:, 0] for draws in (0, 12))

@@ -118,8 +118,8 @@ def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windo
         assert torch.equal(block.labels, tokens[places])
         for index in range(len(block)):
             truth = expected[row]
-            kept = block.log_probs[index] != -torch.inf
-            classes, values = block.indices[index][kept], block.log_probs[index][kept]
+            kept = block.top_log_probs[index] != -torch.inf
+            classes, values = block.top_indices[index][kept], block.top_log_probs[index][kept]
             assert ((values - truth[classes]).abs() < 1e-4).all()
             assert abs(block.label_log_probs[index] - truth[block.labels[index]]) < 1e-4
             label = {int(block.labels[index])}
@@ -135,7 +135,9 @@ def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windo
                 listed += len(top)
             outside = torch.ones(len(truth), dtype=torch.bool)
             outside[classes] = False
-            assert block.log_tail[index].exp() == pytest.approx(float(truth[outside].exp().sum()), abs=1e-5)
+            assert block.tail_log_mass[index].exp() == pytest.approx(
+                float(truth[outside].exp().sum()), abs=1e-5
+            )
             row += 1
     assert row == len(expected)
     assert listed > 0
@@ -158,7 +160,7 @@ def test_the_divergence_from_another_model_is_a_lower_bound(address, vocabulary,
         blocks = list(model.top_k(windows))
     known = torch.cat(
         [
-            top_k_divergence(KL(), TopK(block.indices, block.log_probs), rows)
+            top_k_divergence(KL(), TopK(block.top_indices, block.top_log_probs), rows)
             for block, rows in zip(blocks, logits.split([len(block) for block in blocks]), strict=True)
         ]
     )
@@ -186,9 +188,11 @@ def test_recorded_answers_give_the_values_in_them(address, vocabulary, speaks):
         {13: -2.09375, 58883: -2.34375, 11: -2.40625, 374: -2.84375},
     ]
     for index, row in enumerate(rows):
-        pairs = zip(block.indices[index].tolist(), block.log_probs[index].tolist(), strict=True)
+        pairs = zip(block.top_indices[index].tolist(), block.top_log_probs[index].tolist(), strict=True)
         assert {token: value for token, value in pairs if value != -torch.inf} == row
-        assert block.log_tail[index].exp() == pytest.approx(1 - sum(map(math.exp, row.values())), abs=1e-12)
+        assert block.tail_log_mass[index].exp() == pytest.approx(
+            1 - sum(map(math.exp, row.values())), abs=1e-12
+        )
 
 
 def test_windows_can_begin_later(address, vocabulary, windows):
@@ -196,15 +200,15 @@ def test_windows_can_begin_later(address, vocabulary, windows):
         whole, later = list(model.top_k(windows)), list(model.top_k(windows, first=5))
     assert [int(block.sequences[0]) for block in later] == [5, 6]
     for a, b in zip(whole[5:], later, strict=True):
-        assert torch.equal(a.indices, b.indices)
-        assert torch.equal(a.log_probs, b.log_probs)
+        assert torch.equal(a.top_indices, b.top_indices)
+        assert torch.equal(a.top_log_probs, b.top_log_probs)
 
 
 def test_a_run_that_is_left_early_can_be_followed_by_another(address, vocabulary, windows):
     with opened(address, "vllm", vocabulary) as model:
         first = next(iter(model.top_k(windows)))
         again = next(iter(model.top_k(windows)))
-    assert torch.equal(first.log_probs, again.log_probs)
+    assert torch.equal(first.top_log_probs, again.top_log_probs)
 
 
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from kullback.common.inference import wilson_interval
 from kullback.predictions.mean_intervals import (
     FEWEST_NONZERO,
     MeanEstimate,
@@ -16,8 +17,6 @@ from kullback.predictions.mean_intervals import (
     RatioOfSums,
     _heavy_tailed,
     _Ratio,
-    _wilson,
-    student_t,
 )
 
 DRAWS = 20_000
@@ -44,19 +43,6 @@ def true_t(tail: float, dof: float) -> float:
             lambda u: mpmath.log(beyond(mpmath.exp(u), dof) / tail), (-1, 8), solver="illinois", tol=1e-40
         )
         return float(mpmath.exp(logarithm))
-
-
-@pytest.mark.parametrize("tail", [0.025, 0.0025, 0.3])
-@pytest.mark.parametrize("dof", [1, 1.5, 1.9, 2, 3.7, 8.99])
-def test_students_quantile_of_few_degrees_is_that_of_its_distribution(tail, dof):
-    with mpmath.workdps(50):
-        assert float(beyond(student_t(tail, dof), dof)) == pytest.approx(tail, rel=1e-6)
-
-
-@pytest.mark.parametrize("tail", [0.025, 0.0025])
-@pytest.mark.parametrize(("dof", "digits"), [(9, 2e-4), (30, 5e-7), (100, 2e-9), (1000, 2e-13)])
-def test_students_quantile_has_every_term_of_its_series(tail, dof, digits):
-    assert student_t(tail, dof) == pytest.approx(true_t(tail, dof), rel=digits)
 
 
 def tail_probability(skewness: float) -> float:
@@ -193,7 +179,7 @@ def test_a_proportion_that_no_cluster_shows_is_bounded_by_the_largest_ones():
     found = estimate(
         np.zeros(60), RatioOfSums(0, low=0.0, high=1.0, binary=True), np.repeat(np.arange(30), sizes)
     )
-    assert found.interval == (0.0, pytest.approx(_wilson(0.0, 30)[1] * 4 / 2, rel=1e-12))
+    assert found.interval == (0.0, pytest.approx(wilson_interval(0.0, 30, 0.95)[1] * 4 / 2, rel=1e-12))
 
 
 def test_the_bound_of_clusters_of_very_unlike_size_is_at_most_that_of_the_mean():
@@ -205,7 +191,7 @@ def test_a_proportion_close_to_one_mirrors_one_close_to_zero():
     values = (np.arange(400) % 40 == 0).astype(float)
     rare = estimate(values, RatioOfSums(0, low=0.0, high=1.0, binary=True)).interval
     common = estimate(1 - values, RatioOfSums(0, low=0.0, high=1.0, binary=True)).interval
-    assert rare == pytest.approx(_wilson(10 / 400, 400), rel=1e-12)
+    assert rare == pytest.approx(wilson_interval(10 / 400, 400, 0.95), rel=1e-12)
     assert common == pytest.approx((1 - rare[1], 1 - rare[0]), rel=1e-12)
 
 
@@ -221,25 +207,6 @@ def test_an_end_opens_where_the_tail_index_passes_its_limit(units):
         found = estimate(steps ** -(limit / hill * factor), RatioOfSums(0, low=0.0))
         assert (found.reason == "heavy tail") == is_open, factor
         assert math.isinf(found.interval[1]) == is_open
-
-
-@pytest.mark.parametrize("tail", [0.025, 0.0025])
-def test_every_term_of_students_quantile_is_that_of_its_expansion(tail):
-    """The quantile is a series in 1 / dof; from 9 degrees of freedom on, each of its terms counts."""
-    with mpmath.workdps(60):
-        normal = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(tail))
-        degrees = [1000 * k for k in range(1, 11)]
-
-        def beyond(t, dof):
-            x = mpmath.mpf(dof) / (dof + t * t)
-            return mpmath.betainc(mpmath.mpf(dof) / 2, 0.5, 0, x, regularized=True) / 2 - mpmath.mpf(tail)
-
-        true = [mpmath.findroot(lambda t, dof=dof: beyond(t, dof), normal) for dof in degrees]
-        powers = mpmath.matrix([[mpmath.mpf(dof) ** -k for k in range(10)] for dof in degrees])
-        terms = mpmath.lu_solve(powers, mpmath.matrix(true))
-        for dof in (9, 10, 20, 50):
-            want = mpmath.fsum(terms[k] / mpmath.mpf(dof) ** k for k in range(5))
-            assert student_t(tail, dof) == pytest.approx(float(want), rel=1e-13)
 
 
 def ratio(sums, sizes, quantity: RatioOfSums) -> _Ratio:
@@ -355,7 +322,7 @@ def test_a_single_draw_that_is_close_gives_students_interval():
     (found,) = estimator.estimates([RatioOfSums(0)])
     error = math.sqrt(float(values.var()) / 20)
     assert found.standard_error == pytest.approx(error, rel=1e-12)
-    reach = student_t(0.025, 19) * error
+    reach = true_t(0.025, 19) * error
     assert found.interval == pytest.approx((9.5 - reach, 9.5 + reach), rel=1e-12)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kullback import Logits, compare_predictions, kl_estimate
-from kullback.cli.gates import parse_gate, parse_table_gate
+from kullback.cli.gates import OF_TABLES, Compared, parse_gate
 from kullback.report import html, markdown, write
 from kullback.report.document import Document, Findings, Headline, Passage, Passages, Remark, Table, Token
 from kullback.report.plots.ladder import REFERENCES
@@ -312,7 +312,7 @@ def test_a_page_without_limits_says_so_and_names_one_that_works() -> None:
         re.findall("No limit was set.*--fail-above (.*?)</code>", html.render(each))[0]
         for each in (predictions, tables, document(Batches((tables, tables), ((), ()))))
     ]
-    assert parse_gate(limits[0], "above").verdict([(None, predictions, None)]).passed
-    assert parse_table_gate(limits[1], "above").verdict(tables).passed
+    assert parse_gate(limits[0], "above").verdict([Compared(None, predictions)]).passed
+    assert parse_gate(limits[1], "above", OF_TABLES).verdict(tables).passed
     assert limits[2] == limits[1]
     assert "No limit" not in html.render(kl_estimate(p, p))

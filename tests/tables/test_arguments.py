@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from kullback import Probs, compare_predictions, compare_tables
 from kullback.cli.commands import kullback
-from kullback.cli.gates import parse_table_gate
+from kullback.cli.gates import OF_TABLES, parse_gate
 from kullback.errors import ArgumentTypeError, ColumnNotFoundError, KullbackError
 from kullback.tables import compare_profiles, profile_table
 from tests.refusals import refused
@@ -170,7 +170,7 @@ def test_no_name_goes_raw_into_findings_reports_gates_and_errors(name):
     assert_tame(repr(found))
     assert_tame(repr(found.columns))
     for limit in ("psi=0", f"psi[{name}]=0", "psi[other]=0"):
-        verdict = parse_table_gate(limit, "above").verdict(found)
+        verdict = parse_gate(limit, "above", OF_TABLES).verdict(found)
         assert verdict.sentences
         assert_tame("\n".join([verdict.limit, *verdict.sentences]))
     for call in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import cProfile
 import math
-import sys
 from dataclasses import astuple
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -18,7 +17,7 @@ import pytest
 import torch
 from scipy.special import rel_entr
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, OptionalDependencyError
+from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.tables import Profile, compare_profiles, compare_tables, profile_table
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.table_findings import FINDINGS, unshared_categories
@@ -485,12 +484,6 @@ def test_profiles_with_other_weights_are_refused(tables):
     q = profile_table(tables[1], like=p, weights="weight")
     with refused(ArgumentValueError, wanted="weighted by the same column"):
         compare_profiles(p, q)
-
-
-def test_a_missing_library_is_named(tables, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with refused(OptionalDependencyError, instead="pip install scipy"):
-        compare(*tables)
 
 
 def odd_column(random: np.random.Generator, kind: int, rows: int) -> pa.Array:

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.gates import Limit, parse_table_gate
+from kullback.cli.gates import OF_TABLES, Limit, parse_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.results.verdict import Verdict
 from kullback.tables import Profile, profile_table
@@ -364,7 +364,7 @@ def test_a_damaged_table_is_one_line(files):
     ],
 )
 def test_gates_are_read(text, expected):
-    assert parse_table_gate(text, "above").limit == expected
+    assert parse_gate(text, "above", OF_TABLES).limit == expected
 
 
 @pytest.mark.parametrize(
@@ -373,21 +373,21 @@ def test_gates_are_read(text, expected):
 )
 def test_bad_gates_are_refused(text):
     with pytest.raises(ArgumentValueError, match="--fail-above"):
-        parse_table_gate(text, "above")
+        parse_gate(text, "above", OF_TABLES)
 
 
 def test_where_nothing_was_compared_no_gate_holds():
     found = compare_tables(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
-    assert parse_table_gate("psi=1", "above").verdict(found).outcome == "unclear"
+    assert parse_gate("psi=1", "above", OF_TABLES).verdict(found).outcome == "unclear"
     table = pd.DataFrame({"a": [1, 2] * 30})
     found = compare_tables(table, table)
-    assert parse_table_gate("psi[b]=1", "above").verdict(found).outcome == "unclear"
-    assert parse_table_gate("psi[a]=1", "above").verdict(found).passed
+    assert parse_gate("psi[b]=1", "above", OF_TABLES).verdict(found).outcome == "unclear"
+    assert parse_gate("psi[a]=1", "above", OF_TABLES).verdict(found).passed
 
 
 def verdict(text: str, p, q, **settings) -> Verdict:
     found = compare_tables(p, q, generator=torch.Generator().manual_seed(0), **settings)
-    return parse_table_gate(text, "below" if text.startswith("p_") else "above").verdict(found)
+    return parse_gate(text, "below" if text.startswith("p_") else "above", OF_TABLES).verdict(found)
 
 
 def unclear(text: str, p, q, **settings) -> tuple[str, ...]:

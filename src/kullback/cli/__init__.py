@@ -27,10 +27,10 @@ def main(*, may_have_workers: bool = False) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character of a name
     sys.stdout, sys.stderr = CheckedStream(sys.stdout), CheckedStream(sys.stderr)
-    for number in ("SIGTERM", "SIGHUP"):
-        found = getattr(signal, number, None)
-        if found is not None and signal.getsignal(found) is not signal.SIG_IGN:  # as nohup asks
-            signal.signal(found, _end)
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks
+            signal.signal(number, _end)
     try:
         from kullback.cli.commands import kullback
     except ModuleNotFoundError as error:

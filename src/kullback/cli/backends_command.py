@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import click
+from kullback.cli.option_command import command
+from kullback.cli.settings import Settings
 
 
-@click.command()
-def backends() -> None:
+@command()
+def backends(_: Settings) -> None:
     """Show which implementation runs for which device and dtype, and why others do not.
 
     \b

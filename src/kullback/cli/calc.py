@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING
 
 import click
 
+from kullback.cli.option import Option
+from kullback.cli.option_command import command
 from kullback.cli.option_errors import in_options
-from kullback.cli.options import FiniteRange
+from kullback.cli.settings import Settings
+from kullback.common.constraints import Number
 from kullback.errors import ArgumentValueError, KullbackError, NoRuleError, printable
 
 if TYPE_CHECKING:
@@ -21,21 +25,23 @@ LONGEST = 1_000
 UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
 
 
-@click.command()
-@click.argument("p")
-@click.argument("q")
-@click.option(
-    "--base",
-    type=FiniteRange(0, min_open=True),
-    help="The base of the logarithm: 2 gives bits. Without it: nats.",
+OPTIONS = (
+    Option(
+        "--base",
+        "The base of the logarithm: 2 gives bits. Without it: nats.",
+        accepts=Number(above=0, below=math.inf, example=2),
+    ),
+    Option(
+        "--kind",
+        "The divergence: kl, reverse_kl, jeffreys, js:0.5, skew:0.1, tv, hellinger, chi2, alpha:0.5, renyi:2, ...",
+        into="kind",
+        default="kl",
+    ),
 )
-@click.option(
-    "--kind",
-    default="kl",
-    show_default=True,
-    help="The divergence: kl, reverse_kl, jeffreys, js:0.5, skew:0.1, tv, hellinger, chi2, alpha:0.5, renyi:2, ...",
-)
-def calc(p: str, q: str, base: float | None, kind: str) -> None:
+
+
+@command(click.Argument(["p"]), click.Argument(["q"]), options=OPTIONS)
+def calc(p: str, q: str, settings: Settings) -> None:
     """Print KL(P || Q) and KL(Q || P) of two distributions, such as 'Normal(0, 1)' and 'Laplace(0, 1)'.
 
     \b
@@ -49,18 +55,19 @@ def calc(p: str, q: str, base: float | None, kind: str) -> None:
     from kullback.cli.expressions import parse_distribution
     from kullback.generators import KL, as_divergence
 
-    with in_options({"kind": "--kind"}):
-        divergence = as_divergence("calc", kind)
+    base = settings["--base"]
+    with in_options(settings.flags):
+        divergence = as_divergence("calc", settings["--kind"])
     called = "KL" if divergence == KL() else divergence.name
 
     warnings.simplefilter("ignore")  # of torch's, on parameters at the edge
     first, second = parse_distribution(p), parse_distribution(q)
     names = printable(p, LONGEST), printable(q, LONGEST)
-    found = {
+    values = {
         f"{called}({a} || {b})": _describe(f"{called}({a} || {b})", x, y, base, divergence)
         for a, b, x, y in ((*names, first, second), (*reversed(names), second, first))
     }
-    if not any(found.values()):
+    if not any(values.values()):
         raise ArgumentValueError.at(
             "",
             "P, Q",
@@ -69,7 +76,7 @@ def calc(p: str, q: str, base: float | None, kind: str) -> None:
             instead="kullback pairs, which shows the rules",
             wording="{got}",
         )
-    for name, value in found.items():
+    for name, value in values.items():
         click.echo(f"{name} = {value or 'not known: there is no rule for this pair'}")
 
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
+from kullback.cli.option import FILE, Option
+from kullback.cli.option_command import command
 from kullback.cli.option_errors import in_options
-from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
+from kullback.cli.options import NO_PROGRESS
 from kullback.cli.outputs import check_files
+from kullback.cli.settings import Settings
 from kullback.cli.streams import print_error
+from kullback.common.constraints import FLAG
 from kullback.common.progress import progress_bar
+from kullback.common.shared_constraints import CLASSES, FLOOR, REPRESENTATION, WINDOW_OF_LLAMA
 from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kullback.common.words import RepresentationName
     from kullback.io import RowSource
 
-# The arguments of the library that are given here.
-OPTIONS = {"rows": "SRC", "tokens": "--tokens", "n_ctx": "--n-ctx"}
 BLOCK_BYTES = 16 * 1024 * 1024
 # The extensions of formats that convert does not write.
 OTHER_FORMATS = (
@@ -31,54 +33,39 @@ OTHER_FORMATS = (
 )  # fmt: skip
 
 
-@click.command(
-    params=[
-        click.Argument(["source"], metavar="SRC", type=FILE),
-        click.Argument(["target"], metavar="DST", type=FILE),
-        click.Option(["--as", "representation"], type=REPRESENTATIONS, help="What the numbers in SRC are."),
-        click.Option(["--key"], help="The array to read, if SRC has several."),
-        click.Option(
-            ["--tokens"], type=FILE, help="A file with the tokens of all windows, one after the other."
-        ),
-        click.Option(["--tokens-key"], help="The name of the tokens in their file."),
-        click.Option(["--n-ctx"], type=click.IntRange(3), help="The number of tokens in a window."),
-        click.Option(
-            ["--all-positions"],
-            is_flag=True,
-            help="SRC has a row for every token; keep those that llama.cpp scores, the second half of each window.",
-        ),
-        click.Option(
-            ["--floor"],
-            type=FiniteRange(0, 100, min_open=True),
-            default=16.0,
-            show_default=True,
-            help="Range of log-probabilities to keep, in nats below a row's largest: 16 for llama.cpp, 24 for "
-            "ik_llama.cpp.",
-        ),
-        click.Option(
-            ["--classes"],
-            type=click.IntRange(2),
-            help="For a .klref: the number of all classes, if SRC does not say.",
-        ),
-        NO_PROGRESS,
-    ]
+OPTIONS = (
+    Option("--as", "What the numbers in SRC are.", accepts=REPRESENTATION),
+    Option("--key", "The array to read, if SRC has several."),
+    Option(
+        "--tokens", "A file with the tokens of all windows, one after the other.", accepts=FILE, into="tokens"
+    ),
+    Option("--tokens-key", "The name of the tokens in their file."),
+    Option("--n-ctx", "The number of tokens in a window.", accepts=WINDOW_OF_LLAMA, into="n_ctx"),
+    Option(
+        "--all-positions",
+        "SRC has a row for every token; keep those that llama.cpp scores, the second half of each window.",
+        accepts=FLAG,
+    ),
+    Option(
+        "--floor",
+        "Range of log-probabilities to keep, in nats below a row's largest: 16 for llama.cpp, 24 for ik_llama.cpp.",
+        accepts=FLOOR,
+        default=16.0,
+    ),
+    Option("--classes", "For a .klref: the number of all classes, if SRC does not say.", accepts=CLASSES),
+    NO_PROGRESS,
 )
-@click.pass_context
-def convert(
-    context: click.Context,
-    source: Path,
-    target: Path,
-    *,
-    representation: RepresentationName | None,
-    key: str | None,
-    tokens: Path | None,
-    tokens_key: str | None,
-    n_ctx: int | None,
-    all_positions: bool,
-    floor: float,
-    classes: int | None,
-    no_progress: bool,
-) -> None:
+# The options for a .kld alone; the others are for both.
+OF_BASE_FILES = ("--as", "--tokens", "--tokens-key", "--n-ctx", "--all-positions", "--floor")
+OF_REFERENCES = ("--classes",)
+
+
+@command(
+    click.Argument(["source"], metavar="SRC", type=FILE),
+    click.Argument(["target"], metavar="DST", type=FILE),
+    options=[replace(option, job="") for option in OPTIONS],
+)
+def convert(source: Path, target: Path, settings: Settings) -> None:
     """Convert the predictions in SRC to another file format.
 
     If DST ends in .kld, it becomes a base file for llama-perplexity --kl-divergence, which compares a GGUF model with
@@ -95,13 +82,13 @@ def convert(
         --tokens tokens.npy --n-ctx 512 --all-positions
     kullback convert served.jsonl base.klref --classes 128256
     """
+    tokens, n_ctx = settings["--tokens"], settings["--n-ctx"]
+    all_positions = bool(settings["--all-positions"])
     check_files([("SRC", source), ("--tokens", tokens)], [target])
     suffix = target.suffix.lower()
     if suffix == ".klref":
-        _refuse_options(
-            context, ("representation", "tokens", "tokens_key", "n_ctx", "all_positions", "floor"), ".kld"
-        )
-        _write_reference(source, target, key, classes, no_progress)
+        _refuse_options(settings, OF_BASE_FILES, ".kld")
+        _write_reference(source, target, settings)
         return
     if suffix in OTHER_FORMATS:
         raise click.UsageError(
@@ -109,7 +96,7 @@ def convert(
             f"in .klref, a reference file; got {suffix}, another format. Write: "
             f"{printable(target.with_suffix('.kld'), LONGEST_NAME)}"
         )
-    _refuse_options(context, ("classes",), ".klref")
+    _refuse_options(settings, OF_REFERENCES, ".klref")
     if tokens is None or n_ctx is None:
         raise click.UsageError(
             "wanted --tokens FILE and --n-ctx N, which a base file of llama.cpp needs, or a target that ends in .klref"
@@ -117,20 +104,22 @@ def convert(
     from kullback.io import open_rows, read_labels, write_llama_base
 
     with (
-        open_rows(source, representation=representation, key=key, name="SRC") as rows,
-        progress_bar("rows", show=not no_progress, patience=0) as progress,
+        open_rows(source, representation=settings["--as"], key=settings["--key"], name="SRC") as rows,
+        progress_bar("rows", show=not settings["--no-progress"], patience=0) as progress,
     ):
-        held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens", key_name="tokens_key")
-        if len(held) % n_ctx:
+        token_ids = read_labels(
+            tokens, key=settings["--tokens-key"], classes=rows.classes, name="tokens", key_name="tokens_key"
+        )
+        if len(token_ids) % n_ctx:
             raise ArgumentValueError.at(
                 "--tokens",
                 "--tokens",
                 wanted=f"whole windows of --n-ctx {n_ctx}",
-                got=f"{len(held)} tokens",
+                got=f"{len(token_ids)} tokens",
                 instead="--n-ctx N with an N that divides their number",
                 wording=BY_CALL,
             )
-        expected = len(held) if all_positions else None
+        expected = len(token_ids) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):
             raise ArgumentValueError.at(
                 "--all-positions",
@@ -141,30 +130,27 @@ def convert(
                 wording=BY_CALL,
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
-        may_hold_all = not all_positions and rows.rows in (None, len(held))
+        may_hold_all = not all_positions and rows.rows in (None, len(token_ids))
         remedy = "--tokens FILE with the tokens of these rows, and their --n-ctx"
         if may_hold_all:
             remedy = "--all-positions if SRC has a row for every token"
-        with in_options(OPTIONS, {"rows": remedy}):
-            write_llama_base(target, held, blocks, n_ctx=n_ctx, floor=floor)
+        with in_options({"rows": "SRC", **settings.flags}, {"rows": remedy}):
+            write_llama_base(target, token_ids, blocks, n_ctx=n_ctx, floor=settings["--floor"])
 
 
-def _refuse_options(context: click.Context, names: tuple[str, ...], extension: str) -> None:
+def _refuse_options(settings: Settings, flags: tuple[str, ...], extension: str) -> None:
     """Refuse options that only mean something for targets of another extension."""
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = next(each.opts[0] for each in context.command.params if each.name == name)
-            raise click.UsageError(f"{option} goes with a target that ends in {extension}; leave it out")
+    for option, place in settings.places.items():
+        if option.flag in flags:
+            raise click.UsageError(f"{place} goes with a target that ends in {extension}; leave it out")
 
 
-def _write_reference(
-    source: Path, target: Path, key: str | None, classes: int | None, no_progress: bool
-) -> None:
+def _write_reference(source: Path, target: Path, settings: Settings) -> None:
     from kullback.io import open_top_k, write_top_k_reference
 
     with (
-        open_top_k(source, key=key, classes=classes, name="SRC") as opened,
-        progress_bar("rows", show=not no_progress, patience=0) as progress,
+        open_top_k(source, key=settings["--key"], classes=settings["--classes"], name="SRC") as opened,
+        progress_bar("rows", show=not settings["--no-progress"], patience=0) as progress,
     ):
         notes = write_top_k_reference(opened, target, progress=progress)
     for note in notes:

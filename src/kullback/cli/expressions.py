@@ -8,13 +8,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from typing import Any, cast
 
 import torch
 from torch import distributions as torch_distributions
 from torch.distributions import Distribution, Transform
 
+from kullback.common.words import nearest
 from kullback.errors import BY_EVENT, ArgumentValueError, KullbackError
 from kullback.representations import Counts, Logits, LogProbs, Probs
 
@@ -45,12 +45,12 @@ Operand = Distribution | Probs | Logits | LogProbs | Counts
 def _constructors() -> dict[str, type]:
     """Return the classes that an expression may call, by name."""
     public = {name: getattr(torch_distributions, name) for name in torch_distributions.__all__}
-    found: dict[str, type] = {
+    of_torch: dict[str, type] = {
         name: value
         for name, value in public.items()
         if isinstance(value, type) and issubclass(value, Distribution | Transform) and name not in ABSTRACT
     }
-    return found | {kind.__name__: kind for kind in (Counts, LogProbs, Logits, Probs)}
+    return of_torch | {kind.__name__: kind for kind in (Counts, LogProbs, Logits, Probs)}
 
 
 def parse_distribution(text: str) -> Operand:
@@ -146,24 +146,23 @@ def _construct(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> 
 
 
 def _named(name: str, keywords: list[ast.keyword], parameters: Iterable[str]) -> dict[str, ast.expr]:
-    found: dict[str, ast.expr] = {}
+    values: dict[str, ast.expr] = {}
     for keyword in keywords:
         if keyword.arg is None:
             raise ValueError("'**' is not allowed in it")
         if keyword.arg not in parameters:
             close = _did_you_mean(keyword.arg, parameters)
             raise ValueError(f"{name} has no parameter {keyword.arg!r}{f'{close}?' if close else ''}")
-        if keyword.arg in found:
+        if keyword.arg in values:
             raise ValueError(f"{name} is given {keyword.arg!r} twice")
-        found[keyword.arg] = keyword.value
-    return found
+        values[keyword.arg] = keyword.value
+    return values
 
 
 def _did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return the hint at the name that is meant, whatever its case, or nothing if none is close."""
-    by_lower_case = {each.lower(): each for each in names}
-    close = get_close_matches(name.lower(), by_lower_case, n=1)
-    return f"; did you mean {by_lower_case[close[0]]}" if close else ""
+    close = nearest(name, names)
+    return "" if close is None else f"; did you mean {close}"
 
 
 def _as_parameter(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kullback.common.row_statistics import FURTHER
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
@@ -19,14 +19,26 @@ from kullback.errors import BY_CALL, ArgumentValueError, quoted
 from kullback.results.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
+    from kullback.cli.settings import Settings
     from kullback.predictions import Comparison
     from kullback.results.value import Interval
     from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
 
 Side = Literal["above", "below"]
-AnyGate = TypeVar("AnyGate")
-# The candidate's name, the comparison, and of lower bounds, for each divergence, the least and the most of its mean.
-Compared = tuple["str | None", "Comparison", "Mapping[str, Interval] | None"]
+
+
+class Compared(NamedTuple):
+    """A comparison of predictions.
+
+    Attributes:
+        name: the candidate's name; None if there is only one.
+        comparison: the comparison.
+        certain: if its divergences are lower bounds, the least and the largest possible mean of each.
+    """
+
+    name: str | None
+    comparison: Comparison
+    certain: Mapping[str, Interval] | None = None
 
 
 class Metric(NamedTuple):
@@ -68,17 +80,16 @@ ESTIMATES = {
     },
 }
 _OWN_MEANS = tuple(name for name in MEANS if not name.endswith("mean"))
-METRICS_IN_WORDS = (
+_ROWS_IN_WORDS = (
     f"mean (of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)}; {', '.join(_OWN_MEANS)}, whose "
     f"whole interval has to be on the right side; mean.value, top1.value and so on, the estimate alone; "
     f"{', '.join(f'{name}.value' for name in STATISTICS)} (of KL(P||Q)), js.p99.value and so on, which have no interval"
 )
 
-# The numbers of each column of a comparison of tables: with an interval, and without one.
-P_VALUES = ("p_value", "p_adjusted")
-WHOLE = "findings.value"
-TABLE_ESTIMATES = {f"{name}.value": name for name in (*TABLE_DIVERGENCE_NAMES, *P_VALUES)}
-TABLE_METRICS_IN_WORDS = (
+# The numbers of each column of a comparison of tables without an interval, and a number of the whole comparison.
+P_VALUES, WHOLE = ("p_value", "p_adjusted"), "findings.value"
+TABLE_ESTIMATES = {f"{name}.value": name for name in (*TABLE_DIVERGENCE_NAMES, *P_VALUES, "findings")}
+_TABLES_IN_WORDS = (
     f"{', '.join(TABLE_DIVERGENCE_NAMES)}, whose whole interval has to be on the right side; psi.value and so on, the "
     f"estimate alone; {', '.join(f'{name}.value' for name in P_VALUES)} (each for every column and joint group; for "
     f"one: psi[COLUMN], psi.value[COLUMN]); {WHOLE}, the number of findings"
@@ -153,16 +164,182 @@ class Limit:
         return Judgment("unclear", f"{what} is {value:.6g} without an interval ({reason}); {alone}")
 
 
-def _parse(
-    text: str,
-    side: Side,
-    means: Collection[str],
-    estimates: Collection[str],
-    in_words: str,
-    *,
-    example: float,
-    columns: bool = False,
-) -> Limit:
+class Judged(NamedTuple):
+    """The outcomes of a limit for a result.
+
+    Attributes:
+        outcomes: the outcome for each column or candidate, by its name; None if there is only one number.
+        unclear: sentences on what else leaves the limit open.
+    """
+
+    outcomes: Sequence[tuple[str | None, Judgment]]
+    unclear: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The numbers of a subject on which limits can be set.
+
+    Attributes:
+        means: the names of the numbers with an interval.
+        estimates: the names of the estimates alone.
+        in_words: all names, for help and errors.
+        example: a reasonable limit.
+        have_columns: whether a limit may be about one column, as in ``psi[COLUMN]``.
+        judge: returns the outcomes of a limit for a result of the subject.
+    """
+
+    means: Collection[str]
+    estimates: Collection[str]
+    in_words: str
+    example: float
+    have_columns: bool
+    judge: Callable[[Limit, Any], Judged]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit on a number of a subject."""
+
+    limit: Limit
+    metrics: Metrics
+
+    def verdict(self, result: TableComparison | Sequence[Compared]) -> Verdict:
+        """Return the limit in words, and how a result breaks it or leaves it open.
+
+        Arguments:
+            result: a comparison of tables, or one or several of predictions.
+        """
+        outcomes, unclear = self.metrics.judge(self.limit, result)
+        sentences = {
+            outcome: tuple(judgment.sentence for _, judgment in outcomes if judgment.outcome == outcome)
+            for outcome in ("failed", "unclear")
+        }
+        broken_by = tuple(name for name, judgment in outcomes if judgment.outcome == "failed" and name)
+        return Verdict(self.limit.words, sentences["failed"], broken_by, (*sentences["unclear"], *unclear))
+
+
+def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
+    """Return the outcomes of a limit for comparisons of predictions, of which several are named."""
+    judged = [(name, judge_comparison(limit, comparison, certain)) for name, comparison, certain in compared]
+    if len(judged) > 1:
+        judged = [
+            (name, judgment._replace(sentence=f"{name}: {judgment.sentence}")) for name, judgment in judged
+        ]
+    return Judged(judged)
+
+
+def judge_comparison(
+    limit: Limit, comparison: Comparison, certain: Mapping[str, Interval] | None = None
+) -> Judgment:
+    """Return the outcome of a limit for a comparison of predictions; `Compared` describes the arguments."""
+    name = limit.metric
+    metric = MEANS.get(name) or ESTIMATES.get(name) or Metric(name.removesuffix(".value"))
+    further = comparison.further if metric.path in FURTHER else {}
+    if metric.path in FURTHER and metric.path not in further:
+        return Judgment("unclear", f"{name} is unknown, because not all classes are known")
+    if metric.path.startswith("labels.") and comparison.labels is None:
+        raise ArgumentValueError.at(
+            f"--fail-{limit.side} {name}=...",
+            f"--fail-{limit.side}",
+            wanted="labels",
+            got="there are no labels",
+            instead="--labels FILE",
+            wording="{got}. Write: {instead}",
+        )
+    of = further.get(metric.path) or comparison.divergences.get(metric.path)
+    of = of or attrgetter(metric.path)(comparison)
+    value = getattr(of, metric.part)
+    if name.endswith(".value"):
+        bounds = None if certain is None else _possible(metric, value, certain)
+        if bounds is None:
+            return limit.judgment_of_estimate(name, value)
+        return limit.judgment_of_interval(name, value, bounds, "its bounds")
+    # One infinite row makes the mean infinite, and equal predictions have no error.
+    are_equal = metric.path in comparison.divergences and of.minimum == of.maximum == 0
+    if are_equal or (math.isinf(value) and not limit.is_kept_by(value)):
+        return limit.judgment_of_estimate(name, value)
+    if of.interval is not None:
+        return limit.judgment_of_interval(name, value, of.interval)
+    return limit.without_interval(name, value, of.reason or "none was asked for")
+
+
+def _possible(metric: Metric, value: float, certain: Mapping[str, Interval]) -> Interval | None:
+    """Return the least and the largest possible value of a number if divergences are lower bounds; None if exact."""
+    if metric.path == "acceptance_rate":
+        least, most = certain["tv"]
+        return 1 - most, 1 - least
+    if metric.path not in DIVERGENCE_NAMES:
+        return None
+    return certain[metric.path] if metric.part == "value" else (value, math.inf)
+
+
+def judge_tables(limit: Limit, comparison: TableComparison) -> Judged:
+    """Return the outcomes of a limit for the columns and groups of a comparison of tables.
+
+    A number that is not known leaves the limit open.
+    """
+    metric, column = limit.metric, limit.column
+    if metric == WHOLE:
+        return Judged([(None, limit.judgment_of_estimate(WHOLE, float(len(comparison.findings))))])
+    compared = {each.label: each for each in (*comparison.columns, *comparison.joint)}
+    outcomes = [
+        (name, _judge_column(limit, name, each)) for name, each in compared.items() if column in (None, name)
+    ]
+    unknown = [name for name in comparison.not_compared if column in (None, name)]
+    if column is not None and column not in compared and not unknown:
+        unknown = [column]
+    if unknown:
+        names = ", ".join(map(quoted, unknown))
+        return Judged(outcomes, (f"{metric} is unknown: {names} could not be compared",))
+    return Judged(outcomes, () if outcomes else (f"{metric} is unknown: nothing was compared",))
+
+
+def _judge_column(limit: Limit, name: str, compared: ColumnComparison | JointComparison) -> Judgment:
+    metric = TABLE_ESTIMATES.get(limit.metric, limit.metric)
+    what, number = f"{limit.metric} of {quoted(name)}", getattr(compared, metric)
+    value = number if metric in P_VALUES else number.value
+    if value is None or math.isnan(value):
+        return Judgment("unclear", f"{what} is unknown: most values are too rare to be compared")
+    of_words = _judge_words(limit, metric, name, compared)
+    if of_words.outcome == "failed":
+        return of_words
+    # A single value in both tables has no error.
+    if limit.metric in TABLE_ESTIMATES or len(compared.bins) < 2:
+        judgment = limit.judgment_of_estimate(what, value)
+    elif number.interval is None:
+        judgment = limit.without_interval(what, value, "too few independent rows or clusters")
+    else:
+        judgment = limit.judgment_of_interval(what, value, number.interval)
+    return judgment if judgment.outcome != "passed" else of_words
+
+
+def _judge_words(
+    limit: Limit, metric: str, name: str, compared: ColumnComparison | JointComparison
+) -> Judgment:
+    """Return the outcome for the words of a column of texts; the divergences compare only the lengths."""
+    psi = getattr(compared, "words", None)
+    if not psi or limit.side != "above" or metric in P_VALUES:
+        return PASSED
+    if metric == "psi":
+        return limit.judgment_of_estimate(f"psi of the words of {quoted(name)}", psi)
+    # PSI = KL(P||Q) + KL(Q||P) >= 4 JS and 4 TV^2, so PSI bounds the others from above.
+    bound = {"js": psi / 4, "tv": math.sqrt(psi) / 2}.get(metric, psi)
+    if limit.is_kept_by(bound):
+        return PASSED
+    return Judgment(
+        "unclear",
+        f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.limit:g}",
+    )
+
+
+OF_ROWS = Metrics(MEANS, ESTIMATES, _ROWS_IN_WORDS, 0.01, have_columns=False, judge=judge_rows)
+OF_TABLES = Metrics(
+    TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
+)
+
+
+def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
     """Parse ``METRIC=LIMIT`` or, of tables, ``METRIC[COLUMN]=LIMIT``.
 
     Raises:
@@ -170,13 +347,16 @@ def _parse(
     """
     name, _, number = text.rpartition("=") if "=" in text else (text, "", "")
     metric, bracket, column = name.partition("[")
-    has_column = not bracket or (columns and metric != WHOLE and column[:-1] and column[-1] == "]")
-    if not has_column or not (metric in means or metric in estimates):
-        changed = _new_form(metric, means, estimates) if has_column else None
+    has_column = not bracket or (
+        metrics.have_columns and metric != WHOLE and column[:-1] and column[-1] == "]"
+    )
+    is_of_user = not metrics.have_columns and metric.removesuffix(".value") in FURTHER
+    if not has_column or not (metric in metrics.means or metric in metrics.estimates or is_of_user):
+        changed = _new_form(metric, metrics) if has_column else None
         raise ArgumentValueError.at(
             f"--fail-{side} {text}",
             f"--fail-{side}",
-            wanted=f"METRIC=LIMIT with a METRIC among {in_words}",
+            wanted=f"METRIC=LIMIT with a METRIC among {metrics.in_words}",
             got=repr(name),
             instead=f"--fail-{side} {changed}{bracket}{column}={number}" if changed else "one of these",
             wording="wanted {wanted}; got {got}" + "; write {instead}" * bool(changed),
@@ -191,183 +371,23 @@ def _parse(
             f"--fail-{side}",
             wanted="a finite number after '='",
             got=f"{number!r}",
-            instead=f"--fail-{side} {name}={example}",
+            instead=f"--fail-{side} {name}={metrics.example}",
             wording=BY_CALL,
         )
-    return Limit(metric, column[:-1] if bracket else None, limit, side)
+    return Gate(Limit(metric, column[:-1] if bracket else None, limit, side), metrics)
 
 
-def _new_form(metric: str, means: Collection[str], estimates: Collection[str]) -> str | None:
+def _new_form(metric: str, metrics: Metrics) -> str | None:
     """Return the present name of a metric that had another form: p99 is p99.value, and an end of top1 is top1."""
-    if f"{metric}.value" in estimates:
+    if f"{metric}.value" in metrics.estimates:
         return f"{metric}.value"
     of, _, end = metric.rpartition(".")
     if end not in ("upper", "lower"):
         return None
-    return next((name for name in (of or "mean", f"{of}.mean") if name in means), None)
+    return next((name for name in (of or "mean", f"{of}.mean") if name in metrics.means), None)
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A limit on a number of a comparison of predictions."""
-
-    limit: Limit
-
-    def verdict(self, compared: Sequence[Compared]) -> Verdict:
-        """Return the limit in words, and how the comparisons break it or leave it open.
-
-        Arguments:
-            compared: for each comparison, the candidate's name, the result, and the argument `certain` of `judgment`.
-        """
-        judged = [(name, self.judgment(found, certain)) for name, found, certain in compared]
-
-        def sentences(outcome: Outcome) -> tuple[str, ...]:
-            return tuple(
-                f"{name}: {each.sentence}" if len(compared) > 1 else each.sentence
-                for name, each in judged
-                if each.outcome == outcome
-            )
-
-        broken_by = tuple(name for name, each in judged if each.outcome == "failed" and name is not None)
-        return Verdict(self.limit.words, sentences("failed"), broken_by, sentences("unclear"))
-
-    def judgment(self, found: Comparison, certain: Mapping[str, Interval] | None = None) -> Judgment:
-        """Return the outcome of the limit for a comparison.
-
-        Arguments:
-            found: the comparison.
-            certain: if its divergences are lower bounds, the least and the largest possible mean of each.
-        """
-        limit, name = self.limit, self.limit.metric
-        metric = _means().get(name) or _estimates()[name]
-        if metric.path in FURTHER and metric.path not in found.further:
-            return Judgment("unclear", f"{name} is unknown, because not all classes are known")
-        if metric.path.startswith("labels.") and found.labels is None:
-            raise ArgumentValueError.at(
-                f"--fail-{limit.side} {name}=...",
-                f"--fail-{limit.side}",
-                wanted="labels",
-                got="there are no labels",
-                instead="--labels FILE",
-                wording="{got}. Write: {instead}",
-            )
-        of = (found.further if metric.path in FURTHER else found.divergences).get(metric.path)
-        of = of or attrgetter(metric.path)(found)
-        value = getattr(of, metric.part)
-        if name in _estimates():
-            bounds = None if certain is None else _possible(metric, value, certain)
-            if bounds is None:
-                return limit.judgment_of_estimate(name, value)
-            return limit.judgment_of_interval(name, value, bounds, "its bounds")
-        # One infinite row makes the mean infinite, and equal predictions have no error.
-        are_equal = metric.path in found.divergences and of.minimum == of.maximum == 0
-        if are_equal or (math.isinf(value) and not limit.is_kept_by(value)):
-            return limit.judgment_of_estimate(name, value)
-        if of.interval is not None:
-            return limit.judgment_of_interval(name, value, of.interval)
-        return limit.without_interval(name, value, of.reason or "none was asked for")
-
-
-def _possible(metric: Metric, value: float, certain: Mapping[str, Interval]) -> Interval | None:
-    """Return the least and the largest possible value of a number if divergences are lower bounds; None if exact."""
-    if metric.path == "acceptance_rate":
-        least, most = certain["tv"]
-        return 1 - most, 1 - least
-    if metric.path not in DIVERGENCE_NAMES:
-        return None
-    return certain[metric.path] if metric.part == "value" else (value, math.inf)
-
-
-def parse_gate(text: str, side: Side) -> Gate:
-    """Parse ``METRIC=LIMIT`` for a comparison of predictions."""
-    return Gate(_parse(text, side, _means(), _estimates(), METRICS_IN_WORDS, example=0.01))
-
-
-def _means() -> dict[str, Metric]:
-    """Return the numbers with an interval, with those of the user's statistics."""
-    return {**{name: Metric(name) for name in FURTHER}, **MEANS}
-
-
-def _estimates() -> dict[str, Metric]:
-    return {**{f"{name}.value": Metric(name) for name in FURTHER}, **ESTIMATES}
-
-
-@dataclass(frozen=True)
-class TableGate:
-    """A limit on a number of every column, or of one."""
-
-    limit: Limit
-
-    def verdict(self, found: TableComparison) -> Verdict:
-        """Return the limit in words, and which columns break it or leave it open; an unknown number leaves it open."""
-        metric, column, words = self.limit.metric, self.limit.column, self.limit.words
-        if metric == WHOLE:
-            failure = self.limit.judgment_of_estimate(WHOLE, float(len(found.findings))).sentence
-            return Verdict(words, (failure,) if failure else ())
-        compared = {each.label: each for each in (*found.columns, *found.joint)}
-        judged = {
-            name: self._judgment(name, each) for name, each in compared.items() if column in (None, name)
-        }
-        failed = {name: each.sentence for name, each in judged.items() if each.outcome == "failed"}
-        unclear = [each.sentence for each in judged.values() if each.outcome == "unclear"]
-        unknown = [name for name in found.not_compared if column in (None, name)]
-        if column is not None and column not in compared and not unknown:
-            unknown = [column]
-        if unknown:
-            unclear.append(f"{metric} is unknown: {', '.join(map(quoted, unknown))} could not be compared")
-        elif not judged:
-            unclear.append(f"{metric} is unknown: nothing was compared")
-        return Verdict(words, tuple(failed.values()), tuple(failed), tuple(unclear))
-
-    def _judgment(self, name: str, compared: ColumnComparison | JointComparison) -> Judgment:
-        limit, of_estimate = self.limit, self.limit.metric in TABLE_ESTIMATES
-        metric = TABLE_ESTIMATES.get(limit.metric, limit.metric)
-        what, number = f"{limit.metric} of {quoted(name)}", getattr(compared, metric)
-        value = number if metric in P_VALUES else number.value
-        if value is None or math.isnan(value):
-            return Judgment("unclear", f"{what} is unknown: most values are too rare to be compared")
-        of_words = self._judgment_of_words(metric, name, compared)
-        if of_words.outcome == "failed":
-            return of_words
-        if of_estimate or len(compared.bins) < 2:  # a single value in both tables has no error
-            judgment = limit.judgment_of_estimate(what, value)
-        elif number.interval is None:
-            judgment = limit.without_interval(what, value, "too few independent rows or clusters")
-        else:
-            judgment = limit.judgment_of_interval(what, value, number.interval)
-        return judgment if judgment.outcome != "passed" else of_words
-
-    def _judgment_of_words(
-        self, metric: str, name: str, compared: ColumnComparison | JointComparison
-    ) -> Judgment:
-        """Return the outcome for the words of a column of texts; the divergences compare only the lengths."""
-        psi = getattr(compared, "words", None)
-        if not psi or self.limit.side != "above" or metric in P_VALUES:
-            return PASSED
-        if metric == "psi":
-            return self.limit.judgment_of_estimate(f"psi of the words of {quoted(name)}", psi)
-        # PSI = KL(P||Q) + KL(Q||P) >= 4 JS and 4 TV^2, so PSI bounds the others from above.
-        bound = {"js": psi / 4, "tv": math.sqrt(psi) / 2}.get(metric, psi)
-        if self.limit.is_kept_by(bound):
-            return PASSED
-        return Judgment(
-            "unclear",
-            f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {self.limit.limit:g}",
-        )
-
-
-def parse_table_gate(text: str, side: Side) -> TableGate:
-    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
-    estimates = (*TABLE_ESTIMATES, WHOLE)
-    return TableGate(
-        _parse(
-            text, side, TABLE_DIVERGENCE_NAMES, estimates, TABLE_METRICS_IN_WORDS, example=0.2, columns=True
-        )
-    )
-
-
-def parse_limits(
-    parse: Callable[[str, Side], AnyGate], above: Sequence[str], below: Sequence[str]
-) -> list[AnyGate]:
+def gates_of(settings: Settings, metrics: Metrics) -> list[Gate]:
     """Return the gates of ``--fail-above`` and of ``--fail-below``."""
-    return [*(parse(text, "above") for text in above), *(parse(text, "below") for text in below)]
+    sides: tuple[Side, ...] = ("above", "below")
+    return [parse_gate(text, side, metrics) for side in sides for text in settings[f"--fail-{side}"]]

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import torch
 
+from kullback.cli.gates import Compared
 from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.cli.prediction_comparison import print_llama_cpp, require_one_output
+from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_cpp
+from kullback.cli.settings import Settings
 from kullback.common.constraints import taken
 from kullback.common.progress import progress_bar
 from kullback.errors import ArgumentValueError, printable
@@ -29,21 +30,10 @@ if TYPE_CHECKING:
 
 
 def run_model_comparison(
-    base: str,
-    candidates: Sequence[str],
-    outputs: Outputs,
-    gates: Sequence[Gate],
-    *,
-    text: Path | None,
-    resume: Path | None,
-    seed: int,
-    no_progress: bool,
-    **settings: Any,
+    base: str, candidates: Sequence[str], settings: Settings, gates: Sequence[Gate]
 ) -> Sequence[Verdict]:
-    """Compare models on a text, write the reports, and return the verdicts of the gates.
-
-    Keyword arguments are the options of the command; `compare_models` takes `settings`.
-    """
+    """Compare models on a text, write the reports, and return the verdicts of the gates."""
+    text, resume = settings["--text"], settings["--resume"]
     if text is None and not any(map(is_reference, (base, *candidates))):
         raise ArgumentValueError.at(
             f"P = {printable(base)}",
@@ -54,42 +44,38 @@ def run_model_comparison(
             wording="{wanted}; got {got}. Write: {instead}",
         )
     files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
-    lines_of_llama_cpp = settings["llama_cpp"]
-    require_one_output(outputs, lines_of_llama_cpp)
+    outputs = Outputs.of(settings, full=bool(settings["--full"]))
+    as_llama_cpp = prints_as_llama_cpp(settings, outputs)
+    arguments = settings.arguments("models")
     check_outputs(outputs, [*files, text], state=resume)
     with kept_state(resume) as state:
         with (
-            progress_bar("tokens", show=not no_progress, patience=0) as progress,
+            progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
             in_options(
                 {"base": "P, Q"}, {"base": "--as without --text, where P and Q are files of predictions"}
             ),
         ):
-            found = compare_models(
+            result = compare_models(
                 base,
                 list(candidates),
                 text,
-                cut=taken(Cut, settings),
-                loading=taken(Loading, settings),
-                run=replace(
-                    taken(Run, settings),
-                    resume=state,
-                    generator=torch.Generator().manual_seed(seed),
-                    progress=progress,
-                ),
-                **settings,
+                cut=taken(Cut, arguments),
+                loading=taken(Loading, arguments),
+                run=replace(taken(Run, arguments), resume=state, progress=progress),
+                **arguments,
             )
         compared = [
-            (each.model.name, each.comparison, each.certain if each.is_lower_bound else None)
-            for each in found.candidates
+            Compared(each.model.name, each.comparison, each.certain if each.is_lower_bound else None)
+            for each in result.candidates
         ]
         verdicts = [gate.verdict(compared) for gate in gates]
-        lines = partial(_print_llama_cpp, found) if lines_of_llama_cpp else None
-        return write_reports(found, verdicts, outputs, table=lines)
+        lines = partial(_print_llama_cpp, result) if as_llama_cpp else None
+        return write_reports(result, verdicts, outputs, table=lines)
 
 
-def _print_llama_cpp(found: ModelComparison, _: Console) -> None:
+def _print_llama_cpp(result: ModelComparison, _: Console) -> None:
     """Print llama.cpp's lines of each candidate under its name."""
-    for each in found.candidates:
-        if len(found.candidates) > 1:
+    for each in result.candidates:
+        if len(result.candidates) > 1:
             click.echo(f"# {printable(each.model.name)}")
         print_llama_cpp(each.comparison)

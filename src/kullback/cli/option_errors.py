@@ -47,4 +47,7 @@ def _remedy(error: ArgumentValueError, options: Mapping[str, str]) -> str | None
 
 
 def _word(value: object) -> str:
+    """Return a value as one word of a shell; a list has commas, and of a list of groups the first group is shown."""
+    while isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
+        value = value[0]
     return shlex.quote(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

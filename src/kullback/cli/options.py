@@ -1,196 +1,196 @@
-"""Options that several commands share."""
+"""The options that several commands share, each in one entry."""
 
 from __future__ import annotations
 
-import math
-import shlex
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
-import click
-from click.shell_completion import CompletionItem
+from kullback.cli.option import FILE, Names, Option
+from kullback.common.constraints import CONFIDENCE as PROBABILITY, FLAG
+from kullback.common.shared_constraints import (
+    BINS as NUMBER_OF_BINS,
+    CONTEXT,
+    DTYPE,
+    SCORE,
+    SEED as SEEDS,
+    WINDOWS,
+)
 
-from kullback.common.words import REPRESENTATION_NAMES
-from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable, quoted
-
-
-class FiniteRange(click.FloatRange):
-    """A range of numbers without infinity and NaN."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Convert a text, or fail with the name of the option."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
+of_predictions = partial(Option, job="Predictions", subjects=("predictions",))
+of_tables = partial(Option, job="Tables", subjects=("tables",))
+of_models = partial(Option, job="Language models", subjects=("models",))
+_report = partial(Option, job="Output", common=True)
 
 
-def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete an argument as the path of a file, though it may be something else."""
-    return [CompletionItem(incomplete, type="file")]
+def _generator_of(seed: int) -> object:
+    """Return the generator of random numbers that a seed starts."""
+    import torch
+
+    return torch.Generator().manual_seed(seed)
 
 
-def _split_columns(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
-    """Split the names of columns, of which none may be empty."""
-    if value is not None and not all(value.split(",")):
-        raise _wrong_names(param.opts[0], value, "names of columns", "an empty name")
-    return None if value is None else value.split(",")
-
-
-def _split_groups(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[list[str]]:
-    """Split the names of each group of columns, in which there have to be two."""
-    groups = [each.split(",") for each in value]
-    for text, names in zip(value, groups, strict=True):
-        if not all(names) or len(set(names)) < 2:
-            got = "an empty name" if not all(names) else f"the single one {quoted(names[0])}"
-            raise _wrong_names("--joint", text, "names of two or more columns", got)
-    return groups
-
-
-def _wrong_names(option: str, given: str, wanted: str, got: str) -> ArgumentValueError:
-    return ArgumentValueError.at(
-        f"{option} {printable(shlex.quote(given), LONGEST_NAME)}",
-        wanted=f"{wanted}, separated by commas",
-        got=got,
-        instead=f"{option} A,B",
-        wording=BY_CALL,
-    )
-
-
-FILE = click.Path(path_type=Path)
-REPRESENTATIONS = click.Choice(REPRESENTATION_NAMES)
+CONFIG = Option(
+    "--config",
+    "Read options from a TOML file, by their names without dashes. The command line wins over the file.",
+    accepts=FILE,
+    job="Computation",
+    metavar="FILE",
+    reads_config=True,
+)
 
 # The reports.
-JSON = click.Option(
-    ["--json", "json_path"],
-    is_flag=False,
-    flag_value="-",
+JSON = _report(
+    "--json",
+    "Write JSON to FILE, or print it. Without FILE, as the last argument, print JSON and nothing else.",
     metavar="[FILE]",
-    help="Write JSON to FILE, or print it. Without FILE, as the last argument, print JSON and nothing else.",
+    alone="-",
 )
-MARKDOWN = click.Option(
-    ["--markdown", "markdown_path"],
-    type=FILE,
+MARKDOWN = _report(
+    "--markdown",
+    "Write a short summary in Markdown. It suits $GITHUB_STEP_SUMMARY.",
+    accepts=FILE,
     metavar="FILE",
-    help="Write a short summary in Markdown. It suits $GITHUB_STEP_SUMMARY.",
 )
-HTML = click.Option(
-    ["--html", "html_path"], type=FILE, metavar="FILE", help="Write a self-contained page with plots."
-)
+HTML = _report("--html", "Write a self-contained page with plots.", accepts=FILE, metavar="FILE")
 
 # Of tables.
-COLUMNS = click.Option(
-    ["--columns"],
-    callback=_split_columns,
+COLUMNS = Option(
+    "--columns",
+    "The columns to compare; all by default. Of predictions, the columns that are classes.",
+    accepts=Names(),
+    into="columns",
+    job="Tables",
+    subjects=("tables", "predictions"),
+    common=True,
     metavar="A,B,...",
-    help="The columns to compare; all by default. Of predictions, the columns that are classes.",
 )
-EXCLUDE = click.Option(
-    ["--exclude"],
-    callback=_split_columns,
+EXCLUDE = of_tables(
+    "--exclude",
+    "Columns to leave out, instead of --columns.",
+    accepts=Names(),
+    into="exclude",
     metavar="A,B,...",
-    help="Columns to leave out, instead of --columns.",
 )
-WEIGHTS = click.Option(["--weights"], metavar="COLUMN", help="The column of row weights.")
-JOINT = click.Option(
-    ["--joint"],
-    callback=_split_groups,
-    multiple=True,
+WEIGHTS = of_tables("--weights", "The column of row weights.", into="weights", common=True, metavar="COLUMN")
+JOINT = of_tables(
+    "--joint",
+    "Columns to compare together. Repeatable.",
+    accepts=Names(fewest=2),
+    into="joint",
+    common=True,
     metavar="A,B",
-    help="Columns to compare together. Repeatable.",
+    repeatable=True,
 )
-BINS = click.Option(
-    ["--bins"], type=click.IntRange(2), default=20, show_default=True, help="Bins of numbers, at most."
-)
-CONFIDENCE = click.Option(
-    ["--confidence"],
-    type=FiniteRange(0, 1, min_open=True, max_open=True),
+BINS = of_tables("--bins", "Bins of numbers, at most.", accepts=NUMBER_OF_BINS, into="bins", default=20)
+CONFIDENCE = of_tables(
+    "--confidence",
+    "The coverage probability of the intervals.",
+    accepts=PROBABILITY,
+    into="confidence",
     default=0.95,
-    show_default=True,
-    help="The coverage probability of the intervals.",
 )
 
 # Of language models.
 MODEL_OPTIONS = (
-    click.Option(
-        ["--context"],
-        type=click.IntRange(3),
+    of_models(
+        "--context",
+        "The tokens in a window.",
+        accepts=CONTEXT,
+        into="context",
+        common=True,
         default=512,
         metavar="N",
-        show_default=True,
-        help="The tokens in a window.",
     ),
-    click.Option(
-        ["--score"],
-        type=click.Choice(["second-half", "all", "assistant"]),
-        default="second-half",
-        show_default=True,
-        help="The tokens that count: each window's second half (as in llama.cpp), all, or the assistant's replies "
+    of_models(
+        "--score",
+        "The tokens that count: each window's second half (as in llama.cpp), all, or the assistant's replies "
         "in JSONL conversations.",
+        accepts=SCORE,
+        into="score",
+        default="second-half",
     ),
-    click.Option(
-        ["--windows", "most_windows"],
-        type=click.IntRange(1),
+    of_models(
+        "--windows",
+        "How many windows to read; all by default.",
+        accepts=WINDOWS,
+        into="most_windows",
+        common=True,
         metavar="N",
-        help="How many windows to read; all by default.",
     ),
-    click.Option(
-        ["--dtype"],
-        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    of_models(
+        "--dtype",
+        "The dtype of the weights of models in folders.",
+        accepts=DTYPE,
+        into="dtype",
         default="auto",
-        show_default=True,
-        help="The dtype of the weights of models in folders.",
     ),
-    click.Option(
-        ["--device"],
+    of_models(
+        "--device",
+        "Where models in folders run, such as cuda.",
+        into="device",
+        common=True,
         default="cpu",
         metavar="NAME",
-        show_default=True,
-        help="Where models in folders run, such as cuda.",
     ),
-    click.Option(["--trust-remote-code"], is_flag=True, help="Allow code in the folder of a model to run."),
-    click.Option(["--hub"], is_flag=True, help="Allow names of models on the Hugging Face hub."),
+    of_models(
+        "--trust-remote-code",
+        "Allow code in the folder of a model to run.",
+        accepts=FLAG,
+        into="trust_remote_code",
+    ),
+    of_models("--hub", "Allow names of models on the Hugging Face hub.", accepts=FLAG, into="hub"),
 )
 
-INDEPENDENT = click.Option(
-    ["--independent"],
-    is_flag=True,
-    help="Rows (for models, windows or documents) are independent: their order is not examined.",
+INDEPENDENT = Option(
+    "--independent",
+    "Rows (for models, windows or documents) are independent: their order is not examined.",
+    accepts=FLAG,
+    into="independent",
+    job="Predictions",
 )
-NO_PROGRESS = click.Option(
-    ["--no-progress"], is_flag=True, help="Show no progress (none is shown without a terminal)."
+NO_PROGRESS = Option(
+    "--no-progress", "Show no progress (none is shown without a terminal).", accepts=FLAG, job="Computation"
 )
-SEED = click.Option(
-    ["--seed"],
-    type=click.IntRange(0, 2**63 - 1),
+SEED = Option(
+    "--seed",
+    "The seed of the random numbers.",
+    accepts=SEEDS,
+    into="generator",
+    convert=_generator_of,
+    job="Computation",
     default=0,
-    show_default=True,
-    help="The seed of the random numbers.",
+)
+
+FAIL_ABOVE = Option(
+    "--fail-above",
+    "Exit with status 1 above a limit: {example}. Exit with status 3 if the data do not decide. Repeatable. "
+    "METRIC: {metrics}.",
+    job="Limits",
+    common=True,
+    metavar="METRIC=LIMIT",
+    repeatable=True,
+)
+FAIL_BELOW = Option(
+    "--fail-below",
+    "Exit with status 1 below a limit: {example}. Exit with status 3 if the data do not decide. Repeatable. "
+    "METRIC is as for --fail-above.",
+    job="Limits",
+    common=True,
+    metavar="METRIC=LIMIT",
+    repeatable=True,
+)
+ALLOW_UNCLEAR = Option(
+    "--allow-unclear",
+    "Exit with status 0, not 3, if no gate fails and the data do not decide a gate.",
+    accepts=FLAG,
+    job="Limits",
 )
 
 
-ALLOW_UNCLEAR = click.Option(
-    ["--allow-unclear"],
-    is_flag=True,
-    help="Exit with status 0, not 3, if no gate fails and the data do not decide a gate.",
-)
-
-
-def limits(example_above: str, example_below: str, metrics: str) -> list[click.Option]:
-    """Return ``--fail-above``, ``--fail-below``, with examples and `metrics` in their help, and ``--allow-unclear``."""
-    texts = {
-        "above": f"{example_above}. Exit with status 3 if the data do not decide. Repeatable. METRIC: {metrics}.",
-        "below": f"{example_below}. Exit with status 3 if the data do not decide. Repeatable. METRIC is as for "
-        "--fail-above.",
-    }
-    sides = [
-        click.Option(
-            [f"--fail-{side}"],
-            multiple=True,
-            metavar="METRIC=LIMIT",
-            help=f"Exit with status 1 {side} a limit: {text}",
-        )
-        for side, text in texts.items()
-    ]
-    return [*sides, ALLOW_UNCLEAR]
+def limits(above: str, below: str, metrics: str) -> tuple[Option, Option, Option]:
+    """Return the options of gates, with an example of each side and the `metrics` in their help."""
+    return (
+        replace(FAIL_ABOVE, help=FAIL_ABOVE.help.format(example=above, metrics=metrics)),
+        replace(FAIL_BELOW, help=FAIL_BELOW.help.format(example=below)),
+        ALLOW_UNCLEAR,
+    )

@@ -20,18 +20,34 @@ from kullback.results.verdict import worst
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kullback.cli.settings import Settings
     from kullback.results.verdict import Verdict
 
 STANDARD_OUTPUT = "-"
 
 
 class Outputs(NamedTuple):
-    """The path of the JSON, or ``-`` or None, the paths of the page and of the Markdown, or None, and what to print."""
+    """The reports of a command.
+
+    Attributes:
+        json: the path of the JSON, or ``-`` for the standard output, or None.
+        html: the path of the page, or None.
+        markdown: the path of the summary in Markdown, or None.
+        config: the file of options, which no report may replace, or None.
+        full: whether to print every table and note.
+    """
 
     json: str | None
     html: Path | None
-    markdown: Path | None = None
-    full: bool = True
+    markdown: Path | None
+    config: Path | None
+    full: bool
+
+    @classmethod
+    def of(cls, settings: Settings, *, full: bool = True) -> Outputs:
+        """Return the reports that the options ask for."""
+        flags = ("--json", "--html", "--markdown", "--config")
+        return cls(*(settings[flag] for flag in flags), full=full)
 
     @property
     def files(self) -> list[Path]:
@@ -85,7 +101,7 @@ def check_outputs(
     if state is not None:
         check_input(state, "--resume")
         written.append(state)
-    check_files([("input", path) for path in inputs], written)
+    check_files([("input", path) for path in (*inputs, outputs.config)], written)
 
 
 def write_reports(

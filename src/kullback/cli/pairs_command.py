@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import click
 
+from kullback.cli.option import Option
+from kullback.cli.option_command import command
+from kullback.cli.settings import Settings
+from kullback.common.constraints import FLAG
 
-@click.command()
-@click.argument("p", metavar="[FAMILY]", required=False)
-@click.argument("q", metavar="[FAMILY]", required=False)
-@click.option("--full", is_flag=True, help="Print one family's rules as a table.")
-@click.option("--json", "style", flag_value="json", help="Print JSON and nothing else.")
-@click.option("--markdown", "style", flag_value="markdown", help="Print the page of the documentation.")
-def pairs(p: str | None, q: str | None, style: str | None, *, full: bool) -> None:
+OPTIONS = (
+    Option("--full", "Print one family's rules as a table.", accepts=FLAG),
+    Option("--json", "Print JSON and nothing else.", accepts=FLAG),
+    Option("--markdown", "Print the page of the documentation.", accepts=FLAG),
+)
+
+
+@command(
+    click.Argument(["p"], metavar="[FAMILY]", required=False),
+    click.Argument(["q"], metavar="[FAMILY]", required=False),
+    options=OPTIONS,
+)
+def pairs(p: str | None, q: str | None, settings: Settings) -> None:
     """Show the rule for each pair of torch's distributions, for the pairs of one FAMILY, or for two families.
 
     \b
@@ -24,4 +34,6 @@ def pairs(p: str | None, q: str | None, style: str | None, *, full: bool) -> Non
     """
     from kullback.cli.pairs_table import show_pairs
 
-    show_pairs(tuple(name for name in (p, q) if name is not None), style, full=full)
+    style = "json" if settings["--json"] else "markdown" if settings["--markdown"] else None
+    names = tuple(name for name in (p, q) if name is not None)
+    show_pairs(names, style, full=bool(settings["--full"]))

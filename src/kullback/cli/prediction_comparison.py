@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import torch
 
+from kullback.cli.compare_options import LLAMA_CPP
+from kullback.cli.gates import Compared
 from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
+from kullback.cli.settings import Settings
 from kullback.cli.streams import print_error
 from kullback.common.progress import progress_bar
 from kullback.errors import ArgumentValueError
@@ -25,47 +27,30 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kullback.cli.gates import Gate
-    from kullback.common.words import RepresentationName
     from kullback.report.subjects.predictions import Tokens
     from kullback.results.verdict import Verdict
 
 
 def run_prediction_comparison(
-    p: Path,
-    q: Path,
-    outputs: Outputs,
-    gates: Sequence[Gate],
-    *,
-    representation: RepresentationName | None,
-    representation_p: RepresentationName | None,
-    representation_q: RepresentationName | None,
-    key: str | None,
-    key_p: str | None,
-    key_q: str | None,
-    seed: int,
-    no_progress: bool,
-    llama_cpp: bool,
-    tokens: Path | None,
-    resume: Path | None,
-    is_worker: bool,
-    **settings: Any,
+    p: Path, q: Path, settings: Settings, gates: Sequence[Gate], *, is_worker: bool
 ) -> Sequence[Verdict]:
     """Compare two files, write the reports, and return the verdicts of the gates.
 
     All workers that torchrun started call this together; rank 0 writes the reports and prints the gates.
-
-    Keyword arguments are the options of the command; `compare_predictions` takes `settings`.
     """
-    representations = representation_p or representation, representation_q or representation
-    keys = key_p or key, key_q or key
+    outputs = Outputs.of(settings, full=bool(settings["--full"]))
+    tokens, resume = settings["--tokens"], settings["--resume"]
+    representations, keys = (
+        tuple(settings[f"{flag}-{side}"] or settings[flag] for side in "pq") for flag in ("--as", "--key")
+    )
 
     def check() -> Tokens | None:
-        require_one_output(outputs, llama_cpp)
-        read = [p, q, settings["labels"], settings["cluster"], tokens]
+        prints_as_llama_cpp(settings, outputs)
+        read = [p, q, settings["--labels"], settings["--cluster"], tokens]
         check_outputs(outputs, read, state=resume)
         if tokens is None:
             return None
-        columns = settings["columns"]
+        columns = settings["--columns"]
         with open_rows(
             p, representation=representations[0], key=keys[0], columns=columns, name="p"
         ) as source:
@@ -76,29 +61,25 @@ def run_prediction_comparison(
         is_first = workers.rank == 0
         words = workers.each(check)
         with kept_state(resume, removes=is_first) as state:
-            with progress_bar("rows", show=is_first and not no_progress, patience=0) as progress:
-                found = compare_predictions(
-                    p,
-                    q,
-                    representation=representations,
-                    key=keys,
-                    generator=torch.Generator().manual_seed(seed),
-                    progress=progress,
-                    llama_cpp=llama_cpp,
-                    resume=state,
-                    group=workers.group,
-                    **settings,
+            with progress_bar(
+                "rows", show=is_first and not settings["--no-progress"], patience=0
+            ) as progress:
+                arguments = settings.arguments("predictions")
+                arguments |= {"representation": representations, "key": keys}
+                result = compare_predictions(
+                    p, q, progress=progress, resume=state, group=workers.group, **arguments
                 )
-            verdicts = [gate.verdict([(None, found, None)]) for gate in gates]
+            verdicts = [gate.verdict([Compared(None, result)]) for gate in gates]
 
-            lines = partial(print_llama_cpp, found) if found.llama_cpp is not None else None
-            write = partial(write_reports, found, verdicts, outputs, table=lines, tokens=words)
+            lines = partial(print_llama_cpp, result) if result.llama_cpp is not None else None
+            write = partial(write_reports, result, verdicts, outputs, table=lines, tokens=words)
             return workers.each(write if is_first else list)
 
 
-def require_one_output(outputs: Outputs, llama_cpp: bool) -> None:
-    """Refuse to print both JSON and llama.cpp's lines."""
-    if llama_cpp and outputs.json == STANDARD_OUTPUT:
+def prints_as_llama_cpp(settings: Settings, outputs: Outputs) -> bool:
+    """Return whether llama.cpp's lines are asked for, and refuse to print JSON, too."""
+    as_llama_cpp = settings["--format"] == LLAMA_CPP
+    if as_llama_cpp and outputs.json == STANDARD_OUTPUT:
         raise ArgumentValueError.at(
             "",
             "--json, --format",
@@ -107,12 +88,13 @@ def require_one_output(outputs: Outputs, llama_cpp: bool) -> None:
             instead="--json FILE",
             wording="{got}. Write: {instead}",
         )
+    return as_llama_cpp
 
 
-def print_llama_cpp(found: Comparison, _: Console | None = None) -> None:
+def print_llama_cpp(result: Comparison, _: Console | None = None) -> None:
     """Print llama.cpp's lines in UTF-8, as llama.cpp does, whatever the terminal's encoding is."""
-    click.echo(llama_cpp_lines.render(found).encode(), nl=False)
-    if found.llama_cpp is not None and found.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:
+    click.echo(llama_cpp_lines.render(result).encode(), nl=False)
+    if result.llama_cpp is not None and result.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:
         print_error(
             f"kullback: llama.cpp prints no statistics of fewer than {llama_cpp_lines.FEWEST_ROWS} rows"
         )

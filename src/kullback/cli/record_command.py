@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import click
 
-from kullback.cli.options import FILE, MODEL_OPTIONS, NO_PROGRESS, SEED, complete_files
+from kullback.cli.option import FILE, Option, complete_files
+from kullback.cli.option_command import command
+from kullback.cli.options import CONFIG, MODEL_OPTIONS, NO_PROGRESS, SEED
 from kullback.cli.outputs import check_files
+from kullback.cli.settings import Settings
 from kullback.common.progress import progress_bar
+from kullback.common.shared_constraints import STORED_TOP, TAIL_DRAWS
 
-
-@click.command(
-    params=[
-        click.Argument(["model"], metavar="MODEL", shell_complete=complete_files),
-        click.Option(
-            ["--text"],
-            type=FILE,
-            required=True,
-            help="The text that the model reads, or JSONL with text, messages, or prompt and completion.",
-        ),
-        click.Option(
-            ["-o", "--output"], type=FILE, required=True, metavar="FILE.klref", help="The file to write."
-        ),
-        click.Option(
-            ["--top"],
-            type=click.IntRange(1),
-            default=64,
-            show_default=True,
-            help="The most probable tokens to keep.",
-        ),
-        click.Option(
-            ["--tail-draws"],
-            type=click.IntRange(0),
-            default=32,
-            show_default=True,
-            help="How many of the others to draw.",
-        ),
-        *MODEL_OPTIONS,
-        SEED,
-        NO_PROGRESS,
-    ]
+OPTIONS = (
+    Option(
+        "--text",
+        "The text that the model reads, or JSONL with text, messages, or prompt and completion.",
+        accepts=FILE,
+        required=True,
+    ),
+    Option("--output", "The file to write.", accepts=FILE, short="-o", metavar="FILE.klref", required=True),
+    Option("--top", "The most probable tokens to keep.", accepts=STORED_TOP, into="top", default=64),
+    Option(
+        "--tail-draws", "How many of the others to draw.", accepts=TAIL_DRAWS, into="tail_draws", default=32
+    ),
+    *MODEL_OPTIONS,
+    replace(SEED, into="seed", convert=None),
+    NO_PROGRESS,
+    CONFIG,
 )
-def record(
-    model: str,
-    *,
-    text: Path,
-    output: Path,
-    no_progress: bool,
-    **settings: Any,
-) -> None:
+
+
+@command(
+    click.Argument(["model"], metavar="MODEL", shell_complete=complete_files),
+    options=[replace(option, job="") for option in OPTIONS],
+)
+def record(model: str, settings: Settings) -> None:
     """Write a model's predictions over a text as a reference file, in 0.8 kB a token.
 
     \b
@@ -64,9 +51,13 @@ def record(
     from kullback.common.constraints import taken
     from kullback.models import Cut, Loading, record_reference
 
-    check_files([("--text", text)], [output], [model])
-    with progress_bar("tokens", show=not no_progress, patience=0) as progress:
-        cut, loading = taken(Cut, settings), taken(Loading, settings)
-        notes = record_reference(model, text, output, cut=cut, loading=loading, progress=progress, **settings)
+    text, output = settings["--text"], settings["--output"]
+    check_files([("--text", text), ("--config", settings["--config"])], [output], [model])
+    arguments = settings.arguments()
+    cut, loading = taken(Cut, arguments), taken(Loading, arguments)
+    with progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress:
+        notes = record_reference(
+            model, text, output, cut=cut, loading=loading, progress=progress, **arguments
+        )
     for note in notes:
         click.echo(note)

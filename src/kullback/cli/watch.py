@@ -3,73 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kullback.cli import options
-from kullback.cli.gates import TABLE_METRICS_IN_WORDS, TableGate, parse_limits, parse_table_gate
+from kullback.cli.gates import OF_TABLES, Gate, gates_of
+from kullback.cli.option import FILE, Option
+from kullback.cli.option_command import command
 from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
+from kullback.cli.settings import Settings
+from kullback.common.constraints import FLAG
 from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.progress import progress_text
 from kullback.errors import BY_CALL, ArgumentValueError, printable
 
-
-@click.command(
-    params=[
-        click.Argument(["reference"], type=options.FILE),
-        click.Argument(["batches"], nargs=-1, metavar="[BATCH]...", type=options.FILE),
-        click.Option(
-            ["--profile"],
-            type=options.FILE,
-            help="The file of the reference's profile; by default REFERENCE.profile.json.",
-        ),
-        click.Option(
-            ["--rebuild"], is_flag=True, help="Count the reference again, even if there is a profile."
-        ),
-        click.Option(["--merge"], is_flag=True, help="Treat all batches as one: add their counts."),
-        click.Option(
-            ["--save-batch"],
-            type=options.FILE,
-            help="Write the profile of the batch to FILE; it can be merged later.",
-        ),
-        options.COLUMNS,
-        options.EXCLUDE,
-        options.WEIGHTS,
-        options.INDEPENDENT,
-        options.BINS,
-        options.CONFIDENCE,
-        options.JSON,
-        options.HTML,
-        options.MARKDOWN,
-        *options.limits("psi=0.1", "p_adjusted.value=0.01", TABLE_METRICS_IN_WORDS),
-        options.SEED,
-        options.NO_PROGRESS,
-    ]
+OPTIONS = (
+    Option(
+        "--profile", "The file of the reference's profile; by default REFERENCE.profile.json.", accepts=FILE
+    ),
+    Option("--rebuild", "Count the reference again, even if there is a profile.", accepts=FLAG),
+    Option("--merge", "Treat all batches as one: add their counts.", accepts=FLAG),
+    Option("--save-batch", "Write the profile of the batch to FILE; it can be merged later.", accepts=FILE),
+    options.COLUMNS,
+    options.EXCLUDE,
+    options.WEIGHTS,
+    options.INDEPENDENT,
+    options.BINS,
+    options.CONFIDENCE,
+    options.JSON,
+    options.HTML,
+    options.MARKDOWN,
+    *options.limits("psi=0.1", "p_adjusted.value=0.01", OF_TABLES.in_words),
+    options.SEED,
+    options.NO_PROGRESS,
+    options.CONFIG,
 )
-def watch(
-    reference: Path,
-    batches: tuple[Path, ...],
-    *,
-    profile: Path | None,
-    rebuild: bool,
-    merge: bool,
-    save_batch: Path | None,
-    columns: list[str] | None,
-    exclude: list[str] | None,
-    weights: str | None,
-    json_path: str | None,
-    html_path: Path | None,
-    markdown_path: Path | None,
-    fail_above: tuple[str, ...],
-    fail_below: tuple[str, ...],
-    allow_unclear: bool,
-    seed: int,
-    no_progress: bool,
-    **settings: Any,
-) -> None:
+
+
+@command(
+    click.Argument(["reference"], type=FILE),
+    click.Argument(["batches"], nargs=-1, metavar="[BATCH]...", type=FILE),
+    options=[replace(option, job="") for option in OPTIONS],
+)
+def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> None:
     """Check BATCHes, tables or their profiles, against the profile of REFERENCE.
 
     \b
@@ -84,11 +63,12 @@ def watch(
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails, 3 if a gate cannot
     tell, and 2 on a wrong argument.
     """
-    gates = parse_limits(parse_table_gate, fail_above, fail_below)
-    outputs = Outputs(json_path, html_path, markdown_path)
+    gates = gates_of(settings, OF_TABLES)
+    outputs = Outputs.of(settings)
+    save_batch, place = settings["--save-batch"], settings["--profile"]
     if not batches:
-        _refuse_reports(outputs, gates, save_batch)
-    elif len(batches) > 1 and save_batch is not None and not merge:
+        _refuse_reports(settings, gates)
+    elif len(batches) > 1 and save_batch is not None and not settings["--merge"]:
         raise ArgumentValueError.at(
             "--save-batch",
             "--save-batch",
@@ -97,71 +77,59 @@ def watch(
             instead="--merge to take them as one",
             wording=BY_CALL,
         )
-    import torch
-
-    from kullback.cli.table_comparison import OPTIONS, REMEDIES
     from kullback.report.formats import counted
     from kullback.report.subjects.batches import Batches
     from kullback.tables import reference_profile as profiles
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together
 
-    place = profile or profiles.profile_path(reference)
+    place = place or profiles.profile_path(reference)
     # The profile is read, and written too where it is made; whatever else is written must not be one of these.
     check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
     if not profiles.is_profile(reference):
-        refuse_overwriting([place], [reference, *batches])
-        if rebuild or not place.exists():
+        refuse_overwriting([place], [reference, *batches, outputs.config])
+        if settings["--rebuild"] or not place.exists():
             check_writable(place)
-    with in_options(OPTIONS, REMEDIES), progress_text(show=not no_progress) as progress:
+    with in_options(settings.flags), progress_text(show=not settings["--no-progress"]) as progress:
         saved = profiles.reference_profile(
             reference,
-            profile,
-            rebuild=rebuild,
-            columns=columns,
-            exclude=exclude,
-            weights=weights,
+            settings["--profile"],
+            rebuild=bool(settings["--rebuild"]),
             progress=progress,
+            **settings.arguments_of(profiles.reference_profile),
         )
-        found = [
-            (
-                str(batch),
-                profiles.batch_profile(batch, saved, columns=columns, exclude=exclude, progress=progress),
-            )
+        of_batches = settings.arguments_of(profiles.batch_profile)
+        counted_batches = [
+            (str(batch), profiles.batch_profile(batch, saved, progress=progress, **of_batches))
             for batch in batches
         ]
-    if not found:
+    if not counted_batches:
         made = reference if profiles.is_profile(reference) else place
         size = f"{counted(saved.rows, 'row')} and {counted(len(saved.columns), 'column')}"
         click.echo(f"{made}: the profile of {size}")
         return
-    if merge and len(found) > 1:
-        names, counts = zip(*found, strict=True)
-        found = [(", ".join(names), profiles.merge_profiles(counts))]
+    if settings["--merge"] and len(counted_batches) > 1:
+        names, counts = zip(*counted_batches, strict=True)
+        counted_batches = [(", ".join(names), profiles.merge_profiles(counts))]
     compared = corrected_together(
         [
             compare_profiles(
-                saved,
-                batch,
-                generator=torch.Generator().manual_seed(seed),
-                names=(str(reference), name),
-                **settings,
+                saved, batch, names=(str(reference), name), **settings.arguments_of(compare_profiles)
             )
-            for name, batch in found
+            for name, batch in counted_batches
         ]
     )
     verdicts = [tuple(gate.verdict(each) for gate in gates) for each in compared]
-    if len(found) == 1:
-        others = {} if save_batch is None else {save_batch: found[0][1].to_json() + "\n"}
-        finish(write_reports(compared[0], verdicts[0], outputs, others=others), allow_unclear=allow_unclear)
+    if len(counted_batches) == 1:
+        others = {} if save_batch is None else {save_batch: counted_batches[0][1].to_json() + "\n"}
+        judged = write_reports(compared[0], verdicts[0], outputs, others=others)
     else:
         whole = Batches(tuple(compared), tuple(verdicts))
         lines = "\n".join(map(printable, whole.lines))
-        finish(
-            write_reports(whole, (), outputs, table=lambda _: click.echo(lines)), allow_unclear=allow_unclear
-        )
+        judged = write_reports(whole, (), outputs, table=lambda _: click.echo(lines))
+    finish(judged, allow_unclear=settings["--allow-unclear"])
 
 
-def _refuse_reports(outputs: Outputs, gates: Sequence[TableGate], save_batch: Path | None) -> None:
+def _refuse_reports(settings: Settings, gates: Sequence[Gate]) -> None:
     """Refuse limits on a batch, and reports on it, where there is none."""
     if gates:
         limit = gates[0].limit
@@ -173,13 +141,8 @@ def _refuse_reports(outputs: Outputs, gates: Sequence[TableGate], save_batch: Pa
             instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.limit:g}",
             wording=BY_CALL,
         )
-    reports = {
-        "--json": outputs.json,
-        "--html": outputs.html,
-        "--markdown": outputs.markdown,
-        "--save-batch": save_batch,
-    }
-    for option in (option for option, value in reports.items() if value is not None):
-        raise ArgumentValueError.at(
-            option, wanted="a batch to report on", got="none", instead="kullback watch P Q", wording=BY_CALL
-        )
+    for flag in ("--json", "--html", "--markdown", "--save-batch"):
+        if settings[flag] is not None:
+            raise ArgumentValueError.at(
+                flag, wanted="a batch to report on", got="none", instead="kullback watch P Q", wording=BY_CALL
+            )

@@ -7,6 +7,8 @@ A function declares the constraints of its arguments once, above its definition,
     permutations, generator = _ARGUMENTS.check(permutations=permutations, generator=generator).values()
 
 `tests/common/test_constraints.py` tries all values that a declaration refuses, and all remedies.
+
+This module does not import torch, because the command line reads constraints for its help, which must be quick.
 """
 
 from __future__ import annotations
@@ -16,11 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Real
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
-import torch
-
-from kullback.common.inputs import number_from, whole_from
 from kullback.errors import KullbackError, Name, Text, invalid_type, invalid_value, safe_repr
 
 # `_MOST` is the largest integer that fits into a tensor of int64.
@@ -100,7 +100,7 @@ class Number(Constraint):
         object.__setattr__(self, "high", high)
 
     def check(self, call: str, argument: str, value: Any) -> Any:
-        number = value if type(value) is float else number_from(value)
+        number = value if type(value) is float else _inputs().number_from(value)
         if self.low <= number <= self.high:
             return number
         raise self.refusal(call, argument, value)
@@ -144,7 +144,7 @@ class Whole(Constraint):
     most: int = _MOST
 
     def check(self, call: str, argument: str, value: Any) -> Any:
-        number = value if type(value) is int else whole_from(value)
+        number = value if type(value) is int else _inputs().whole_from(value)
         if number is not None and self.least <= number <= self.most:
             return number
         raise self.refusal(call, argument, value)
@@ -155,7 +155,7 @@ class Whole(Constraint):
         return f"an integer from {self.least} to {self.most:,}"
 
     def has_type(self, value: object) -> bool:
-        return whole_from(value) is not None
+        return _inputs().whole_from(value) is not None
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,32 @@ class OfType(Constraint):
         return self.wanted
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Generator(Constraint):
+    """A random generator of torch."""
+
+    strict: bool = True
+
+    def check(self, call: str, argument: str, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, torch.Generator):
+            return value
+        raise self.refusal(call, argument, value)
+
+    def described(self) -> str:
+        return self.wanted
+
+
+def _inputs() -> ModuleType:
+    from kullback.common import inputs
+
+    return inputs
+
+
 # A flag must be a bool: an array has no truth value, and the text 'False' would count as true.
 FLAG = OfType((bool,), wanted="True or False", example=True)
-GENERATOR = OfType(
-    (torch.Generator,),
+GENERATOR = _Generator(
     wanted="a torch.Generator or None",
     instead="generator=torch.Generator().manual_seed(0)",
     optional=True,

@@ -142,19 +142,19 @@ def _type_name(label: object) -> str:
     return type(label).__name__
 
 
-def _types(labels: Labels) -> dict[str, Any]:
+def _types(labels: Labels) -> dict[str, object]:
     """Return the first label of each type, by the name of the type; missing values are left out.
 
     Types of numbers count as one type, because their values can be equal.
     """
-    types: dict[str, Any] = {}
+    types: dict[str, object] = {}
     for label in labels:
         if _missing_type(label) is None:
             types.setdefault(_type_of(label), label)
     return types
 
 
-def _missing_types(labels: Labels) -> dict[str, Any]:
+def _missing_types(labels: Labels) -> dict[str, object]:
     """Return one label for each type of missing value, by the name of the type."""
     return {name: label for label in labels if (name := _missing_type(label)) is not None}
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from kullback.common.arrays import Floats
+from kullback.common.inference import normal_scores
 
 # `tests/estimators/test_dependence.py` measures false alarms and detection with the constants of this file.
 
@@ -43,7 +43,7 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     states = n // _FEWEST_TURNS - _FEWEST_BETWEEN + 1
     if states < _FEWEST_BETWEEN or not columns:
         return {}
-    lengths, scores = np.repeat(list(map(len, sides)), columns), _normal_scores(sides, n)
+    lengths, scores = np.repeat(list(map(len, sides)), columns), _scores_of_sides(sides, n)
     # The state is the number of rows since the last turn. Each row keeps a mean and a variance of its source, mixed
     # over the states. The latest row is first, so that the rows at all distances are a slice. A row depends on rows
     # at least `_FEWEST_BETWEEN` before it. So the sources of that many rows are compared with the data at once.
@@ -100,13 +100,13 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     return dict(zip(significant.tolist(), chosen.tolist(), strict=True))
 
 
-def _normal_scores(sides: Sequence[Floats], n: int) -> Floats:
+def _scores_of_sides(sides: Sequence[Floats], n: int) -> Floats:
     """Return the normal scores of the first `n` rows, the columns of all sides side by side; 0 after a side's end."""
     columns, rng = sides[0].shape[1], np.random.default_rng(0)
     scores = np.zeros((n, len(sides) * columns))
     for place, side in enumerate(sides):
         some = side[:n]
         ranks = np.argsort(np.lexsort((rng.random(some.shape), some), axis=0), axis=0)  # equal ones by chance
-        normal = torch.special.ndtri(torch.from_numpy((ranks + 0.5) / len(some)))
-        scores[: len(some), place * columns : (place + 1) * columns] = normal.numpy()
+        normal = normal_scores(ranks + 1.0, len(some), offset=0.5)
+        scores[: len(some), place * columns : (place + 1) * columns] = normal
     return scores

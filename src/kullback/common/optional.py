@@ -20,8 +20,8 @@ def load(module: str, feature: str) -> Any:
         OptionalDependencyError: the package cannot be imported.
 
     Example:
-        >>> load("scipy.special", "density_ratio").__name__
-        'scipy.special'
+        >>> load("pyarrow.csv", "reading a .csv file").__name__
+        'pyarrow.csv'
     """
     try:
         return importlib.import_module(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 
@@ -15,7 +15,7 @@ def json_safe(value: Any) -> Any:
         {'value': [1.5, 'Infinity']}
     """
     if isinstance(value, dict):
-        return {key: json_safe(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: json_safe(item) for key, item in cast("Mapping[str, object]", value).items()}
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in cast("list[Any]", value)]
     if isinstance(value, float) and not math.isfinite(value):
@@ -55,7 +55,7 @@ def _items(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     `name` is the path to `value`, because the last part of the path shows whether `value` is an interval.
     """
     if isinstance(value, dict):
-        yield from cast("dict[str, Any]", value).items()
+        yield from cast("Mapping[str, object]", value).items()
     elif isinstance(value, list | tuple):
         items = cast("list[Any]", value)
         keys = [str(place) for place in range(len(items))]

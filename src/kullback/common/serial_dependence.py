@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
+from kullback.common.inference import chi_square_scores, normal_quantile
 from kullback.common.turn_spectrum import spectral_turns
 
 Kind = Literal["blocks", "period", "uneven", "pattern", "repeats"]
@@ -272,7 +272,7 @@ def _drifts(scores: Floats, period: int) -> bool:
     spectra = np.conj(np.fft.rfft(first, axis=0)) * np.fft.rfft(second, axis=0)
     match = np.fft.irfft(spectra, period, axis=0) / np.maximum(size, _ROUNDING)
     best = int(match.max(0).argmax())
-    limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / period) / math.sqrt(period)
+    limit = normal_quantile(1 - _FALSE_ALARMS / period) / math.sqrt(period)
     return bool(match[1:, best].max() > limit)
 
 
@@ -381,11 +381,9 @@ def _are_even(counts: Integers, false_alarms: float) -> bool:
         shares /= shares.sum()
         low, high = (low, rate) if shares @ k > mean else (rate, high)
     variance, fourth = (float(shares @ (k - mean) ** power) for power in (2, 4))
-    # The sample variance is about chi-squared distributed, with degrees of freedom that match its own variance; use
-    # the normal approximation of Wilson and Hilferty.
-    cubed = (2 / (values - 1) + (fourth / variance**2 - 3) / values) / 9
-    limit = 1 - cubed + NormalDist().inv_cdf(false_alarms) * math.sqrt(cubed)
-    return math.cbrt(float(counts.var(ddof=1)) / variance) < limit
+    # The sample variance is about chi-squared distributed, with degrees of freedom that match its own variance.
+    dof = 2 / (2 / (values - 1) + (fourth / variance**2 - 3) / values)
+    return bool(chi_square_scores(counts.var(ddof=1) / variance, dof) < normal_quantile(false_alarms))
 
 
 def _ranks(x: Floats) -> Floats:
@@ -398,7 +396,7 @@ def _variance_ratios(scores: Floats, shape: tuple[Floats, Floats]) -> tuple[Floa
     """Return V_L for each length (rows) and column, and for each column whether any V_L is significantly above 1."""
     n, columns = scores.shape
     sums, length = scores, 1
-    limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
+    limit = normal_quantile(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
     by_length: list[Floats] = []
     while len(sums) >= _FEWEST_COMPARED:
@@ -408,8 +406,7 @@ def _variance_ratios(scores: Floats, shape: tuple[Floats, Floats]) -> tuple[Floa
         length *= 2
     ratios = np.stack(by_length)
     others = 2.0 ** np.arange(1, len(ratios))[:, None] - 1  # the rows of a block but one
-    cubed = 2 / (9 * n / others)
-    z = (np.cbrt(ratios[1:]) - (1 - cubed)) / np.sqrt(cubed)  # Wilson and Hilferty
+    z = chi_square_scores(ratios[1:], n / others)
     z, pairs = np.vstack([lag_one * math.sqrt(n), z]), np.vstack([[n], n * others / 2])
     return ratios, np.logical_or.reduce(z > _limit(limit, *shape, pairs), axis=0)
 
@@ -439,7 +436,7 @@ def _period(scores: Floats, shape: tuple[Floats, Floats]) -> _Period | None:
     scores = scores[:_MOST_ROWS_FOR_PERIOD]
     n, columns = scores.shape
     size, lags = 1 << (2 * n - 1).bit_length(), n // 2
-    limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns / lags)
+    limit = normal_quantile(1 - _FALSE_ALARMS / columns / lags)
     limits = _limit(limit, *shape, n)
     pairs, number_around = n - np.arange(lags + 1), np.convolve(np.ones(lags + 1), _AROUND)[10:-10]
     highest, period = 0.0, None

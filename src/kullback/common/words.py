@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -56,3 +58,15 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
         return True
     path = Path(text)
     return (path / "config.json").is_file() or (hub and not path.exists())
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most like `name`, whatever its case; None if none is like it.
+
+    Example:
+        >>> nearest("Agee", ["income", "age"]), nearest("city", ["income", "age"])
+        ('age', None)
+    """
+    by_lower_case = {each.lower(): each for each in names}
+    close = get_close_matches(name.lower(), by_lower_case, n=1)
+    return by_lower_case[close[0]] if close else None

@@ -7,7 +7,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
 # `tests/estimators/test_surfaces.py` checks the constants of this file on curves, on surfaces, and on draws that fill
@@ -73,7 +72,9 @@ def _spread(points: Array) -> Array:
 
 def _measured(points: Array, ks: tuple[int, int]) -> float:
     """Return the intrinsic dimension of points by `dimension_of`; points that coincide with a neighbor are ignored."""
-    tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
+    from scipy.spatial import cKDTree
+
+    tree = cKDTree(points)
     distance = tree.query(_some(points), [ks[0] + 1, ks[1] + 1])[0]
     apart = distance[distance[:, 0] > 0]
     return dimension_of(float(np.log(apart[:, 1] / apart[:, 0]).mean()), ks) if len(apart) else math.inf
@@ -84,7 +85,9 @@ def _locally_scaled(points: Array, k: int) -> Array:
 
     After the map, these differences have mean square 1 in each direction. `k` is the number of neighbors of each point.
     """
-    tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
+    from scipy.spatial import cKDTree
+
+    tree = cKDTree(points)
     queries = _some(points)
     steps = (points[tree.query(queries, k + 1)[1][:, 1:]] - queries[:, None]).reshape(-1, points.shape[1])
     values, vectors = np.linalg.eigh(steps.T @ steps / len(steps))
@@ -128,7 +131,8 @@ def _steps(ks: tuple[int, int]) -> float:
 @lru_cache(maxsize=256)
 def _of_normal(ks: tuple[int, int], n: int, d: int) -> float:
     """Return the result of `dimension_of` with `ks` for n draws of a standard normal distribution in d dimensions."""
-    special = load("scipy.special", "nearest_neighbors")
+    from scipy import special
+
     square = 2 * special.gammaincinv(d / 2, (np.arange(_RADII) + 0.5) / _RADII)
     masses = [math.exp(float(special.digamma(k) - special.digamma(n))) for k in ks]
     near, far = (special.chndtrix(mass, d, square) for mass in masses)

@@ -306,17 +306,3 @@ def number_from_scores(scores: Array, draws: Draws) -> float:
     sums = np.stack([np.bincount(units, column) for column in terms.T])
     effect = float(np.square(sums).sum() / np.square(terms).sum())
     return draws.effective / max(effect, 1.0)
-
-
-def few_clusters(clusters: float, quantile: float) -> float:
-    """Return the ratio of Student's t quantile, with `clusters` - 1 degrees of freedom, to the normal `quantile`."""
-    return student_ratio(clusters - 1, quantile) if clusters >= 2 else float("inf")
-
-
-def student_ratio(dof: Any, quantile: float) -> Any:
-    """Return the ratio of Student's t quantile, with `dof` degrees of freedom, to the normal `quantile`.
-
-    The ratio comes from the first terms of Cornish and Fisher's expansion (1938).
-    """
-    z = quantile
-    return (z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)) / z

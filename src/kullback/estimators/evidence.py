@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.inference import two_sided_quantile
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import SIDES_EXCHANGED, sides_exchanged
-from kullback.estimators.draws import Array, Draws, few_clusters
+from kullback.estimators.draws import Array, Draws
 from kullback.generators import Divergence, Jeffreys, ReverseKL
 from kullback.results.estimate import Estimate
 
@@ -111,22 +112,6 @@ class Evidence(ShortRepr):
     n: tuple[int | Tensor, int | Tensor] | None = None
 
 
-@lru_cache(maxsize=16)
-def standard_normal_quantile(confidence: float) -> float:
-    """Return half the width, in standard errors, of a two-sided normal interval: 1.96 for a `confidence` of 0.95."""
-    return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
-
-
-def quantile_of(confidence: float, groups: float | None = None) -> float:
-    """Return half the width, in standard errors, of a two-sided interval.
-
-    The interval is from the normal distribution or, with `groups`, from Student's t with `groups` - 1 degrees of
-    freedom.
-    """
-    quantile = standard_normal_quantile(confidence)
-    return quantile if groups is None else quantile * few_clusters(groups, quantile)
-
-
 def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
     """Return a list with a note if the raw estimate is negative and will be replaced by 0; otherwise an empty list."""
     if not raw < 0:
@@ -215,7 +200,7 @@ def _limits(
         return None
     clusters = [side.groups for side in sides if side.cluster is not None]
     groups = min(clusters) if clusters and evidence.groups is None else evidence.groups
-    reach = quantile_of(confidence, groups)
+    reach = two_sided_quantile(confidence, groups)
     if reach == math.inf:
         return -math.inf, math.inf
     high = raw + reach * (math.sqrt(error**2 + evidence.error_above**2) if evidence.error_above else error)

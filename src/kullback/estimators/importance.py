@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
+from kullback.common.inference import two_sided_quantile
 from kullback.common.inputs import as_tensor, first_of
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.draws import effective_number, shares_of, variance_of_sum
@@ -29,7 +30,6 @@ from kullback.estimators.evidence import (
     infinite,
     interval_from,
     noted,
-    quantile_of,
 )
 from kullback.estimators.known_categories import below_zero
 from kullback.estimators.sample_checks import INTERVAL
@@ -157,7 +157,7 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
         )
         return Evidence(value, error=spread, notes=[note], without_interval=True)
     groups = len(units[used].unique())
-    reach = quantile_of(confidence, groups) * spread
+    reach = two_sided_quantile(confidence, groups) * spread
     counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
     # If half of the largest terms are equal, their median excess is 0. The fit of the tail then divides by 0, which is
     # harmless.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kullback.common.optional import load
+from kullback.common.inference import two_sided_quantile, wilson_limit
 from kullback.estimators.draws import Array
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite, quantile_of
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
@@ -106,7 +106,7 @@ def of_categories(
     most = min(n, groups)
     terms_differ = independent * n > (_ROUNDING_OF_TERMS * (1 + abs(mean))) ** 2
     number = n * independent / max(variance, independent) if terms_differ else max(most - 1, most / 2)
-    reach = quantile_of(confidence, clusters)
+    reach = two_sided_quantile(confidence, clusters)
     ends = ends_from_counts(counts, log_q, elsewhere, number, reach, estimate=mean - unseen, added=others)
     lowered = f"Categories without draws lower the value by an estimated {unseen:.2g}; the error may be half of that."
     return Evidence(
@@ -128,7 +128,8 @@ def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
-    digamma = load("scipy.special", "from_density").digamma
+    from scipy.special import digamma
+
     once, twice = float((counts == 1).sum()), float((counts == 2).sum())
     surprise = digamma(n) - digamma(counts)
     if once == 0:
@@ -222,10 +223,9 @@ def _one_at_a_time(
         )
     largest: list[float] = []
     for sign in (-1, 1):
-        moved = np.maximum(share - 0.5 / number, 0) if sign < 0 else share
-        middle = moved + quantile**2 / (2 * number)
-        reach = np.sqrt(moved * (1 - moved) / number + (quantile / (2 * number)) ** 2)
-        end = np.clip((middle + sign * quantile * reach) / (1 + quantile**2 / number), 0.0, 1.0)
+        moved = number * share
+        moved = np.maximum(moved - 0.5, 0) if sign < 0 else moved
+        end = np.clip(wilson_limit(moved, number, quantile, sign), 0.0, 1.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             one = np.where(end > 0, end * (np.log(end) - log_q), 0.0)
             other = np.where(end < 1, (1 - end) * (np.log1p(-end) + rest), 0.0)
@@ -239,6 +239,8 @@ def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
     Let n be `number`, the effective number of draws. For P near Q, 2 n times the divergence of the proportions has a
     noncentral chi-squared distribution with `dof` degrees of freedom and the noncentrality 2 n t.
     """
+    from scipy.special import chndtrinc, ndtr
+
     estimate = max(estimate, 0.0)
     twice = 2 * number * estimate + dof
     if dof < _SEVERAL or twice > dof + quantile * math.sqrt(2 * dof) + quantile**2:
@@ -248,8 +250,7 @@ def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
             estimate
             + (quantile**2 + quantile * math.sqrt(quantile**2 + 2 * number * estimate + dof / 2)) / number
         )
-    special = load("scipy.special", "from_density")
-    return float(special.chndtrinc(twice, dof, special.ndtr(-quantile))) / (2 * number)
+    return float(chndtrinc(twice, dof, ndtr(-quantile))) / (2 * number)
 
 
 def spread_ties(values: Array) -> Array:

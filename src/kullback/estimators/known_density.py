@@ -21,7 +21,6 @@ from torch.distributions import Binomial, Distribution, constraints
 from torch.distributions.constraints import Constraint
 
 from kullback.common.bijective import check_bijective
-from kullback.common.optional import load
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import NoRuleError, P, Q, explain, invalid_type, invalid_value
@@ -68,7 +67,6 @@ _REFUTED = 3.0
 
 def _checked(call: str, p: object, q: object) -> tuple[Draws, Distribution]:
     """Return P as `Draws` and the distribution Q; raise an error if `p` and `q` are not draws and a distribution."""
-    load("scipy", call)
     draws, q = _check_sides(call, p, q)
     discrete = _is_discrete(call, draws, q)
     draws = checked_side(call, "p", draws)
@@ -334,6 +332,8 @@ def _by_neighbors(
 
     If the density varies much within the balls of k neighbors, k is too large, and the remaining bias is large.
     """
+    from scipy.special import polygamma
+
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
@@ -355,7 +355,7 @@ def _by_neighbors(
     terms = log_p - log_q[:, None]
     means = draws.shares @ terms
     bias = _bias(q, means, numbers, _reference(draws, density, numbers), d, rng)
-    shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
+    shared = _SHARED * float(polygamma(1, numbers[0])) / n
     variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + bias.error**2 + bias.left**2
     error = math.sqrt(variance)
     evidence = Evidence(
@@ -382,8 +382,9 @@ def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int)
     The dimension is computed from `change`, the change of the mean log-density from the first to the second of the
     `numbers` of neighbors. n is the effective number of draws.
     """
+    from scipy.special import digamma
+
     d = x.shape[1]
-    digamma = load("scipy.special", "from_density").digamma
     growth = float(digamma(numbers[1]) - digamma(numbers[0])) - change
     if d == 1 or dimension_of(growth / d, numbers) >= fewest_dimensions(numbers, n, d):
         return

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kullback.common.optional import load
 from kullback.estimators.draws import Array, Integers
 from kullback.estimators.knn.pilot import gaussianized
 
@@ -98,9 +97,11 @@ def _densities_among(
         logarithm of the mean, over the chosen points, of these mean weights. The last result is 0 if the mean weights
         have mean 1, like the values of a density ratio.
     """
-    special = load("scipy.special", "from_density")
+    from scipy import special
+    from scipy.spatial import KDTree
+
     n, d = z.shape
-    tree = load("scipy.spatial", "from_density").KDTree(z[chosen])
+    tree = KDTree(z[chosen])
     ball = d / 2 * np.log(np.pi) - special.gammaln(d / 2 + 1)
     logs, log_weights = np.empty((n, 2)), np.zeros(n)
     is_uneven = np.ptp(weights[chosen]) > 0

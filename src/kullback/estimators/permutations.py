@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from kullback.common.inference import chi_square_scores
 from kullback.common.progress import progress_bar
 from kullback.errors import invalid_value
 from kullback.estimators.draws import Array, Draws, Integers
@@ -218,22 +219,20 @@ def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = 
     values = _rounded(values / np.maximum(np.abs(values).max(0), np.finfo(float).tiny))
     if values.shape[1] == 1:
         return float((values[:, 0] >= values[0, 0]).mean()), 0
-    tails = torch.special.log_ndtr(torch.from_numpy(-_normal_scores(values, values)))
+    tails = torch.special.log_ndtr(torch.from_numpy(-_scores(values, values)))
     logs = tails.new_tensor([1.0] * values.shape[1] if weights is None else weights).log()
     evidence = _rounded(torch.logsumexp(logs - tails, dim=1).numpy())
-    return float((evidence >= evidence[0]).mean()), int(_normal_scores(values[:1], values[1:])[0].argmax())
+    return float((evidence >= evidence[0]).mean()), int(_scores(values[:1], values[1:])[0].argmax())
 
 
 def _rounded(x: Array) -> Array:
     return np.round(x / ROUNDING) * ROUNDING
 
 
-def _normal_scores(values: Array, sample: Array) -> Array:
-    """Return `values` as normal scores: standardized by `sample`'s mean and standard deviation, and without skewness.
-
-    The distribution of chi-square (Wilson and Hilferty, 1931)
-    """
+def _scores(values: Array, sample: Array) -> Array:
+    """Return `values` as normal scores: standardized by the mean and the spread of `sample`, and without skewness."""
     mean, spread = sample.mean(0), sample.std(0)
     spread = np.where(spread > 0, spread, np.inf)
     skewness = np.maximum((((sample - mean) / spread) ** 3).mean(0), 1e-3)
-    return 6 / skewness * (np.cbrt(skewness * (values - mean) / spread / 2 + 1) - 1) + skewness / 6
+    # The chi-square distribution with this skewness has 8 / skewness^2 degrees of freedom.
+    return chi_square_scores(1 + skewness * (values - mean) / spread / 2, 8 / skewness**2)

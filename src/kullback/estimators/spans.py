@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kullback.common.optional import load
 from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 from kullback.estimators.surfaces import surface_of
@@ -128,5 +127,7 @@ def _null_space(centered: Array) -> Array:
 
 def _independent(points: Array, rank: int) -> Integers:
     """Return the sorted indices of `rank` components of the points that determine the other components linearly."""
-    pivots = load("scipy.linalg", "vectors with dependent components").qr(points, mode="r", pivoting=True)[1]
+    from scipy import linalg
+
+    pivots = linalg.qr(points, mode="r", pivoting=True)[1]
     return np.sort(pivots[:rank])

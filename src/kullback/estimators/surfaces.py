@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
 # `tests/estimators/test_surfaces.py` checks the constants of this file, and `benchmarks/coverage.py` has unit vectors.
@@ -159,7 +158,8 @@ def sphere_chart(p: Array, q: Array) -> tuple[Array, Array]:
     The radius solves :math:`P(\chi_{d - 1} \le r) = s`, where s is the proportion of the sphere within the angle
     :math:`\theta` of m. The pole opposite to m is mapped to infinity. KL does not depend on the coordinates.
     """
-    special = load("scipy.special", "nearest_neighbors")
+    from scipy import special
+
     d = p.shape[1]
     middle = p.mean(0) + q.mean(0)
     length = float(np.linalg.norm(middle))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kullback.common.constraints import GENERATOR, Arguments, Whole
-from kullback.common.optional import load
+from kullback.common.inference import chi_square_scores, normal_quantile, normal_scores
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
@@ -294,7 +294,7 @@ def _of_ranks(pooled: Array) -> BinCounts:
     halves = distinct / 2  # the range of the halves does not overflow
     steps = np.diff(halves, append=halves[-1]) / max(halves[-1] - halves[0], np.finfo(float).tiny)
     middle = (below - totals / 2) / number
-    scores = load("scipy.special", CALL).ndtri(middle)
+    scores = normal_quantile(middle)
     square, third = np.square(scores), scores**3 - 3 * scores
     # Equal values have the middle rank (Scholz and Stephens, 1987). The divisor is 0 if all values are equal.
     divisor = np.maximum(middle * (1 - middle) - totals / (4 * number), np.finfo(float).tiny)
@@ -325,13 +325,13 @@ def _of_ranks(pooled: Array) -> BinCounts:
         return of_counts
 
     def chi_squared(counts: Array) -> Array:
-        """Return the largest chi-squared sum, after a map to about standard normal (Wilson and Hilferty, 1931)."""
+        """Return the largest chi-squared sum, as a normal score."""
         n = counts.sum(1, keepdims=True)
         differences = counts @ groups / n - (totals - counts) @ groups / (number - n)
         terms = np.square(differences) / expected * (n * (number - n) / number)
         dof = np.maximum(np.diff(starts, append=len(expected)) - 1.0, 1.0)
         sums = np.add.reduceat(terms, starts, axis=1)
-        return ((np.cbrt(sums / dof) - 1 + 2 / (9 * dof)) / np.sqrt(2 / (9 * dof))).max(1)
+        return chi_square_scores(sums / dof, dof).max(1)
 
     statistics: dict[str, Callable[[Array], Array]] = {
         "anderson_darling": anderson_darling,
@@ -372,6 +372,9 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     The draws for the nearest-neighbor graph are in random order, so that the choice between equally distant neighbors
     does not depend on their side.
     """
+    from scipy.sparse import csr_array
+    from scipy.spatial.distance import pdist, squareform
+
     n = len(points)
     scaled = points / _scale(points)
     chosen = rng.permutation(n)[:MOST_IN_GRAPH]
@@ -379,16 +382,15 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     neighbors = chosen[nearest_among(scaled[chosen], number)]
     ones = np.ones(neighbors.size, dtype=np.float32)
     edges = np.repeat(chosen, number), neighbors.ravel()
-    graph = load("scipy.sparse", CALL).csr_array((ones, edges), shape=(n, n))
+    graph = csr_array((ones, edges), shape=(n, n))
     graph = (graph + graph.T) / 2
     some = scaled[rng.choice(n, min(n, 500), replace=False)]
-    scores = _normal_scores(scaled)
+    scores = _standard_scores(scaled)
     moments = _moments(scaled, scores)
-    distance = load("scipy.spatial.distance", CALL)
-    median = _median_distance(distance.pdist(some))
+    median = _median_distance(pdist(some))
     if n <= MOST_DISTANCES:
-        distances = np.fmin(distance.pdist(scaled) / median, FARTHEST).astype(np.float32)
-        all_distances = distance.squareform(distances)
+        distances = np.fmin(pdist(scaled) / median, FARTHEST).astype(np.float32)
+        all_distances = squareform(distances)
         kernel = np.exp(-np.square(all_distances) / 2)
         matrices = {"energy": -all_distances, "kernel": kernel, "nearest_neighbors": graph}
         narrow = np.exp(-np.square(all_distances / np.float32(NARROW)) / 2)
@@ -415,10 +417,11 @@ def _median_distance(distances: Array) -> float:
     return float(np.median(positive)) if len(positive) else 1.0
 
 
-def _normal_scores(points: Array) -> Float32s:
+def _standard_scores(points: Array) -> Float32s:
     """Return the normal scores of each component's ranks, scaled to standard deviation 1 unless all ranks are equal."""
-    ranks = load("scipy.stats", CALL).rankdata(points, axis=0)
-    scores = load("scipy.special", CALL).ndtri(ranks / (len(points) + 1))
+    from scipy.stats import rankdata
+
+    scores = normal_scores(rankdata(points, axis=0), len(points), offset=0.0)
     spread = scores.std(0)
     return _centered(scores / np.where(spread > 0, spread, 1.0))
 

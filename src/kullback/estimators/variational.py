@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.inference import two_sided_quantile
 from kullback.common.inputs import can_inspect, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.estimators.draws import Draws, effective_number, shares_of, variance_of_sum
@@ -26,8 +27,6 @@ from kullback.estimators.evidence import (
     Evidence,
     estimate_of,
     interval_from,
-    quantile_of,
-    standard_normal_quantile,
 )
 from kullback.estimators.sample_checks import INTERVAL, checked
 from kullback.results.estimate import Estimate
@@ -225,11 +224,11 @@ def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float
     top = torch.logsumexp(at_q + shares_q.log(), 0) + _CLIP * math.log(number)
     clipped_p, clipped_q = at_p.clamp(max=float(top)), (at_q - top).clamp(max=0).exp()
     # The two-sided quantile leaves half of the error probability for each of the two one-sided limits.
-    quantile = standard_normal_quantile(confidence)
+    quantile = two_sided_quantile(confidence)
     mean_p, error_p, _ = _moments(p, shares_p, clipped_p)
     mean_q, error_q, skewness = _moments(q, shares_q, clipped_q)
     upper_q = mean_q + error_q * (quantile + skewness * (1 + 2 * quantile**2) / 6)
-    reach_p = quantile_of(confidence, p.groups) * error_p
+    reach_p = two_sided_quantile(confidence, p.groups) * error_p
     return (mean_p - reach_p - upper_q.log() - top).clamp(min=0)
 
 

@@ -267,7 +267,7 @@ def _read_plain(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
         for name in accepted
         if name not in ranges and name != "validate_args" and hasattr(d, name)
     }
-    checks: dict[str, Any] = {"validate_args": False} if "validate_args" in accepted else {}
+    checks: dict[str, bool] = {"validate_args": False} if "validate_args" in accepted else {}
     leaves: dict[str, Leaf] = {}
     for name in names:
         x, constraint = tensor_of(getattr(d, name)).detach(), _range_of(d, name, ranges[name])

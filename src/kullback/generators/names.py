@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from importlib.metadata import entry_points
-from typing import Any
 
+from kullback.common.words import nearest
 from kullback.errors import KullbackError, invalid_type, invalid_value, printable, safe_repr
 from kullback.generators.divergence import NAMED, Divergence
 from kullback.generators.of_ratio import with_limits
@@ -77,8 +76,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
     kind = NAMED.get(word)
     if kind is None:
         wanted = "one of " + ", ".join(_usage(kind) for kind in dict.fromkeys(NAMED.values()))
-        close = get_close_matches(word, NAMED, n=1)
-        kind = NAMED[close[0] if close else "kl"]
+        kind = NAMED[nearest(word, NAMED) or "kl"]
     else:
         parameters = _parameters(kind, parts)
         if parameters is not None:
@@ -110,14 +108,14 @@ def _usage(kind: type[Divergence]) -> str:
     return f"{usage} with {' and '.join(limits)}" if limits else usage
 
 
-def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
+def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, float] | None:
     """Return the arguments of the call of `kind` that a name such as ``"js:0.1:scaled"`` means.
 
     `parts` are the parts of the name after its first colon, here ``["0.1", "scaled"]``. The result is None if `parts`
     are not parameters of `kind`.
     """
     numbers, flags = _numbers_and_flags(kind)
-    arguments: dict[str, Any] = {part: True for part in parts if part in flags}
+    arguments: dict[str, float] = {part: True for part in parts if part in flags}
     texts = [part for part in parts if part not in flags]
     try:
         arguments.update(zip(numbers, map(float, texts), strict=False))

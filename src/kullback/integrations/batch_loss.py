@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from kullback.errors import ArgumentValueError, invalid_type, invalid_value, saf
 from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
 from kullback.integrations.model_heads import ModelHead
 from kullback.integrations.model_reading import (
+    Features,
     is_encoder_decoder,
     logits_of,
     no_cache,
@@ -184,14 +185,15 @@ class BatchLoss:
         features = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels", *STORED)}
         features = with_decoder_inputs(base, features, labels, ignored)
         normalizer = at_least_one(normalizer)
-        sides: dict[str, Any]
+        sides: dict[str, Tensor | TopK]
         if isinstance(self.loss, LinearDistillationLoss):
             sides, outputs = self._of_heads(model, unwrapped, features, inputs, keep_logits)
+            student = cast("Tensor", sides["student"])
         else:
             outputs = model(**{**no_cache(base), **features})
             student = of_given_tokens(unwrapped, features, logits_of(outputs))
             sides = {"student": student, "teacher": self._taught(base, features, inputs)}
-        counted = self._counted(base, sides["student"], inputs)
+        counted = self._counted(base, student, inputs)
         loss = self.of_sides(sides, normalizer=normalizer, **counted)
         return loss + self._router_loss(base, outputs, counted, normalizer), outputs
 
@@ -312,7 +314,7 @@ class BatchLoss:
                 self._refuse_shifted(torch.where(listed, indices, -1), tokens, inputs.get("attention_mask"))
         return TopK(indices, log_probs)
 
-    def _taught(self, student: Any, features: dict[str, Any], inputs: Mapping[str, Any]) -> Any:
+    def _taught(self, student: Any, features: Features, inputs: Mapping[str, Any]) -> Any:
         """Return the teacher's logits, or its most probable tokens."""
         if self.teacher is None:
             return self._stored(student, inputs)
@@ -360,10 +362,10 @@ class BatchLoss:
         self,
         model: torch.nn.Module,
         unwrapped: Any,
-        features: dict[str, Any],
+        features: Features,
         inputs: Mapping[str, Any],
         keep_logits: bool,
-    ) -> tuple[dict[str, Any], Any]:
+    ) -> tuple[dict[str, Tensor | TopK], Any]:
         """Return the hidden states and heads of both sides as arguments of the loss, and the student's outputs."""
         sides, outputs = self._side("student", model, unwrapped, features, keep_logits)
         if self.teacher is None:
@@ -374,8 +376,8 @@ class BatchLoss:
         return sides, type(outputs)(**kept)
 
     def _side(
-        self, side: str, run: Callable[..., Any], module: Any, features: dict[str, Any], keep_logits: bool
-    ) -> tuple[dict[str, Any], Any]:
+        self, side: str, run: Callable[..., Any], module: Any, features: Features, keep_logits: bool
+    ) -> tuple[dict[str, Tensor | TopK], Any]:
         """Return a dict of a side's hidden states and head, named like the loss's arguments, and the model's
         outputs.
         """

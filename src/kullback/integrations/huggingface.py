@@ -11,7 +11,7 @@ from torch import Tensor
 from kullback.common.optional import load
 from kullback.errors import invalid_value, safe_repr
 from kullback.integrations.batch_loss import STORED, BatchLoss, at_least_one, is_causal, of_tokens
-from kullback.integrations.model_reading import is_dispatched, logits_of
+from kullback.integrations.model_reading import Features, is_dispatched, logits_of
 from kullback.losses.teachers import PartialTeacher
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
@@ -178,16 +178,16 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
             "DistillationTrainer", DistillationLoss() if loss is None else loss, teacher, causal=causal
         )
         super().__init__(*args, **kwargs)
-        for name, given in (
+        for name, value in (
             ("compute_loss_func", self.compute_loss_func),
             ("label_smoothing_factor", self.args.label_smoothing_factor),
         ):
-            if given:
+            if value:
                 raise invalid_value(
                     "DistillationTrainer",
                     name,
                     wanted="none, because loss= is the loss",
-                    got=safe_repr(given),
+                    got=safe_repr(value),
                     instead="loss=kullback.nn.DistillationLoss(), or transformers.Trainer",
                 )
         # With this setting, the Trainer counts the labels of a step in the same way as the loss.
@@ -200,7 +200,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: Features,
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
@@ -215,7 +215,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
 
 
 def loss_of_batch(
-    trainer: Any, model: torch.nn.Module, inputs: dict[str, Any], normalizer: Any, *, keep_logits: bool
+    trainer: Any, model: torch.nn.Module, inputs: Features, normalizer: Any, *, keep_logits: bool
 ) -> tuple[Tensor, Any]:
     """Return a trainer's `batch_loss` of a batch, and the student's outputs."""
     unwrapped = trainer.accelerator.unwrap_model(model)

@@ -114,7 +114,7 @@ class ModelHead(NamedTuple):
         near = 0.05 if {products.dtype, logits.dtype} & {torch.bfloat16, torch.float16} else 1e-3
         size = logits.float().abs().amax().clamp(min=1e-6)
         # The effect of a cap on small logits is below the tolerance, so the cap in the configuration is compared too.
-        wanted = head_settings(self.module)["softcap"]
+        wanted = head_settings(self.module).softcap
         if (wanted is not None and wanted != cap) or not bool(
             (made - logits.float()).abs().amax() <= near * size
         ):
@@ -137,7 +137,14 @@ def _saved_copy(head: Any) -> Any:
     return head.original_module if head.disable_adapters or active is None else copies[active]
 
 
-def head_settings(model: Any) -> dict[str, float | None]:
+class HeadSettings(NamedTuple):
+    """What a model does with the product of its head: a factor, then a cap."""
+
+    softcap: float | None
+    logit_scale: float
+
+
+def head_settings(model: Any) -> HeadSettings:
     """Return the cap and the scale of a Hugging Face model's logits, from its configuration."""
     config: Any = getattr(without_wrappers(model), "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -145,7 +152,7 @@ def head_settings(model: Any) -> dict[str, float | None]:
     divisor = getattr(config, "logits_scaling", None)  # Granite divides by it, HyperCLOVA X multiplies
     if scale is None and divisor is not None:
         scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
-    return {"softcap": cap, "logit_scale": 1.0 if scale is None else scale}
+    return HeadSettings(cap, 1.0 if scale is None else scale)
 
 
 def _first_of(config: object, names: tuple[str, ...]) -> float | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ _SHIFTED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _ALIGNED = ("ForMaskedLM", "Classification")
 # A batch with one of these fields contains the inputs of the decoder.
 _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
+
+# The tensors of a batch by the names of a model's arguments, and other settings of its call.
+Features: TypeAlias = dict[str, Any]
 
 
 def without_containers(model: Any) -> Any:
@@ -52,15 +55,13 @@ def shifts_labels(model: Any) -> bool | None:
     return None
 
 
-def with_decoder_inputs(
-    model: Any, features: dict[str, Any], labels: Any, ignore_index: int
-) -> dict[str, Any]:
+def with_decoder_inputs(model: Any, features: Features, labels: Any, ignore_index: int) -> Features:
     """Return the arguments of a model, with the tokens of a decoder made from the labels, as the model itself does.
 
     The model makes these tokens itself only if it gets the labels, which are not among the arguments.
     """
-    given = any(features.get(name) is not None for name in _DECODER_INPUTS)
-    if given or not is_encoder_decoder(model) or not isinstance(labels, Tensor) or labels.ndim < 2:
+    has_inputs = any(features.get(name) is not None for name in _DECODER_INPUTS)
+    if has_inputs or not is_encoder_decoder(model) or not isinstance(labels, Tensor) or labels.ndim < 2:
         return features
     labels = labels.masked_fill(labels == ignore_index, -100)
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):

@@ -13,6 +13,7 @@ from kullback.common.constraints import Arguments, OneOf
 from kullback.common.words import NO_LABEL
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.batch_loss import STORED
+from kullback.integrations.model_reading import Features
 
 __all__ = ["StoredTeacherCollator"]
 
@@ -64,7 +65,7 @@ class StoredTeacherCollator:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
 
-    collator: Callable[[list[dict[str, Any]]], Any]
+    collator: Callable[[list[Features]], Any]
     rows_predict: _Rows = "next"
 
     def __post_init__(self) -> None:
@@ -83,11 +84,11 @@ class StoredTeacherCollator:
         batch = self.collator([{k: x for k, x in row.items() if k not in STORED} for row in features])
         length = batch["input_ids"].shape[-1]
         for name in STORED:
-            held = [row.get(name) for row in features]
-            if all(x is None for x in held):
+            values = [row.get(name) for row in features]
+            if all(x is None for x in values):
                 continue
             rows = [
-                self._tensor(name, x, len(row["input_ids"])) for x, row in zip(held, features, strict=True)
+                self._tensor(name, x, len(row["input_ids"])) for x, row in zip(values, features, strict=True)
             ]
             first = [self._first_token(batch, number, length - len(x)) for number, x in enumerate(rows)]
             batch[name] = self._padded(name, rows, first, length)

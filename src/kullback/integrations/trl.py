@@ -15,7 +15,7 @@ from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
 from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
 from kullback.integrations.model_heads import head_settings
-from kullback.integrations.model_reading import logits_of
+from kullback.integrations.model_reading import Features, logits_of
 from kullback.losses.distillation import distillation_loss
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
@@ -171,7 +171,7 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: Features,
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
@@ -243,17 +243,21 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
 
     def _default_loss(self) -> DistillationLoss | LinearDistillationLoss:
         """Return the loss that TRL uses for these settings and models."""
-        settings: dict[str, Any] = {"kind": of_beta(self.beta), "temperature": self.temperature}
+        kind, temperature = of_beta(self.beta), self.temperature
         if "logits_to_keep" not in self.model_kwarg_keys:  # the model makes all its logits in any case
-            return DistillationLoss(**settings)
+            return DistillationLoss(kind=kind, temperature=temperature)
         student, teacher = (head_settings(model) for model in (self.model, self.teacher_model))
-        settings |= {name: (student[name], teacher[name]) for name in student}
-        return LinearDistillationLoss(**settings)
+        return LinearDistillationLoss(
+            kind=kind,
+            temperature=temperature,
+            softcap=(student.softcap, teacher.softcap),
+            logit_scale=(student.logit_scale, teacher.logit_scale),
+        )
 
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: Features,
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:

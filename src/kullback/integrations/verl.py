@@ -50,8 +50,8 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
         >>> import torch
         >>> from kullback.integrations.verl import top_k_loss
         >>> log_probs, ids = torch.tensor([[[2.0, 0.0, 1.0, -1.0]]]).log_softmax(-1).topk(2)
-        >>> found = top_k_loss("js:0.5")(torch.zeros(1, 1, 4), log_probs, ids, None, "thd")
-        >>> {name: x.item() for name, x in found.items() if name in ("distillation_losses", "overlap_count")}
+        >>> results = top_k_loss("js:0.5")(torch.zeros(1, 1, 4), log_probs, ids, None, "thd")
+        >>> {name: x.item() for name, x in results.items() if name in ("distillation_losses", "overlap_count")}
         {'distillation_losses': 0.1079..., 'overlap_count': 1}
 
     References:

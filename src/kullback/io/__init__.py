@@ -37,19 +37,32 @@ from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.row_sources import RowSource, open_rows, paired_blocks
 from kullback.io.row_stream import RowStream
 from kullback.io.tokens import read_tokens
-from kullback.io.top_k import TopKSource, open_top_k, paired_top_k_blocks
+from kullback.io.top_k import (
+    TOP_K_FORMATS,
+    ArrayFormat,
+    RecordFormat,
+    RecordPlace,
+    TopKSequence,
+    TopKSource,
+    open_top_k,
+    paired_top_k_blocks,
+)
 from kullback.io.top_k_reference import write_top_k_reference
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.io.windows import Windows
-from kullback.partial_rows import ReferenceBlock, TopKBlock
+from kullback.partial_rows import PartialRows
 
 __all__ = [
+    "TOP_K_FORMATS",
+    "ArrayFormat",
+    "PartialRows",
+    "RecordFormat",
+    "RecordPlace",
     "Reference",
-    "ReferenceBlock",
     "ReferenceWriter",
     "RowSource",
     "RowStream",
-    "TopKBlock",
+    "TopKSequence",
     "TopKSource",
     "Windows",
     "open_rows",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import dtype_name
 from kullback.common.inputs import unusual
-from kullback.io.class_columns import NAMES_OF_CLASSES, names_from
+from kullback.io.class_columns import NAMES_OF_CLASSES, first_names
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error, refuse_key
 
@@ -171,8 +171,7 @@ def open_npz(ref: FileReference, key: str | None) -> Reader:
             array = _numpy_layout(ref, file, columns_too=False)
             reader = BytesReader(ref, file, array, format="npz", key=chosen, archive=archive)
             reader.check_size(archive.getinfo(f"{chosen}.npy").file_size)
-    found = (names_from(names.get(name), reader.classes) for name in NAMES_OF_CLASSES)
-    reader.class_names = next((each for each in found if each is not None), None)
+    reader.class_names = first_names(map(names.get, NAMES_OF_CLASSES), reader.classes)
     return reader
 
 
@@ -215,15 +214,15 @@ def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
             got=f"dtype {dtype.str!r}: two bytes of unknown meaning, such as NumPy writes for bfloat16",
             instead="write x.astype('float32'), or a .safetensors file, which has bfloat16",
         )
-    found = NUMPY_DTYPES.get(dtype.str[1:])
-    if found is None:
+    stored = NUMPY_DTYPES.get(dtype.str[1:])
+    if stored is None:
         reason = "Python objects, which are never unpickled" if dtype.hasobject else f"dtype {dtype}"
         raise ref.error(
             wanted="float16, float32, float64 or integers up to int64",
             got=reason,
             instead="write x.astype('float32'), or x.astype('int64') for counts",
         )
-    return found
+    return stored
 
 
 class TorchReader(Reader):
@@ -256,8 +255,9 @@ class TorchReader(Reader):
             )
         self.stored = tensor.dtype
         self.dtype = torch.int64 if self.stored in UPCAST else self.stored
-        found = (names_from(listed, self.classes) for listed in _listed_names(ref))
-        self.class_names = next((names for names in found if names is not None), None)
+        contents = _load(ref)
+        lists = map(contents.get, NAMES_OF_CLASSES) if isinstance(contents, dict) else ()
+        self.class_names = first_names(lists, self.classes)
 
     def read(self, start: int, stop: int) -> Tensor:
         tensor = choose_tensor(self.ref, self.key)[1]
@@ -280,22 +280,16 @@ def choose_tensor(ref: FileReference, key: str | None) -> tuple[str | None, Tens
     return key, tensors[key].detach()
 
 
-def _listed_names(ref: FileReference) -> list[Any]:
-    """Return what a dict in a file of `torch.save` stores under names for the names of classes."""
-    held = _load(ref)
-    return [held.get(name) for name in NAMES_OF_CLASSES] if isinstance(held, dict) else []
-
-
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
     """Map a file of `torch.save` and return its tensor, or the tensors of its dict; other objects are not unpickled."""
-    held = _load(ref)
-    if isinstance(held, Tensor):
-        return held
-    if isinstance(held, dict):
-        return {str(key): value for key, value in held.items() if isinstance(value, Tensor)}
+    contents = _load(ref)
+    if isinstance(contents, Tensor):
+        return contents
+    if isinstance(contents, dict):
+        return {str(key): value for key, value in contents.items() if isinstance(value, Tensor)}
     raise ref.error(
         wanted="a tensor or a dict of tensors (other objects are not loaded: weights_only=True)",
-        got="other Python objects" if held is None else f"a {type(held).__name__}",
+        got="other Python objects" if contents is None else f"a {type(contents).__name__}",
         instead="save torch.save({'logits': x}, path)",
     )
 

@@ -14,7 +14,7 @@ from kullback.common.words import NO_LABEL, is_name_of_ids
 from kullback.errors import printable, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from kullback.errors import FileError
     from kullback.io.source_files import FileReference
@@ -27,18 +27,17 @@ _SHOWN = 5
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
-def names_from_text(text: str, classes: int) -> tuple[str, ...] | None:
-    """Return the names in a JSON list or a list with commas; None unless there is one for each class.
+def list_from_text(text: str) -> object:
+    """Return a JSON value, usually a list of names, or the parts of a list with commas.
 
     Example:
-        >>> names_from_text('["cat", "dog"]', 2), names_from_text("cat, dog", 2), names_from_text("100", 100)
-        (('cat', 'dog'), ('cat', 'dog'), None)
+        >>> list_from_text('["cat", "dog"]'), list_from_text("cat, dog"), list_from_text("100")
+        (['cat', 'dog'], ['cat', ' dog'], 100)
     """
     try:
-        listed = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        listed = text.split(",")
-    return names_from(listed, classes)
+        return text.split(",")
 
 
 def names_from(listed: object, classes: int) -> tuple[str, ...] | None:
@@ -47,6 +46,11 @@ def names_from(listed: object, classes: int) -> tuple[str, ...] | None:
         return None
     names = cast("list[Any]", listed)
     return tuple(name.strip() for name in names) if all(isinstance(name, str) for name in names) else None
+
+
+def first_names(lists: Iterable[object], classes: int) -> tuple[str, ...] | None:
+    """Return the names in the first of several lists that has one for each class; None if none has."""
+    return next(filter(None, (names_from(listed, classes) for listed in lists)), None)
 
 
 def positions_of(names: Sequence[str]) -> list[int] | None:

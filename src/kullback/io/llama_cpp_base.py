@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, Number, Whole
+from kullback.common.constraints import Arguments
 from kullback.common.files import open_output
+from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.blocks import rows_from
@@ -36,7 +37,6 @@ CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
 PREFIX = 4  # the uint16 numbers that hold a row's two float32
 STEPS = 65535
-MOST_FLOOR = 100  # e^-100 is below float32, and a step of the codes then 0.0015 nats
 
 
 @dataclass(frozen=True)
@@ -236,14 +236,8 @@ class LlamaBaseFile(Reader):
 
 _ARGUMENTS = Arguments(
     CALL,
-    n_ctx=Whole(least=3, example=512, note=", so that a window has a scored position"),
-    floor=Number(
-        above=0,
-        most=MOST_FLOOR,
-        wanted=f"a positive number of nats, at most {MOST_FLOOR}: the codes are 65535ths of it",
-        example=16.0,
-        instead="floor=16.0, as llama.cpp",
-    ),
+    n_ctx=WINDOW_OF_LLAMA,
+    floor=FLOOR,
 )
 
 

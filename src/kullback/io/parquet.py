@@ -97,15 +97,15 @@ class ParquetReader(Reader):
     def _common_dtype(self, names: list[str], types: list[Any]) -> torch.dtype:
         dtype: torch.dtype | None = None
         for name, column_type in zip(names, types, strict=True):
-            found = ARROW_DTYPES.get(str(column_type))
-            if found is None or name.startswith("__index_level_"):
+            of_column = ARROW_DTYPES.get(str(column_type))
+            if of_column is None or name.startswith("__index_level_"):
                 raise self.ref.error(
                     wanted="columns of numbers, one for each class",
                     got=f"column {name!r} of {column_type}",
                     instead="leave it out, choose columns= (--columns A,B), or use key= (--key) for a list; for tables "
                     "use compare_tables (--as table)",
                 )
-            dtype = found if dtype is None else torch.promote_types(dtype, found)
+            dtype = of_column if dtype is None else torch.promote_types(dtype, of_column)
         return dtype or torch.float64
 
     def read(self, start: int, stop: int) -> Tensor:

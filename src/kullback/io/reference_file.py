@@ -11,17 +11,17 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, printable
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.safetensors_file import METADATA, entry_dtype, read_header, tensor_layout
+from kullback.io.safetensors_file import METADATA, Entry, entry_dtype, read_header, tensor_layout
 from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
-from kullback.partial_rows import ReferenceBlock
+from kullback.partial_rows import PartialRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,29 +115,28 @@ def _read_header(
     return layout, metadata, readers
 
 
-def _check_metadata(ref: FileReference, metadata: Any) -> dict[str, str]:
-    found = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
-    if found.get("format") != FORMAT:
+def _check_metadata(ref: FileReference, metadata: Entry) -> dict[str, str]:
+    if metadata.get("format") != FORMAT:
         raise ref.error(
             wanted=f"a reference file: safetensors with the metadata format={FORMAT!r}",
-            got=f"format={found.get('format')!r}",
+            got=f"format={metadata.get('format')!r}",
             instead="record one with kullback.io.ReferenceWriter; open other .safetensors files with "
             "kullback.io.open_rows",
         )
-    if found.get("version") != VERSION:
+    if metadata.get("version") != VERSION:
         raise ref.error(
             wanted=f"version {VERSION}",
-            got=f"version {found.get('version')!r}",
+            got=f"version {metadata.get('version')!r}",
             instead="read it by the kullback that wrote it, or a later one",
         )
-    if not all(isinstance(value, str) for value in found.values()):
+    if not all(isinstance(value, str) for value in metadata.values()):
         raise ref.truncated(wanted="metadata of text alone", got="other values")
-    classes = found.get("classes", "")
+    classes = metadata.get("classes", "")
     if not (
         classes.isascii() and classes.isdecimal() and len(classes) < 11 and 0 < int(classes) <= MOST_CLASSES
     ):
         raise ref.truncated(wanted=f"metadata classes, from 1 to {MOST_CLASSES}", got=repr(classes))
-    return found
+    return metadata
 
 
 def _check_shapes(ref: FileReference, shapes: Mapping[str, tuple[int, ...]]) -> ReferenceLayout:
@@ -235,7 +234,7 @@ class Reference(Closes):
         )
         return [*lines, *shown]
 
-    def read(self, start: int, stop: int) -> ReferenceBlock:
+    def read(self, start: int, stop: int) -> PartialRows:
         """Return rows `start` to `stop` (not included), checked.
 
         Arguments:
@@ -243,7 +242,7 @@ class Reference(Closes):
             stop: one past the last row.
 
         Returns:
-            The rows, as a `ReferenceBlock`.
+            The rows, as `PartialRows`.
 
         Raises:
             ArgumentValueError: the range is empty or not within the file.
@@ -264,11 +263,13 @@ class Reference(Closes):
             else torch.empty(stop - start, 0, dtype=DTYPES[name], device="cpu")
             for name in ROW_TENSORS
         }
-        block = ReferenceBlock(start, self.classes, self._labels[start:stop], **tensors)
-        self._check(block)
-        return block
+        rows = PartialRows(
+            **tensors, labels=self._labels[start:stop], classes=self.classes, start=start, is_ranked=True
+        )
+        self._check(rows)
+        return rows
 
-    def blocks(self, rows: int = BLOCK_ROWS) -> Iterator[ReferenceBlock]:
+    def blocks(self, rows: int = BLOCK_ROWS) -> Iterator[PartialRows]:
         """Iterate over all rows in order, in blocks of `rows`; the last block may be shorter."""
         for start in range(0, self.rows, max(1, rows)):
             yield self.read(start, min(start + max(1, rows), self.rows))
@@ -290,29 +291,33 @@ class Reference(Closes):
             )
         return windows
 
-    def _check(self, block: ReferenceBlock) -> None:
+    def _check(self, rows: PartialRows) -> None:
         """Raise for the first row with a wrong value, naming the tensor. Values that may be right are believed."""
-        for name, wanted, wrong in _faults(block):
+        tensors = rows.tensors()
+        for name, wanted, wrong in _faults(rows):
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
-                values = ", ".join(f"{x:.6g}" for x in getattr(block, name)[row].reshape(-1)[:3].tolist())
-                dots = ", ..." if getattr(block, name)[row].numel() > 3 else ""
-                raise self.ref.truncated(
-                    wanted=f"{name} {wanted}", got=f"{values}{dots} in row {block.start + row}"
+                values = tensors[name][row].reshape(-1)
+                shown = ", ".join(f"{x:.6g}" for x in values[:3].tolist()) + (
+                    ", ..." if len(values) > 3 else ""
                 )
+                raise self.ref.truncated(wanted=f"{name} {wanted}", got=f"{shown} in row {rows.start + row}")
 
 
-def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
+def _faults(rows: PartialRows) -> Iterator[tuple[str, str, Tensor]]:
     """Yield the name of a tensor, a condition, and a mask of the rows that violate it."""
-    for name in ("top_indices", "tail_indices"):
-        indices: Tensor = getattr(block, name)
-        yield name, f"from 0 to {block.classes - 1}", ((indices < 0) | (indices >= block.classes)).any(-1)
-    sizes, top = block.support_sizes, block.top_log_probs
-    yield "support_sizes", f"from 0 to {block.classes}", (sizes < 0) | (sizes > block.classes)
+    tensors, classes = rows.tensors(), rows.classes or 0
+    for name, largest in (
+        ("top_indices", classes - 1),
+        ("tail_indices", classes - 1),
+        ("support_sizes", classes),
+    ):
+        wrong = (tensors[name] < 0) | (tensors[name] > largest)
+        yield name, f"from 0 to {largest}", wrong.view(len(rows), -1).any(-1)
+    top = rows.top_log_probs
     numbers = "that are numbers of 0 or less"
     for name in ("tail_log_probs", "tail_log_mass", "label_log_probs"):
-        yield name, numbers, ~(getattr(block, name).view(len(block), -1) <= 0).all(-1)  # NaN fails too
+        yield name, numbers, ~(tensors[name].view(len(rows), -1) <= 0).all(-1)  # NaN fails too
     falling = (top[:, 1:] <= top[:, :-1]).all(-1) & (top[:, 0] <= 0) & top[:, 0].isfinite()
     yield "top_log_probs", f"{numbers}, the largest first and not -inf", ~falling
-    total = top.double().exp().sum(-1) + block.tail_log_mass.double().exp()
-    yield "top_log_probs", "that sum to 1 with the tail's mass", ~((total - 1).abs() <= MASS_TOLERANCE)
+    yield "top_log_probs", "that sum to 1 with the tail's mass", ~((rows.masses - 1).abs() <= MASS_TOLERANCE)

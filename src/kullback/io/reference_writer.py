@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, Constraint, Whole
+from kullback.common.constraints import Arguments, Constraint
 from kullback.common.files import open_output
+from kullback.common.shared_constraints import SEED, STORED_TOP, TAIL_DRAWS
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.reference_file import (
     DTYPES,
@@ -27,7 +28,7 @@ from kullback.io.reference_file import (
 from kullback.io.row_checks import check_floating, check_rows
 from kullback.io.safetensors_file import header_bytes
 from kullback.io.source_files import FileReference
-from kullback.partial_rows import ReferenceBlock, summarize_rows
+from kullback.partial_rows import PartialRows, summarize_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +49,9 @@ def rows_in_part(logits: Tensor) -> int:
 
 
 STORED: dict[str, Constraint] = {
-    "top": Whole(least=1, example=32),
-    "tail_draws": Whole(least=0, example=32),
-    "seed": Whole(least=0, example=32),
+    "top": STORED_TOP,
+    "tail_draws": TAIL_DRAWS,
+    "seed": SEED,
 }
 _ARGUMENTS = Arguments(CALL, **STORED)
 
@@ -176,8 +177,8 @@ class ReferenceWriter:
                 )
             )
 
-    def add_block(self, block: ReferenceBlock) -> None:
-        """Write the next rows as they were read from another reference file of the same windows.
+    def add_block(self, block: PartialRows) -> None:
+        """Write the next rows as they were read from another file of the same windows.
 
         Arguments:
             block: the rows, with as many top classes and draws as this file has.
@@ -186,34 +187,36 @@ class ReferenceWriter:
             ArgumentValueError: their number, top classes, draws or labels do not fit.
             FileError: the file cannot be written.
         """
-        wanted = (min(self._top, block.classes), self._draws)
+        classes = block.classes or 0
+        wanted = (min(self._top, classes), self._draws)
         got = block.top_indices.shape[-1], block.tail_indices.shape[-1]
         labels = self._labels[self.written : self.written + len(block)]
-        if got != wanted or not torch.equal(labels, block.labels) or self._classes not in (0, block.classes):
+        fits = block.is_ranked and torch.equal(labels, block.labels) and self._classes in (0, classes)
+        if got != wanted or not fits:
             raise invalid_value(
                 "ReferenceWriter.add_block",
                 "block",
                 wanted=f"rows with {wanted[0]} top classes, {wanted[1]} draws and the labels of the windows",
-                got=f"{got[0]} and {got[1]}" if got != wanted else "other labels or classes",
+                got=f"{got[0]} and {got[1]}" if got != wanted else "another order, other labels or classes",
                 instead="a writer with the top, tail_draws and windows of the file that was read",
             )
-        self._settle_classes(block.classes)
+        self._settle_classes(classes)
         self._write(block)
 
-    def _write(self, block: ReferenceBlock) -> None:
+    def _write(self, block: PartialRows) -> None:
         if self._file is None:
             instead = "with ReferenceWriter(...) as writer: writer.add(logits)"
             raise invalid_value(CALL, "path", wanted="an open file", got="a closed one", instead=instead)
         with self._ref.writing():
             layout = self._layout or self._begin(self._file, block)
             for name in ROW_TENSORS:
-                values: Tensor = getattr(block, name)
+                values: Tensor = getattr(block, name).to(DTYPES[name])
                 row_bytes = values[:1].numel() * values.element_size()
                 self._file.seek(self._data + layout.arrays[name].offset + self.written * row_bytes)
                 self._file.write(_little_endian(values))
         self.written += len(block)
 
-    def _begin(self, file: IO[bytes], block: ReferenceBlock) -> ReferenceLayout:
+    def _begin(self, file: IO[bytes], block: PartialRows) -> ReferenceLayout:
         """Write the parts that do not depend on the rows, now that the number of classes is known."""
         windows = self._windows
         kept = block.top_indices.shape[-1]

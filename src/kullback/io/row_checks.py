@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import OneOf
 from kullback.common.dtypes import dtype_name
-from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
+from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_type
 from kullback.representations import SUM_TOLERANCE
 
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 
 # Checks process a block in parts of this many numbers, which keeps their temporaries small.
 PART = 1 << 18
-
-
-REPRESENTATION = OneOf(
-    REPRESENTATION_NAMES,
-    example="logits",
-    instead="representation='logits' for a network's scores",
-    optional=True,
-)
 
 
 def check_floating(call: str, argument: str, logits: object, instead: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.dtypes import dtype_name
+from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
 from kullback.io.arrays import TorchReader, open_npy, open_npz
@@ -26,7 +27,6 @@ from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
 from kullback.io.row_checks import (
-    REPRESENTATION,
     check_rows,
     describe,
     looks_like,

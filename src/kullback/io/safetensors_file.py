@@ -10,7 +10,7 @@ import torch
 
 from kullback.common.optional import load
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.class_columns import NAMES_OF_CLASSES, names_from_text
+from kullback.io.class_columns import NAMES_OF_CLASSES, first_names, list_from_text
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ SAFETENSORS_DTYPES = {
     "U32": torch.uint32,
 }
 METADATA = "__metadata__"
+Entry = dict[str, Any]  # of a tensor or of the metadata, as JSON decodes it
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 
 
@@ -44,12 +45,11 @@ def open_safetensors(ref: FileReference, key: str | None) -> Reader:
         reader = BytesReader(ref, file, array, format="safetensors", key=chosen)
     metadata = header.get(METADATA, {})
     texts = [metadata[name] for name in NAMES_OF_CLASSES if isinstance(metadata.get(name), str)]
-    found = (names_from_text(text, reader.classes) for text in texts)
-    reader.class_names = next((names for names in found if names is not None), None)
+    reader.class_names = first_names(map(list_from_text, texts), reader.classes)
     return reader
 
 
-def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:
+def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Entry]]:
     """Return where the tensors of a ``.safetensors`` file begin, and its header.
 
     The library validates the file. The offsets, which it does not give, come from the header. (Its own slices map the
@@ -62,7 +62,7 @@ def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:
         return read_header(ref, file)
 
 
-def read_header(ref: FileReference, file: IO[bytes]) -> tuple[int, dict[str, Any]]:
+def read_header(ref: FileReference, file: IO[bytes]) -> tuple[int, dict[str, Entry]]:
     """Return where the tensors begin, and the entries of the header: its length in eight bytes, then JSON."""
     size = ref.path.stat().st_size
     length = int.from_bytes(file.read(8), "little")
@@ -77,12 +77,12 @@ def read_header(ref: FileReference, file: IO[bytes]) -> tuple[int, dict[str, Any
         isinstance(entry, dict) for entry in cast("Any", entries).values()
     ):
         raise ref.truncated(wanted="a header with an object for each tensor", got="other JSON")
-    return 8 + length, cast("dict[str, Any]", entries)
+    return 8 + length, entries
 
 
 def header_bytes(layouts: Mapping[str, ArrayLayout], metadata: Mapping[str, str]) -> bytes:
     """Return the header of tensors whose offsets count from its end, padded to a multiple of eight bytes."""
-    entries: dict[str, Any] = {METADATA: dict(metadata)}
+    entries: dict[str, object] = {METADATA: dict(metadata)}
     for name, array in layouts.items():
         span = array.offset, array.end
         entries[name] = {"dtype": entry_dtype(array.dtype), "shape": array.shape, "data_offsets": span}
@@ -96,7 +96,7 @@ def entry_dtype(dtype: torch.dtype) -> str:
     return next(name for name, each in SAFETENSORS_DTYPES.items() if each == dtype)
 
 
-def tensor_layout(ref: FileReference, name: str, entry: dict[str, Any], data: int) -> ArrayLayout:
+def tensor_layout(ref: FileReference, name: str, entry: Entry, data: int) -> ArrayLayout:
     """Return the layout that an entry of the header describes; the tensors begin at byte `data`."""
     dtype = SAFETENSORS_DTYPES.get(str(entry.get("dtype")))
     if dtype is None:

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.io.source_files import FileReference
@@ -49,41 +49,35 @@ def read_tokens(
         raw = file.read()
     try:
         text = raw.decode("utf-8-sig")
-        held = json.loads(text) if ref.path.suffix == ".json" else text.removesuffix("\n").split("\n")
+        contents: Any = (
+            json.loads(text) if ref.path.suffix == ".json" else text.removesuffix("\n").split("\n")
+        )
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         got = f"{type(error).__name__}: {error}"
         raise ref.error(wanted=WANTED, got=got, instead="write the file again") from None
-    tokens = _of_tokenizer(ref, cast("dict[str, Any]", held)) if isinstance(held, dict) else held
-    if not isinstance(tokens, list) or not all(
-        isinstance(token, str | None) for token in cast("list[Any]", tokens)
-    ):
-        got = f"JSON that is {_kind(cast('Any', tokens))}"
-        raise ref.error(wanted=WANTED, got=got, instead="write a list of strings, in the classes' order")
-    found = cast("list[str | None]", tokens)
-    if classes is not None and len(found) > classes:
+    tokens: Any = _of_tokenizer(ref, contents) if isinstance(contents, dict) else contents
+    if not isinstance(tokens, list) or not all(isinstance(token, str | None) for token in tokens):
+        kind = "a list with other things than strings" if isinstance(tokens, list) else type(tokens).__name__
+        instead = "write a list of strings, in the classes' order"
+        raise ref.error(wanted=WANTED, got=f"JSON that is {kind}", instead=instead)
+    if classes is not None and len(tokens) > classes:
         raise ref.error(
             wanted=f"at most {classes} tokens, one for each class",
-            got=f"{len(found)}",
+            got=f"{len(tokens)}",
             instead="name the tokens of the model that made the predictions",
         )
-    return found
+    return tokens
 
 
-def _kind(held: object) -> str:
-    return "a list with other things than strings" if isinstance(held, list) else type(held).__name__
-
-
-def _of_tokenizer(ref: FileReference, held: dict[str, Any]) -> list[str | None]:
+def _of_tokenizer(ref: FileReference, tokenizer: Any) -> list[str | None]:
     """Return the decoded tokens of a tokenizer.json."""
     try:
-        vocabulary = held["model"]["vocab"]
+        vocabulary = tokenizer["model"]["vocab"]
         if isinstance(vocabulary, dict):
-            pairs = [
-                (str(token), int(number)) for token, number in cast("dict[str, Any]", vocabulary).items()
-            ]
+            pairs = [(str(token), int(number)) for token, number in vocabulary.items()]
         else:  # with scores, in the order of their numbers
             pairs = [(str(entry[0]), number) for number, entry in enumerate(vocabulary)]
-        added = {int(token["id"]): str(token["content"]) for token in held.get("added_tokens") or ()}
+        added = {int(token["id"]): str(token["content"]) for token in tokenizer.get("added_tokens") or ()}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise ref.error(
             wanted=WANTED, got="a JSON object without model.vocab", instead="name the model's tokenizer.json"
@@ -92,23 +86,22 @@ def _of_tokenizer(ref: FileReference, held: dict[str, Any]) -> list[str | None]:
     if numbers and not 0 <= min(numbers) <= max(numbers) < 2 * len(numbers) + 100_000:
         got = f"token numbers from {min(numbers)} to {max(numbers)}"
         raise ref.error(wanted="token numbers that count from 0", got=got, instead="write the file again")
-    found: list[str | None] = [None] * (max(numbers, default=-1) + 1)
-    is_byte_level = any(_has_type(held.get(part), "ByteLevel") for part in ("decoder", "pre_tokenizer"))
+    texts: list[str | None] = [None] * (max(numbers, default=-1) + 1)
+    is_byte_level = any(_has_type(tokenizer.get(part), "ByteLevel") for part in ("decoder", "pre_tokenizer"))
     to_bytes = byte_level_bytes if is_byte_level else sentencepiece_bytes
     for token, number in pairs:
-        found[number] = to_bytes(token).decode("utf-8", "backslashreplace")
+        texts[number] = to_bytes(token).decode("utf-8", "backslashreplace")
     for number, content in added.items():
-        found[number] = content
-    return found
+        texts[number] = content
+    return texts
 
 
 def _has_type(part: Any, kind: str) -> bool:
     """Return whether a part of a tokenizer, or one element of a sequence of parts, has a type."""
     if not isinstance(part, dict):
         return False
-    held = cast("dict[str, Any]", part)
-    inner = [each for key in ("decoders", "pretokenizers") for each in held.get(key) or ()]
-    return held.get("type") == kind or any(_has_type(each, kind) for each in inner)
+    elements = [element for key in ("decoders", "pretokenizers") for element in part.get(key) or ()]
+    return part.get("type") == kind or any(_has_type(element, kind) for element in elements)
 
 
 def sentencepiece_bytes(name: str) -> bytes:

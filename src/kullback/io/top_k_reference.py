@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 from kullback.io.reference_file import MASS_TOLERANCE
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.windows import Windows
-from kullback.partial_rows import ReferenceBlock, TopKBlock
+from kullback.partial_rows import PartialRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from os import PathLike
 
     from kullback.io.top_k import TopKSource
@@ -70,11 +71,10 @@ def write_top_k_reference(
         )
     columns: list[tuple[Tensor, ...]] = []
     unscored = 0
-    for block in source.blocks():
-        known = block[_known(block)]
-        unscored += len(block) - len(known)
-        least = torch.where(known.log_probs == -torch.inf, torch.inf, known.log_probs).amin(-1)
-        columns.append((known.counts, known.label_log_probs <= least, known.sequences, known.positions))
+    for rows, scored in _scored_rows(source):
+        unscored += len(scored) - len(rows)
+        least = torch.where(rows.top_log_probs == -torch.inf, torch.inf, rows.top_log_probs).amin(-1)
+        columns.append((rows.counts, rows.label_log_probs <= least, rows.sequences, rows.positions))
     if not any(len(counts) for counts, *_ in columns):
         raise source.ref.error(
             wanted="positions with a known token and log-probability",
@@ -92,10 +92,9 @@ def write_top_k_reference(
         )
     writer = ReferenceWriter(path, windows, top=top, tail_draws=0, metadata=metadata)
     with writer:
-        for block in source.blocks():
-            known = block[_known(block)]
-            if len(known):
-                writer.add_block(_summary(known, top, writer.written, source))
+        for rows, _ in _scored_rows(source):
+            if len(rows):
+                writer.add_block(_most_probable(rows, top, writer.written, source))
             if progress is not None:
                 progress(writer.written, windows.rows)
     return notes + writer.notes
@@ -111,56 +110,46 @@ def _known_top(counts: Tensor, label_is_least: Tensor) -> int:
     return max(1, int((counts - (label_is_least & (counts > listed)).long()).min()))
 
 
-def _known(block: TopKBlock) -> Tensor:
-    """Return which positions have a token with a log-probability, and are not the first of their sequence."""
-    return (block.labels >= 0) & ~block.label_log_probs.isnan() & (block.positions > 0)
+def _scored_rows(source: TopKSource) -> Iterator[tuple[PartialRows, Tensor]]:
+    """Yield the rows of each block whose token has a log-probability and is not the first of its sequence; and which
+    these are."""
+    for block in source.blocks():
+        scored = (block.labels >= 0) & ~block.label_log_probs.isnan() & (block.positions > 0)
+        yield block[scored], scored
 
 
 def _windows(source: TopKSource, sequences: Tensor, positions: Tensor) -> Windows:
     """Return the sequences as windows, scored at these positions."""
     tokens: list[Tensor] = []
     scored: list[Tensor] = []
-    for number, held in enumerate(source.token_ids()):
-        if held is None:
+    for number, sequence in enumerate(source.token_ids()):
+        if sequence is None:
             raise source.ref.error(
                 wanted="all tokens of each sequence",
                 got=f"sequence {number} without them",
                 instead="store the prompt's token ids too",
             )
-        mask = torch.zeros(len(held), dtype=torch.bool, device="cpu")
+        mask = torch.zeros(len(sequence), dtype=torch.bool, device="cpu")
         mask[positions[sequences == number]] = True
-        tokens.append(held)
+        tokens.append(sequence)
         scored.append(mask)
     lengths = torch.tensor([0, *(len(x) for x in tokens)], device="cpu")
     return Windows(torch.cat(tokens), lengths.cumsum(0), torch.cat(scored))
 
 
-def _summary(block: TopKBlock, top: int, start: int, source: TopKSource) -> ReferenceBlock:
-    """Return the rows of a block as a reference file keeps them."""
-    # Sorted by class, then, stably, by log-probability: of equal ones the lowest first.
-    indices, order = block.indices.sort(dim=-1)
-    log_probs = block.log_probs.double().gather(-1, order)
-    log_probs, order = log_probs.sort(dim=-1, descending=True, stable=True)
-    indices = indices.gather(-1, order)
-    outside = torch.cat([log_probs[:, top:], block.log_tail[:, None]], -1).logsumexp(-1)
-    total = log_probs[:, :top].exp().sum(-1) + outside.exp()
-    wrong = ~((total - 1).abs() <= MASS_TOLERANCE)
+def _most_probable(rows: PartialRows, top: int, start: int, source: TopKSource) -> PartialRows:
+    """Return rows as a reference file stores them, from row `start` of the file on."""
+    ranked = rows.in_order(equal_by_class=True).most_probable(top)
+    wrong = ~((ranked.masses - 1).abs() <= MASS_TOLERANCE)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise source.ref.error(
             wanted=f"probabilities that sum to 1 within {MASS_TOLERANCE:g}",
-            got=f"{float(total[row]):.6g} in scored row {start + row}",
+            got=f"{float(ranked.masses[row]):.6g} in scored row {start + row}",
             instead="store log-probabilities in float32",
         )
-    return ReferenceBlock(
-        start=start,
-        classes=block.classes or 0,
-        labels=block.labels,
-        top_indices=indices[:, :top].int(),
-        top_log_probs=log_probs[:, :top].float(),
-        tail_indices=torch.zeros(len(indices), 0, dtype=torch.int32, device="cpu"),
-        tail_log_probs=torch.zeros(len(indices), 0, device="cpu"),
-        tail_log_mass=outside.clamp(max=0).float(),
-        label_log_probs=block.label_log_probs.clamp(max=0).float(),
-        support_sizes=torch.zeros(len(indices), dtype=torch.int32, device="cpu"),
+    return replace(
+        ranked,
+        tail_log_mass=ranked.tail_log_mass.clamp(max=0),
+        label_log_probs=ranked.label_log_probs.clamp(max=0),
     )

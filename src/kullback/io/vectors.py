@@ -155,12 +155,12 @@ def _read_vector(
 
     With `exact`, texts that differ in any character stay different.
     """
-    found = find_format(ref, VECTOR_EXTENSIONS)
-    with ref.decoding(f"a {found} file"):
-        held = VECTOR_READERS[found](ref, key)
-        if isinstance(held, list):
-            held = (_exact_ids if exact else _whole_or_text)(cast("list[str]", held))
-        values = held.reshape(-1)
+    format_ = find_format(ref, VECTOR_EXTENSIONS)
+    with ref.decoding(f"a {format_} file"):
+        values = VECTOR_READERS[format_](ref, key)
+        if isinstance(values, list):
+            values = (_exact_ids if exact else _whole_or_text)(cast("list[str]", values))
+        values = values.reshape(-1)
         if len(values) == 0 or len(values) != (rows or len(values)):
             raise ref.error(
                 wanted=f"{rows or 'at least one'} value{'' if rows == 1 else 's'}, one for each row",

@@ -506,6 +506,6 @@ def _has_tangents(tensors: list[Tensor | None]) -> bool:
     )
 
 
-def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
+def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Tensor | None]:
     """Return a dict from the names of the arguments of `linear_distillation_loss` to the tensors of both heads."""
     return dict(zip([*STUDENT_NAMES, *TEACHER_NAMES], [*student, *teacher], strict=True))

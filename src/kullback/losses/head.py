@@ -20,7 +20,7 @@ from kullback.kernels.native import library
 from kullback.kernels.row_operation import Evaluation, Gradients, TotalOperation, Wanted, Weights, row_weights
 from kullback.losses.head_tensors import HeadTensors
 from kullback.losses.settings import remembered
-from kullback.losses.teachers import PartialRows
+from kullback.losses.teachers import TeacherRows
 from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
@@ -100,7 +100,7 @@ class HeadRows(TotalOperation):
     """
 
     student: Head
-    teacher: Head | PartialRows
+    teacher: Head | TeacherRows
     kind: Divergence
     temperature: float
     dtype: torch.dtype  # the dtype of the values
@@ -181,7 +181,7 @@ class HeadRows(TotalOperation):
         """Return the divergence of each row. `student` has the student's logits, and `teacher` the tensors of the
         teacher.
         """
-        if isinstance(self.teacher, PartialRows):
+        if isinstance(self.teacher, TeacherRows):
             selected = self.teacher.classes(self.labels).of(student)
             return self.teacher.values(upcast(teacher.log_probs), selected, self.labels).to(self.dtype)
         p = self.teacher.reference(teacher)
@@ -285,7 +285,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
     entropies = torch.zeros_like(values, dtype=operation.dtype) if operation.has_second else None
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         positions = values.shape[0] if operation.counted is None else operation.counted.shape[0]
-        if isinstance(operation.teacher, PartialRows):
+        if isinstance(operation.teacher, TeacherRows):
             classes = len(student.weight)
             p_side = _StoredSide(operation.teacher, teacher.log_probs, by_teacher.log_probs)
         else:
@@ -475,7 +475,7 @@ class _StoredSide:
 
     class_bytes = 0
 
-    def __init__(self, rows: PartialRows, log_probs: Tensor, is_wanted: bool) -> None:
+    def __init__(self, rows: TeacherRows, log_probs: Tensor, is_wanted: bool) -> None:
         self.rows = rows
         self.log_probs = log_probs
         self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None

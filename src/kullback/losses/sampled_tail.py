@@ -16,15 +16,15 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.kernels.row_operation import transformable
 from kullback.losses.teachers import (
-    PartialRows,
     PartialTeacher,
+    TeacherRows,
     WeightedTerms,
     check_any_class,
     check_logits,
     partial_divergence,
 )
 from kullback.losses.top_k import TopK
-from kullback.partial_rows import ReferenceBlock, summarize_rows
+from kullback.partial_rows import PartialRows, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"
@@ -116,7 +116,7 @@ class SampledTail(PartialTeacher):
         return cls(top, drawn[0], drawn[1], flat.tail_log_mass.reshape(shape), validate=False)
 
     @classmethod
-    def from_reference(cls, block: ReferenceBlock, *, device: torch.device | str | None = None) -> Self:
+    def from_reference(cls, block: PartialRows, *, device: torch.device | str | None = None) -> Self:
         """Make a teacher from rows of a reference file. The rows are not checked again, because `read` has checked
         them.
 
@@ -256,7 +256,7 @@ def sampled_tail_divergence(
 
 
 @dataclass(frozen=True, eq=False)
-class SampledRows(PartialRows):
+class SampledRows(TeacherRows):
     """The rows of a `SampledTail`: the top classes and the drawn classes of each row, with the weights of their
     terms.
     """

@@ -85,7 +85,7 @@ def _as_matrix(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class PartialRows(ABC):
+class TeacherRows(ABC):
     """The rows of a `PartialTeacher`, with the settings of the divergence. A subclass defines `divergence`.
 
     Attributes:
@@ -207,7 +207,7 @@ class PartialTeacher(ShortRepr, ABC):
         """
 
     @abstractmethod
-    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> PartialRows:
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TeacherRows:
         """Return the teacher's rows for a student that has `classes` classes."""
 
     @property
@@ -253,7 +253,7 @@ class PartialTeacher(ShortRepr, ABC):
                 instead="a student with the teacher's vocabulary",
             )
 
-    def checked_rows(self, positions: Positions, classes: int) -> PartialRows:
+    def checked_rows(self, positions: Positions, classes: int) -> TeacherRows:
         """Return the result of `rows`. Raise if an index is not below `classes`, or if the teacher is unknown at a
         position that counts.
         """

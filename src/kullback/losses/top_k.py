@@ -24,11 +24,12 @@ from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
 from kullback.losses.teachers import (
-    PartialRows,
     PartialTeacher,
+    TeacherRows,
     WeightedTerms,
     partial_divergence,
 )
+from kullback.partial_rows import without_padding
 from kullback.representations import SUM_TOLERANCE
 
 Tail = Literal["bucket", "renormalize", "zero"]
@@ -230,7 +231,7 @@ def top_k_divergence(
 
 
 @dataclass(frozen=True, eq=False)
-class TopKRows(PartialRows):
+class TopKRows(TeacherRows):
     """The rows of a `TopK`: the kept classes of each row, and the handling of the other classes."""
 
     tail: Tail
@@ -304,9 +305,7 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
     kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    # Each padding entry gets a different negative index, so that no two padding entries count as a repeated class.
-    places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
-    ordered = torch.where(is_padding, -places, indices).sort(-1).values
+    ordered = without_padding(indices, accurate).sort(-1).values
     is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")
     wanted_and_instead = {
         "log-probabilities, which are <= 0": "logits.log_softmax(-1).topk(k), which normalizes over all classes first",

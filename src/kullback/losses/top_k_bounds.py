@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from kullback.common.short_repr import short_repr
-from kullback.common.words import NO_LABEL
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
 from kullback.kernels.reference import pair_of_logs
 from kullback.losses.settings import check_classes, check_kind
 from kullback.losses.top_k import TopK
-from kullback.partial_rows import TopKBlock, log_tail_mass
+from kullback.partial_rows import PartialRows, first_other_label
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "top_k_divergence_bounds"
@@ -44,7 +43,7 @@ class DivergenceBounds(NamedTuple):
 
 
 def top_k_divergence_bounds(
-    p: TopK | TopKBlock, q: TopK | TopKBlock, kind: Divergence | str, *, classes: int | None = None
+    p: TopK | PartialRows, q: TopK | PartialRows, kind: Divergence | str, *, classes: int | None = None
 ) -> DivergenceBounds:
     r"""Bound the divergence between two distributions from their lists of known classes.
 
@@ -69,17 +68,17 @@ def top_k_divergence_bounds(
     the error :math:`\varepsilon(1 + |x|)`, and the mass outside the list has the error :math:`(k + 1)\, \varepsilon`.
 
     Arguments:
-        p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
+        p: P, a `TopK` of shape (..., k), or `PartialRows`.
         q: Q, for the same positions; k may differ.
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
-        classes: the number of all classes. By default, the number that the blocks store, or None if they store no
+        classes: the number of all classes. By default, the number that the rows store, or None if they store no
             number.
 
     Returns:
         `DivergenceBounds` in float64, one value for each position, without a gradient.
 
     Raises:
-        ArgumentTypeError: `p` or `q` is neither a `TopK` nor a `TopKBlock`, or `kind` is not a divergence.
+        ArgumentTypeError: `p` or `q` is neither a `TopK` nor `PartialRows`, or `kind` is not a divergence.
         ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is unknown;
             or an index is not below `classes`. The error is raised also if a list contains all `classes` but the
             remaining mass is more than a rounding error, or if `kind` is not a sum over classes.
@@ -107,22 +106,18 @@ def top_k_divergence_bounds(
             got=repr(kind),
             instead="kind=Alpha(2.0); Renyi(2.0) is an increasing function of it",
         )
-    _check(p, "p")
-    _check(q, "q")
-    _check_positions(p, q)
-    classes = check_classes(_CALL, classes)
-    if classes is None:
-        numbers = [x.classes for x in (p, q) if isinstance(x, TopKBlock) and x.classes is not None]
-        classes = numbers[0] if numbers else None
-    shape = p.indices.shape[:-1]
-    side_p, side_q = _ListedClasses.of(p, classes, _PADDING_P), _ListedClasses.of(q, classes, _PADDING_Q)
+    (rows_p, shape), (rows_q, shape_q) = _rows(p, "p"), _rows(q, "q")
+    _check_positions(rows_p, rows_q, shape, shape_q)
+    if isinstance(p, PartialRows) and isinstance(q, PartialRows):
+        _check_labels(p, q)
+    classes = check_classes(_CALL, classes) or rows_p.classes or rows_q.classes
     if classes is not None:
-        _check_indices("p", side_p.indices, classes)
-        _check_indices("q", torch.where(side_q.indices == _PADDING_Q, -1, side_q.indices), classes)
-        _check_mass("p", p, classes)
-        _check_mass("q", q, classes)
-    bounds = _bounds(side_p, side_q, kind, classes)
-    return DivergenceBounds(*(x.reshape(shape) for x in bounds))
+        for name, rows in (("p", rows_p), ("q", rows_q)):
+            _check_indices(name, rows, classes)
+            _check_mass(name, rows, classes)
+    side_p = _ListedClasses.of(rows_p, classes, _PADDING_P)
+    side_q = _ListedClasses.of(rows_q, classes, _PADDING_Q)
+    return DivergenceBounds(*(x.reshape(shape) for x in _bounds(side_p, side_q, kind, classes)))
 
 
 class _ListedClasses(NamedTuple):
@@ -139,12 +134,12 @@ class _ListedClasses(NamedTuple):
     most: Tensor
 
     @classmethod
-    def of(cls, x: TopK | TopKBlock, classes: int | None, padding: int) -> _ListedClasses:
-        k, eps = x.indices.shape[-1], torch.finfo(x.log_probs.dtype).eps
-        log_probs = x.log_probs.detach().double().reshape(-1, k)
+    def of(cls, rows: PartialRows, classes: int | None, padding: int) -> _ListedClasses:
+        k, eps = rows.top_indices.shape[-1], torch.finfo(rows.top_log_probs.dtype).eps
+        log_probs = rows.top_log_probs.double()
         kept = log_probs != -torch.inf
-        indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
-        tail = _mass_outside(x)
+        indices = torch.where(kept, rows.top_indices.long(), padding)
+        tail = rows.tail_log_mass.double().exp()
         # `rounding` exceeds the sum of the errors of the listed probabilities. The error of a probability p is eps p (1
         # + |log p|), which is at most eps (p + 1/e).
         rounding = torch.full_like(tail, (k + 1) * eps)
@@ -259,7 +254,8 @@ def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, sw
     return torch.where((listed[1] == -torch.inf).all(-1), 0, totals.amax(-1))
 
 
-def _check(x: object, name: str) -> None:
+def _rows(x: TopK | PartialRows, name: str) -> tuple[PartialRows, torch.Size]:
+    """Return lists of classes as rows, and the shape of their positions. Raise if the mass outside is not known."""
     instead = f"{name}=TopK(indices, log_probs)"
     if isinstance(x, TopK):
         x.check_counted(_CALL, None)
@@ -267,44 +263,38 @@ def _check(x: object, name: str) -> None:
             wanted, got = "tail='bucket': bounds need the mass outside the list", f"tail={x.tail!r}"
             instead += ", with log-probabilities among all classes"
             raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
-    elif not isinstance(x, TopKBlock):
-        wanted, got = "a TopK or a TopKBlock", type(x).__name__
+        columns = (values.detach().reshape(-1, values.shape[-1]) for values in (x.indices, x.log_probs))
+        return PartialRows(*columns), x.indices.shape[:-1]
+    if not isinstance(x, PartialRows):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wanted, got = "a TopK or PartialRows", type(x).__name__
         raise invalid_type(_CALL, name, wanted=wanted, got=got, instead=instead)
-    elif bool(x.log_tail.isnan().any()):
+    if bool(x.tail_log_mass.isnan().any()):
         wanted, got = "a file that stores the mass outside the list", "only logits of the listed classes"
         instead = "log-probabilities among all classes, stored as 'indices' and 'log_probs'"
         raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
+    return x, torch.Size([len(x)])
 
 
-def _check_indices(name: str, indices: Tensor, classes: int) -> None:
-    largest = int(indices.max()) if indices.numel() else -1
+def _check_indices(name: str, rows: PartialRows, classes: int) -> None:
+    listed = torch.where(rows.top_log_probs == -torch.inf, -1, rows.top_indices)
+    largest = int(listed.max()) if listed.numel() else -1
     if largest >= classes:
         wanted, got = f"indices below the number of classes, {classes}", f"an index {largest}"
         instead = f"classes={largest + 1} or more, the number of all classes"
         raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
 
 
-def _mass_outside(x: TopK | TopKBlock) -> Tensor:
-    """Return the mass outside the list at each position, in float64. A `TopKBlock` stores this mass; for a `TopK`, it
-    is 1 minus the listed mass.
-    """
-    if isinstance(x, TopKBlock):
-        return x.log_tail.double().exp()
-    return log_tail_mass(x.log_probs.detach().double().reshape(-1, x.log_probs.shape[-1])).exp()
-
-
-def _check_mass(name: str, x: TopK | TopKBlock, classes: int) -> None:
+def _check_mass(name: str, rows: PartialRows, classes: int) -> None:
     """Raise if a list contains `classes` classes and leaves mass outside the list. Then `classes` is too small, or the
     probabilities are wrong.
     """
-    log_probs = x.log_probs.detach().reshape(-1, x.log_probs.shape[-1])
-    eps = torch.finfo(log_probs.dtype).eps
-    rounding = max((log_probs.shape[-1] + 1) * eps, SUM_TOLERANCE.get(log_probs.dtype, 0.0))
-    tail = _mass_outside(x)
-    wrong = ((log_probs != -torch.inf).sum(-1) >= classes) & (tail > rounding)
+    k, dtype = rows.top_indices.shape[-1], rows.top_log_probs.dtype
+    rounding = max((k + 1) * torch.finfo(dtype).eps, SUM_TOLERANCE.get(dtype, 0.0))
+    tail = rows.tail_log_mass.double().exp()
+    wrong = (rows.counts >= classes) & (tail > rounding)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        wanted = f"no mass outside a list of all {classes} classes, within {rounding:.2g} ({log_probs.dtype})"
+        wanted = f"no mass outside a list of all {classes} classes, within {rounding:.2g} ({dtype})"
         got = f"{float(tail[row]):.6g} outside that of row {row}, the first of {int(wrong.sum())}"
         instead = (
             f"classes={classes + 1} or more, the number of all classes, or classes=None if it is not known"
@@ -312,18 +302,19 @@ def _check_mass(name: str, x: TopK | TopKBlock, classes: int) -> None:
         raise invalid_value(_CALL, f"{name}, classes", wanted=wanted, got=got, instead=instead)
 
 
-def _check_positions(p: TopK | TopKBlock, q: TopK | TopKBlock) -> None:
-    shape_p, shape_q = tuple(p.indices.shape[:-1]), tuple(q.indices.shape[:-1])
-    if shape_p != shape_q or p.indices.device != q.indices.device:
+def _check_positions(p: PartialRows, q: PartialRows, shape_p: torch.Size, shape_q: torch.Size) -> None:
+    devices = p.top_indices.device, q.top_indices.device
+    if shape_p != shape_q or devices[0] != devices[1]:
         wanted = "the same positions on one device"
-        got = f"shapes {shape_p} and {shape_q} on {p.indices.device} and {q.indices.device}"
+        got = f"shapes {tuple(shape_p)} and {tuple(shape_q)} on {devices[0]} and {devices[1]}"
         instead = "blocks with the same number of rows: p.blocks(rows=1024) and q.blocks(rows=1024)"
         raise invalid_value(_CALL, "p, q", wanted=wanted, got=got, instead=instead)
-    if isinstance(p, TopKBlock) and isinstance(q, TopKBlock):
-        other = (p.labels != q.labels) & (p.labels != NO_LABEL) & (q.labels != NO_LABEL)
-        if bool(other.any()):
-            row = int(other.nonzero()[0])
-            places = [f"sequence {int(x.sequences[row])}, position {int(x.positions[row])}" for x in (p, q)]
-            got = f"true token {int(p.labels[row])} at {places[0]} and {int(q.labels[row])} at {places[1]}"
-            wanted, instead = "positions of one text", "files made from the same tokens"
-            raise invalid_value(_CALL, "p, q", wanted=wanted, got=got, instead=instead)
+
+
+def _check_labels(p: PartialRows, q: PartialRows) -> None:
+    row = first_other_label(p, q)
+    if row is not None:
+        places = [f"sequence {int(x.sequences[row])}, position {int(x.positions[row])}" for x in (p, q)]
+        got = f"true token {int(p.labels[row])} at {places[0]} and {int(q.labels[row])} at {places[1]}"
+        wanted, instead = "positions of one text", "files made from the same tokens"
+        raise invalid_value(_CALL, "p, q", wanted=wanted, got=got, instead=instead)

@@ -23,7 +23,6 @@ from kullback.models.vocabulary import Token, Vocabulary
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 # The names of learned tables of positions.
 _TABLES_OF_POSITIONS = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_emb")
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
 class HuggingFaceModel(LanguageModel):

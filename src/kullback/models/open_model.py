@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from kullback.common.constraints import FLAG, Arguments, OneOf, Whole
+from kullback.common.constraints import FLAG, Arguments
+from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
-from kullback.io.row_checks import REPRESENTATION
 from kullback.io.row_sources import checked
-from kullback.models.huggingface_model import DTYPES, HuggingFaceModel, head_classes, open_folder
+from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.parameters import parameter_count
 from kullback.models.server import ServerModel
@@ -26,10 +26,10 @@ LISTS = (".json", ".jsonl", ".ndjson")
 _LOADING = Arguments(
     "Loading",
     representation=REPRESENTATION,
-    dtype=OneOf(DTYPES, example="auto"),
+    dtype=DTYPE,
     trust_remote_code=FLAG,
     hub=FLAG,
-    server_top=Whole(least=1, example=20),
+    server_top=SERVER_TOP,
 )
 
 

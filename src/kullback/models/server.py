@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import BY_EVENT, FileError, ModelError, printable
-from kullback.io import TopKBlock, open_top_k
+from kullback.io import PartialRows, open_top_k
 from kullback.io.windows import Windows
 from kullback.models.http import Answer, Endpoint, UnreachableError
 from kullback.models.language_model import LanguageModel, ModelInfo
@@ -126,10 +126,10 @@ class ServerModel(LanguageModel):
                     instead="compare models of one tokenizer",
                 )
 
-    def top_k(self, windows: Windows, first: int = 0) -> Iterator[TopKBlock]:
+    def top_k(self, windows: Windows, first: int = 0) -> Iterator[PartialRows]:
         """Iterate over the log-probabilities of windows `first` and later, a block with all scored tokens of each.
 
-        `TopKBlock.sequences` holds the number of the window, `TopKBlock.positions` the place of the token in it.
+        `PartialRows.sequences` holds the number of the window, `PartialRows.positions` the place of the token in it.
 
         Raises:
             ModelError: the server stops answering, or does not answer as it should.
@@ -138,7 +138,7 @@ class ServerModel(LanguageModel):
         done = first
         self._server.resume()
         with ThreadPoolExecutor(self._concurrency, "kullback-server") as pool:
-            waiting: deque[Future[TopKBlock]] = deque(
+            waiting: deque[Future[PartialRows]] = deque(
                 pool.submit(self._ask, windows, number) for number in islice(numbers, self._concurrency + 1)
             )
             try:
@@ -164,7 +164,7 @@ class ServerModel(LanguageModel):
     def close(self) -> None:
         self._server.close()
 
-    def _ask(self, windows: Windows, number: int) -> TopKBlock:
+    def _ask(self, windows: Windows, number: int) -> PartialRows:
         tokens, scored = windows.window(number)
         ids = tokens.tolist()
         ask = {"vllm": self._ask_vllm, "sglang": self._ask_sglang, "openai": self._ask_openai}[self.speaks]
@@ -364,7 +364,7 @@ class ServerModel(LanguageModel):
         )
         raise ModelError.at(self.name, wanted="log-probabilities of a prompt", got=said, instead=instead)
 
-    def _scored(self, block: TopKBlock | None, tokens: Tensor, scored: Tensor, number: int) -> TopKBlock:
+    def _scored(self, block: PartialRows | None, tokens: Tensor, scored: Tensor, number: int) -> PartialRows:
         """Return the rows of the scored tokens, which must be the tokens that were sent."""
         places = scored.nonzero().squeeze(-1)
         row_of = torch.full((len(tokens),), -1)
@@ -485,18 +485,18 @@ def _largest_untold(
     return largest
 
 
-def _only_ranked(block: TopKBlock, ranked_above: list[float]) -> TopKBlock:
+def _only_ranked(block: PartialRows, ranked_above: list[float]) -> PartialRows:
     """Return a block with only the tokens that are more probable than every unidentified one.
 
     So the listed tokens are indeed the most probable ones.
     """
-    limit = torch.tensor(ranked_above, dtype=block.log_probs.dtype)[block.positions]
-    dropped = (block.log_probs <= limit.unsqueeze(-1)) & (block.log_probs != -torch.inf)
+    limit = torch.tensor(ranked_above, dtype=block.top_log_probs.dtype)[block.positions]
+    dropped = (block.top_log_probs <= limit.unsqueeze(-1)) & (block.top_log_probs != -torch.inf)
     if not bool(dropped.any()):
         return block
-    log_probs = torch.where(dropped, -torch.inf, block.log_probs)
-    log_tail = torch.where(dropped.any(-1), log_tail_mass(log_probs), block.log_tail)
-    return replace(block, log_probs=log_probs, log_tail=log_tail)
+    log_probs = torch.where(dropped, -torch.inf, block.top_log_probs)
+    tail = torch.where(dropped.any(-1), log_tail_mass(log_probs), block.tail_log_mass)
+    return replace(block, top_log_probs=log_probs, tail_log_mass=tail)
 
 
 def _agree(a: Any, b: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kullback.common.files import file_stamps
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError, ModelError, printable
-from kullback.io import Reference, ReferenceBlock, RowSource, RowStream, TopKBlock, TopKSource
+from kullback.io import PartialRows, Reference, RowSource, RowStream, TopKSource
 from kullback.io.blocks import rows_from
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
@@ -112,7 +112,7 @@ class ReferenceSide(ModelSide):
         super().__init__(info, windows)
         self.reference = reference
 
-    def blocks(self, *, rows: int, first: int = 0) -> Iterator[ReferenceBlock]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[PartialRows]:
         for start in range(first, self.reference.rows, rows):
             yield self.reference.read(start, min(start + rows, self.reference.rows))
 
@@ -140,7 +140,7 @@ class ListedSide(ModelSide):
         super().__init__(info, windows)
         self.source = source
 
-    def blocks(self, *, rows: int, first: int = 0) -> Iterator[TopKBlock]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[PartialRows]:
         if isinstance(self.source, ServerModel):
             blocks = self.source.top_k(self.windows, self._window(first))
         else:
@@ -149,7 +149,7 @@ class ListedSide(ModelSide):
             for start in range(0, len(block), rows):
                 yield block[start : start + rows]
 
-    def _from_file(self, source: TopKSource) -> Iterator[TopKBlock]:
+    def _from_file(self, source: TopKSource) -> Iterator[PartialRows]:
         """Yield the rows of a file, which holds the scored tokens or all tokens."""
         windows, done = self.windows, 0
         labels = windows.labels
@@ -170,7 +170,7 @@ class ListedSide(ModelSide):
             yield kept
 
 
-def _scored(block: TopKBlock, windows: Windows) -> Tensor:
+def _scored(block: PartialRows, windows: Windows) -> Tensor:
     """Return which rows of a file with all positions are of scored tokens."""
     inside = (block.sequences >= 0) & (block.sequences < len(windows))
     place = windows.offsets[block.sequences.clamp(0, len(windows) - 1)] + block.positions

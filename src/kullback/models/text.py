@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, OneOf, Whole
+from kullback.common.constraints import Arguments
 from kullback.common.files import check_input
+from kullback.common.shared_constraints import CONTEXT, FEWEST_TOKENS, SCORE, WINDOWS, Score
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
 from kullback.io.windows import Windows
 from kullback.models.conversations import (
@@ -26,14 +27,7 @@ from kullback.models.conversations import (
 )
 from kullback.models.language_model import LanguageModel
 
-Score = Literal["second-half", "all", "assistant"]
-FEWEST_TOKENS = 3  # in a window: one before the first scored token, whose half is cut
-_CUT = Arguments(
-    "Cut",
-    context=Whole(least=FEWEST_TOKENS, example=512),
-    score=OneOf(get_args(Score), example="all"),
-    most_windows=Whole(least=1, example=100, optional=True),
-)
+_CUT = Arguments("Cut", context=CONTEXT, score=SCORE, most_windows=WINDOWS)
 LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -173,13 +173,15 @@ def parameters_of(*things: Any) -> list[Tensor]:
     return _tensors_in(*things, of_parameters=True)
 
 
-def _parameters_among(thing: Distribution | Transform, attributes: dict[str, Any]) -> dict[str, Any]:
+def _parameters_among(
+    thing: Distribution | Transform, attributes: Mapping[str, object]
+) -> Mapping[str, object]:
     """Return the attributes that are parameters, or all attributes if no parameter is a tensor."""
     try:
         names = thing.arg_constraints if isinstance(thing, Distribution) else ()
     except NotImplementedError:  # a user's distribution that does not list its parameters
         return attributes
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     has_tensor = False
     for name in names:
         if name in attributes:

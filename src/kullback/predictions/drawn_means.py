@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kullback.common.inference import student_quantile
 from kullback.predictions.mean_intervals import (
     TAIL,
     TAIL_IF_SKEWED,
     MeanEstimate,
     MeanEstimator,
     RatioOfSums,
-    student_t,
 )
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows
 from kullback.results.value import Interval, Value
@@ -29,7 +29,7 @@ FARTHEST_MEAN, FARTHEST_OF_STRATUM = 3.0, 5.0
 # Beyond these skewnesses of the mean's sampling distribution, Student's t falls short on that side (measured). To the
 # left they come of classes that are seldom drawn and lower the mean, whose skewness the draws show in part.
 LEAST_SKEWNESS, LARGEST_SKEWNESS = -0.1, 0.2
-# Student's t is approximated from so many degrees of freedom on.
+# With fewer degrees of freedom, the interval is the bounds.
 FEWEST_DEGREES = 9
 
 
@@ -143,7 +143,7 @@ def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
         low = high = mean
     elif error > 0 and degrees >= FEWEST_DEGREES:
         dof = int(min(degrees, 1e6))
-        reach, farther = student_t(TAIL, dof) * error, student_t(TAIL_IF_SKEWED, dof) * error
+        reach, farther = (student_quantile(1 - tail, dof) * error for tail in (TAIL, TAIL_IF_SKEWED))
         skewness = float(thirds.sum()) / variance**1.5
         if skewness >= LEAST_SKEWNESS:
             low = mean - reach
@@ -192,10 +192,10 @@ def population_mean(
     low = 0.0 if bool((values >= 0).all()) else -math.inf
     estimator = MeanEstimator(1, bootstrap, generator, cluster, (0,) if in_order else ())
     estimator.add(values[:, None])
-    found = estimator.estimates([RatioOfSums(0, -1, low)])[0]
-    if found.interval is None:
-        return found
-    ends = max(0.0, found.interval[0]), min(bound, max(0.0, found.interval[1]))
+    mean = estimator.estimates([RatioOfSums(0, -1, low)])[0]
+    if mean.interval is None:
+        return mean
+    ends = max(0.0, mean.interval[0]), min(bound, max(0.0, mean.interval[1]))
     if name == "kl_qp" and not bool(light.all()):
-        return found._replace(interval=(ends[0], math.inf), reason="heavy tail")
-    return found._replace(interval=ends)
+        return mean._replace(interval=(ends[0], math.inf), reason="heavy tail")
+    return mean._replace(interval=ends)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.arrays import Floats
+from kullback.common.inference import student_quantile, wilson_interval
 from kullback.common.serial_dependence import SerialDependence, number_scores, serial_dependence
 from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks, with_combined
 from kullback.results.value import Reason
@@ -279,8 +279,8 @@ class _Ratio:
             ends = mean * math.exp(below * error / mean), mean * math.exp(min(above * error / mean, 700.0))
         else:
             ends = mean + below * error, mean + above * error
-        low = min(ends[0], mean - student_t(tails[0], self.count - 1) * error)
-        high = max(ends[1], mean + student_t(tails[1], self.count - 1) * error)
+        low = min(ends[0], mean - student_quantile(1 - tails[0], self.count - 1) * error)
+        high = max(ends[1], mean + student_quantile(1 - tails[1], self.count - 1) * error)
         farther = self._by_influence(tails)
         if self._unlike:
             low, high = min(low, farther[0]), max(high, farther[1])
@@ -303,7 +303,7 @@ class _Ratio:
         """Return the ends by Student's t, with degrees of freedom from the units' influences."""
         squares = np.square(self._left_out)
         dof = max(FEWEST_DEGREES, float(squares.sum() ** 2 / np.square(squares).sum()))
-        below, above = (student_t(tail, dof) * self.error for tail in tails)
+        below, above = (student_quantile(1 - tail, dof) * self.error for tail in tails)
         if not self._positive:
             return self._mean - below, self._mean + above
         return (
@@ -363,8 +363,9 @@ class _Ratio:
     def _proportion(self, of_units: float) -> tuple[float, float]:
         """Return the ends for a proportion of units; the counted units may be the largest clusters."""
         if not self._clustered:
-            return _wilson(of_units, float(self._sizes.sum()))
-        return 0.0, min(1.0, _wilson(of_units, self.count)[1] * float(self._sizes.max() / self._sizes.mean()))
+            return wilson_interval(of_units, float(self._sizes.sum()), 1 - 2 * TAIL)
+        high = wilson_interval(of_units, self.count, 1 - 2 * TAIL)[1]
+        return 0.0, min(1.0, high * float(self._sizes.max() / self._sizes.mean()))
 
 
 def _tail_probability(skewness: float) -> float:
@@ -384,58 +385,3 @@ def _heavy_tailed(values: Floats, errors: float = 0.0) -> bool:
     limit = few + (many - few) * min(1.0, max(0.0, math.log10(len(values) / 100)))
     limit *= 1 + errors / math.sqrt(top)
     return bool(largest[-1] <= 0 or np.log(largest[:-1] / largest[-1]).mean() > limit)
-
-
-def _wilson(proportion: float, count: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a proportion of independent rows, with continuity correction.
-
-    References:
-        Two-Sided Confidence Intervals for the Single Proportion, method 4 (Newcombe, 1998)
-    """
-    z = NormalDist().inv_cdf(1 - TAIL)
-    p, q = proportion, 1 - proportion
-    low = z * math.sqrt(z * z - 2 - 1 / count + 4 * p * (count * q + 1))
-    high = z * math.sqrt(z * z + 2 - 1 / count + 4 * p * (count * q - 1))
-    middle, size = 2 * count * p + z * z, 2 * (count + z * z)
-    return (
-        0.0 if p == 0 else max(0.0, (middle - 1 - low) / size),
-        1.0 if q == 0 else min(1.0, (middle + 1 + high) / size),
-    )
-
-
-def student_t(tail: float, dof: float) -> float:
-    """Return the quantile of Student's t with probability `tail` above it, to 4 digits; `dof` is 1 or more.
-
-    References:
-        Handbook of Mathematical Functions, 26.7.1 and 26.7.5 (Abramowitz and Stegun, 1964)
-    """
-    if dof < 9:
-        return _student_t_of_few(tail, dof)
-    z = NormalDist().inv_cdf(1 - tail)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / dof**power for power, term in enumerate(terms))
-
-
-def _student_t_of_few(tail: float, dof: float) -> float:
-    r"""Return that quantile for few degrees of freedom, by bisection of the angle a in t = sqrt(dof) / tan(a).
-
-    .. math:: P(T > t) = \frac{\Gamma((\nu + 1) / 2)}{\sqrt\pi\,\Gamma(\nu / 2)} \int_0^a \sin^{\nu - 1} \phi \, d\phi
-    """
-    nodes, weights = np.polynomial.legendre.leggauss(32)
-    w = (nodes + 1) / 2  # phi = a w^2, so that the power of the sine is smooth at 0
-    constant = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
-
-    def above(angle: float) -> float:
-        return constant * angle * float(weights @ (w * np.sin(angle * w * w) ** (dof - 1)))
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if above(middle) < tail else (low, middle)
-    return math.sqrt(dof) / math.tan(high)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,11 +12,10 @@ from torch import Tensor
 
 from kullback.errors import invalid_value
 from kullback.generators import FinitePair
-from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import rows_in_part
 from kullback.io.row_checks import check_floating
 from kullback.kernels.reference import pair_from_weights
-from kullback.partial_rows import top_classes
+from kullback.partial_rows import PartialRows, top_classes
 from kullback.predictions.measure import DIVERGENCES
 
 CALL = "measure_reference"
@@ -92,6 +91,41 @@ class ReferenceRows:
     def __len__(self) -> int:
         return len(self.spread)
 
+    def table(self) -> Tensor:
+        """Return the rows as columns of numbers, float64, shape (rows, columns); `of_table` reads them."""
+        columns = [column for name in DIVERGENCES for column in self.divergences[name]]
+        columns += [getattr(self, name) for name in _SINGLE]
+        return torch.cat(
+            [column.double().view(len(self), *column.shape[1:] or (1,)) for column in columns], -1
+        )
+
+    @classmethod
+    def of_table(cls, table: Tensor, draws: int) -> ReferenceRows:
+        """Return the rows of a table, and set the number of draws."""
+        columns = iter(table.T.contiguous())
+        divergences: dict[str, DrawnDivergence] = {}
+        for name in DIVERGENCES:
+            single = [next(columns) for _ in DrawnDivergence._fields[:-2]]
+            moments = [torch.stack([next(columns) for _ in range(width)], -1) for width in (3, 4)]
+            divergences[name] = DrawnDivergence(*single, *moments)
+        values = {name: next(columns).to(dtype) for name, dtype in _SINGLE.items()}
+        return cls(divergences=divergences, draws=draws, **values)
+
+
+# The tensors of `ReferenceRows` with a number for each row, and their dtypes.
+_SINGLE = {
+    "spread": torch.float64,
+    "has_whole_support": torch.bool,
+    "has_tail": torch.bool,
+    "confidence": torch.float64,
+    "same_top": torch.float64,
+    "matching": torch.int64,
+    "cross_entropy_p": torch.float64,
+    "cross_entropy_q": torch.float64,
+    "difference": torch.float64,
+    "delta_prob": torch.float64,
+}
+
 
 class CandidateLogProbs(NamedTuple):
     """A candidate's log-probabilities of the classes of a reference block, float64."""
@@ -105,7 +139,7 @@ class CandidateLogProbs(NamedTuple):
     classes_with_mass: Tensor
 
 
-def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
+def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
     r"""Measure how far a candidate's distributions are from a reference file's distributions, row by row.
 
     With K the base's top classes, M its mass outside them and :math:`M_q` the candidate's, the bound of a divergence
@@ -154,7 +188,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
     return measure_candidate(block, candidate)
 
 
-def read_candidate(block: ReferenceBlock, logits: Tensor) -> CandidateLogProbs:
+def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
     """Read a candidate's logits once, and return the parts that `measure_candidate` needs, on the CPU."""
     _check_logits(block, logits)
     step = rows_in_part(logits)
@@ -177,7 +211,7 @@ def read_candidate(block: ReferenceBlock, logits: Tensor) -> CandidateLogProbs:
     return CandidateLogProbs(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> CandidateLogProbs:
+def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
     """Read some rows of logits, which are overwritten."""
     device = x.device
     indices = block.top_indices[rows].long().to(device)
@@ -203,7 +237,7 @@ def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> CandidateLogPro
     )
 
 
-def measure_candidate(block: ReferenceBlock, candidate: CandidateLogProbs) -> ReferenceRows:
+def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> ReferenceRows:
     """Measure rows of a reference file against what `read_candidate` returned."""
     top, tail = block.top_log_probs.double(), block.tail_log_mass.double()
     pair = pair_from_weights(
@@ -292,9 +326,9 @@ def _drawn_divergence(
     draws = tail_term.shape[-1]
     certain = ~has_tail | bound.isinf()
     means = [torch.where(certain, 0, mass * x.mean(-1)) for x in (tail_term, control)]
-    found = torch.where(certain, bound, bound + means[0]) == torch.inf
-    bound, certain = torch.where(found, torch.inf, bound), certain | found
-    means = [torch.where(found, 0, x) for x in means]
+    infinite = torch.where(certain, bound, bound + means[0]) == torch.inf
+    bound, certain = torch.where(infinite, torch.inf, bound), certain | infinite
+    means = [torch.where(infinite, 0, x) for x in means]
     a, b = (x - x.mean(-1, keepdim=True) for x in (tail_term, control))
     unknown = mass * math.nan
     # The unbiased ones of the draws, divided by the number of draws and by its square.
@@ -330,21 +364,10 @@ def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
     Returns:
         one `ReferenceRows` with all rows.
     """
-    joined: dict[str, Tensor] = {
-        field.name: torch.cat([getattr(part, field.name) for part in parts])
-        for field in fields(ReferenceRows)
-        if field.name not in ("divergences", "draws")
-    }
-    divergences = {
-        name: DrawnDivergence(
-            *(torch.cat(column) for column in zip(*(part.divergences[name] for part in parts), strict=True))
-        )
-        for name in DIVERGENCES
-    }
-    return ReferenceRows(divergences=divergences, draws=parts[0].draws, **joined)
+    return ReferenceRows.of_table(torch.cat([part.table() for part in parts]), parts[0].draws)
 
 
-def _check_logits(block: ReferenceBlock, logits: Tensor) -> None:
+def _check_logits(block: PartialRows, logits: Tensor) -> None:
     check_floating(CALL, "logits", logits, "model(tokens).logits")
     if logits.shape != (len(block), block.classes):
         raise invalid_value(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function
+from kullback.common.shared_constraints import BOOTSTRAP, WORST
 from kullback.errors import invalid_type, safe_repr
 
 # glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
@@ -18,8 +19,8 @@ Progress = Callable[[int, int | None], object]
 
 ARGUMENTS = Arguments(
     "Run",
-    worst=Whole(least=0, example=10),
-    bootstrap=Whole(least=0, most=100_000, example=1000),
+    worst=WORST,
+    bootstrap=BOOTSTRAP,
     block_bytes=Whole(least=1, example=BLOCK_BYTES),
     independent=FLAG,
     generator=GENERATOR,

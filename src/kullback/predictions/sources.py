@@ -14,12 +14,12 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments
 from kullback.common.inputs import as_tensor, is_integer, tensor_bytes, whole_from
+from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
 from kullback.io import RowSource, RowStream, open_rows, read_clusters, read_labels
 from kullback.io.class_columns import chosen_classes, places_of_labels
 from kullback.io.reader import Reader, flat_shape
-from kullback.io.row_checks import REPRESENTATION
 from kullback.io.row_sources import checked
 from kullback.io.source_files import FileReference
 from kullback.predictions.run import BLOCK_BYTES

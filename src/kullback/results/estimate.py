@@ -73,7 +73,7 @@ class Estimate(ShortRepr, Shown):
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else str(self)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the fields for a copy or a pickle, with tensors detached, because autograd graphs cannot be copied."""
         return {
             name: value.detach() if isinstance(value, Tensor) and not value.is_leaf else value

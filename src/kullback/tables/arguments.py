@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments, Whole
+from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments
+from kullback.common.shared_constraints import BINS
+from kullback.common.words import nearest
 from kullback.errors import (
     LONGEST_NAME,
     ArgumentValueError,
@@ -20,7 +22,7 @@ MOST_NAMED = 10
 ARGUMENTS = Arguments(
     "compare_tables",
     "compare_profiles",
-    bins=Whole(least=2, most=1_000_000, example=20, strict=True),
+    bins=BINS,
     confidence=CONFIDENCE,
     generator=GENERATOR,
     independent=FLAG,
@@ -124,17 +126,18 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
 def no_column(
     call: str, argument: str, name: str, there: Sequence[str], where: str = "the tables"
 ) -> ArgumentValueError:
-    """Return the error for a name that is none of the columns."""
+    """Return the error for a name that is none of the columns; its remedy has the nearest name."""
     shown = ", ".join(map(quoted, there[:MOST_NAMED]))
     shown += f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-    first = list(there[:1])
-    remedies: dict[str, object] = {"columns": first, "exclude": first, "joint": [tuple(there[:2])]}
+    meant = nearest(name, there) or next(iter(there), "")
+    pair = (meant, next((other for other in there if other != meant), ""))
+    remedies: dict[str, object] = {"columns": [meant], "exclude": [meant], "joint": [pair]}
     return invalid_value(
         call,
         argument,
         wanted=f"columns of {where}",
         got=f"{quoted(name)}; there are {shown or 'none'}",
-        instead={argument: remedies.get(argument, there[0])} if there else "tables with columns",
+        instead={argument: remedies.get(argument, meant)} if there else "tables with columns",
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kullback.common.constraints import refuse_both
-from kullback.common.optional import load
+from kullback.common.inference import false_discovery_rates
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.estimators.sample_checks import seed_of
 from kullback.results.finding import Finding
@@ -40,7 +40,6 @@ from kullback.tables.contingency import (
 )
 from kullback.tables.engines import Table, open_table
 from kullback.tables.engines.engine import Caller, JointCounts
-from kullback.tables.inference.significance import adjusted
 from kullback.tables.plot_bins import histogram
 from kullback.tables.settings import TableSettings, effective_rows
 from kullback.tables.table_findings import (
@@ -132,7 +131,6 @@ def compare_tables(
         Credit Risk Scorecards: Developing and Implementing Intelligent Credit Scoring (Siddiqi, 2005)
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    load("scipy", "comparing tables")
     bins, confidence, *_ = ARGUMENTS.check(**locals()).values()
     columns, excluded = chosen_of(CALL, columns, exclude)
     groups = groups_of(CALL, joint)
@@ -157,7 +155,7 @@ def corrected_together(comparisons: Sequence[TableComparison]) -> list[TableComp
     5 %, however many there are. With a correction within each batch, each one does with this probability.
     """
     tests = [test for compared in comparisons for test in (*compared.columns, *compared.joint)]
-    corrected = iter(adjusted([test.p_value for test in tests]))
+    corrected = iter(false_discovery_rates([test.p_value for test in tests]))
     return [
         replace(
             compared,
@@ -206,7 +204,6 @@ def compare_profiles(
         >>> compare_profiles(p, q).columns[0].vanished
         ('pear',)
     """
-    load("scipy", "comparing tables")
     bins, confidence, *_ = ARGUMENTS.check("compare_profiles", **locals()).values()
     for argument, given in (("p", p), ("q", q)):
         if not isinstance(given, Profile):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
+from kullback.common.inference import of_tests_on_the_same_rows
 from kullback.errors import invalid_value, quoted
 from kullback.results.finding import Finding
 from kullback.results.value import Value
@@ -31,7 +32,6 @@ from kullback.tables.inference.divergences import (
 )
 from kullback.tables.inference.ordered import (
     OrderedTest,
-    of_either,
     ordered_test,
     ordered_test_of_clusters,
 )
@@ -249,7 +249,9 @@ def divergences(
         parts["ks"] = None if ordered is None or math.isnan(ordered.distance) else ordered.distance
         words = word_test(*profiles, _independent_rows(found, settings))
         if words is not None:
-            parts["p_value"] = parts["p_adjusted"] = of_either([statistics.p_value, words.p_value])
+            parts["p_value"] = parts["p_adjusted"] = of_tests_on_the_same_rows(
+                [statistics.p_value, words.p_value]
+            )
             parts["words"] = words.psi if words.p_value < 1 - settings.confidence else 0.0
     return parts, findings
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from scipy import integrate, stats
 from scipy.spatial.distance import cdist
 
 from kullback import Samples
-from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
+from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.estimators import density_ratio, nearest_neighbors
 from kullback.estimators.knn import neighbor_estimate
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
@@ -430,12 +429,6 @@ def test_smoothing_of_tiny_balls_and_far_centers_is_finite() -> None:
     assert np.isfinite(found).all()
     # Two terms of the expansion in the radius: r^2 (|x|^2 - d) / (2 (d + 2)).
     assert found[1, :3] == pytest.approx(1e-4 * (np.square(x[:3]).sum(1) - 5) / 14, rel=1e-2, abs=1e-8)
-
-
-def test_a_missing_scipy_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.spatial", None)
-    with refused(OptionalDependencyError, instead="pip install scipy"):
-        nearest_neighbors(*sides(PLANE, PLANE_OTHER))
 
 
 def two_modes(seed: int, n: int, d: int) -> tuple[Any, Any]:

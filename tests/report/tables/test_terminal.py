@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kullback import compare_tables
-from kullback.cli.gates import parse_table_gate
+from kullback.cli.gates import OF_TABLES, parse_gate
 from kullback.report import document, html, terminal
 from kullback.report.subjects.tables import MODERATE, meaning, summary
 
@@ -64,8 +64,8 @@ def test_the_sentence_on_top_says_what_was_found(found):
         "2 of 7 columns differ, 1 of them by a large shift: 'number' the most "
         f"(PSI {found['number'].psi.value:.3f}); 1 column is inconclusive; 1 column could not be compared."
     )
-    passed = parse_table_gate("psi[still]=0.2", "above").verdict(found)
-    failed = parse_table_gate("psi=0.2", "above").verdict(found)
+    passed = parse_gate("psi[still]=0.2", "above", OF_TABLES).verdict(found)
+    failed = parse_gate("psi=0.2", "above", OF_TABLES).verdict(found)
     good, bad = document(found, [passed]), document(found, [passed, failed])
     assert good.outcome.startswith("Passed: 1 limit. 2 of 7 columns differ")
     assert bad.outcome.startswith("Failed: 1 of 2 limits broken. 2 of 7 columns differ")
@@ -79,7 +79,7 @@ def test_columns_mean_what_their_numbers_and_limits_say(found):
     assert means["flag"] == ("small shift", "unknown")
     assert means["still"] == means["constant"] == ("none seen", "good")
     assert means["id"] == ("inconclusive", "unknown")
-    strict = parse_table_gate("psi.value=0.01", "above").verdict(found)
+    strict = parse_gate("psi.value=0.01", "above", OF_TABLES).verdict(found)
     assert strict.broken_by == ("number", "flag")
     assert "'id' is unknown: most values are too rare" in strict.unclear[0]
     assert meaning(found["flag"], [strict]) == ("limit broken", "bad")

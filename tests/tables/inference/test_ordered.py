@@ -12,7 +12,6 @@ from scipy import stats
 from kullback import compare_tables
 from kullback.tables.inference.ordered import (
     _chi_square_sum_tail,
-    of_either,
     ordered_test_of_clusters,
 )
 
@@ -111,14 +110,3 @@ def test_clusters_see_a_shift_and_permutations_agree_with_the_covariance() -> No
         np.vstack([a[:150], a[:150] * 0]), np.vstack([a[:150] * 0, a[150:]]), random
     )
     assert halves > 0.01
-
-
-def test_p_values_of_two_tests_are_combined() -> None:
-    assert math.isnan(of_either([math.nan, math.nan]))
-    assert of_either([0.3, math.nan]) == 0.3
-    assert of_either([1.0, 1.0]) == 1
-    assert of_either([0.2, 0.2]) == pytest.approx(0.2, rel=1e-12)
-    for p in (1e-3, 1e-12, 1e-250):  # about twice the smaller one at most
-        for other in (0.5, 1.0):
-            assert p < of_either([p, other]) <= 2.3 * p
-    assert 0 <= of_either([0.0, 0.5]) < 1e-250

@@ -12,7 +12,7 @@ from scipy import stats
 
 from kullback.tables import compare_profiles, compare_tables, profile_table
 from kullback.tables.inference.rare_values import GROUPS, rare_values, rare_values_of_clusters
-from kullback.tables.inference.significance import _pearson_tail, _random_tables, sparse_test, together
+from kullback.tables.inference.significance import _pearson_tail, _random_tables, sparse_test
 
 QUANTITIES = ("kl_pq", "kl_qp", "js", "psi", "tv")
 
@@ -282,10 +282,3 @@ def test_p_values_of_sparse_tables_are_uniform():
     ]
     assert stats.kstest(found, "uniform").pvalue > 0.01
     assert math.isnan(sparse_test(np.array([1.0, 0]), np.array([0.0, 1]), random))
-
-
-def test_independent_tests_are_taken_together():
-    assert together([0.01, 0.5]) == pytest.approx(1 - 0.99**2)
-    assert together([float("nan"), 0.3]) == pytest.approx(0.3)
-    assert together([1.0, 1.0]) == 1
-    assert math.isnan(together([]))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kullback import compare_tables
-from kullback.cli.gates import parse_table_gate
+from kullback.cli.gates import OF_TABLES, parse_gate
 from kullback.tables import ColumnProfile, Profile, compare_profiles, profile_table
 from kullback.tables.columns.word_groups import rows_with_words
 from kullback.tables.inference.word_test import word_test
@@ -86,7 +86,7 @@ def test_words_of_texts_that_change_are_seen_where_lengths_are_equal():
         ("tv=0.2", "unclear"),
         ("psi=50", "passed"),
     ):
-        assert parse_table_gate(limit, "above").verdict(found).outcome == outcome
+        assert parse_gate(limit, "above", OF_TABLES).verdict(found).outcome == outcome
     same = compare_tables(p, pa.table({"text": reviews(random, 1000)}))
     assert same["text"].words == 0
     assert same["text"].p_value > 0.01
@@ -108,7 +108,7 @@ def test_gates_of_other_divergences_take_their_bound_by_the_psi_of_words():
     }
     for name, value in exact.items():
         for factor, outcome in ((0.6, "unclear"), (3.5, "passed")):
-            verdict = parse_table_gate(f"{name}={factor * value}", "above").verdict(found)
+            verdict = parse_gate(f"{name}={factor * value}", "above", OF_TABLES).verdict(found)
             assert verdict.outcome == outcome, (name, factor, verdict)
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
 # If the smallest eigenvalue of the correlation matrix is below this number, the draws count as draws in a plane, and an
@@ -82,11 +81,13 @@ def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array
 
 
 def _predictive(x: Array, w: Array) -> Callable[[Array], Array]:
+    from scipy.stats import multivariate_t
+
     n, d = float(w.sum() ** 2 / (w**2).sum()), x.shape[1]
     mean, covariance = _moments(x, w, n)
     dof = max(n - d, 1.0)
     scale = covariance * (n - 1) / dof * (1 + 1 / n)
-    predictive = load("scipy.stats", "density_ratio").multivariate_t(mean, scale, df=dof)
+    predictive = multivariate_t(mean, scale, df=dof)
     return lambda at: np.asarray(predictive.logpdf(at), dtype=np.float64).reshape(len(at))
 
 
@@ -110,7 +111,8 @@ def _squares(z: Array, matrix: Array) -> Array:
 
 def _log_determinant(covariance: Array, n: float) -> float:
     """Return the log-determinant of a sample covariance from n draws, minus the bias of this log-determinant."""
-    digamma = load("scipy.special", "density_ratio").digamma
+    from scipy.special import digamma
+
     d = len(covariance)
     bias = float(digamma((n - np.arange(1, d + 1)) / 2).sum()) + d * np.log(2 / (n - 1))
     return float(np.linalg.slogdet(covariance)[1]) - bias

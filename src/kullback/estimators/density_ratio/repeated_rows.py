@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kullback.common.optional import load
+from kullback.common.inference import two_sided_quantile
 from kullback.estimators.draws import Array, Integers
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, Shift, standard_normal_quantile
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Shift
 from kullback.estimators.logistic import Labeled, logistic
 
 # `benchmarks/coverage.py` checks the constants of this file on vectors of ten bits, and
@@ -79,7 +79,7 @@ def missed(draws: Labeled, halves: Sequence[Integers], log_odds: Sequence[Array]
     error = math.sqrt(2 * max(float((sums.T @ sums).power(2).sum() - own @ own), 0.0))
     if value > _SIGNIFICANT * error:
         return _unknown(value)
-    nats = max(value + standard_normal_quantile(confidence) * error, 0.0)
+    nats = max(value + two_sided_quantile(confidence) * error, 0.0)
     paired = 100 * float(mass[is_paired].sum() / mass.sum())
     note = (
         f"The classifiers may miss a part of log(p / q). The upper limit is larger by {nats:.2g} for it, by the "
@@ -90,7 +90,9 @@ def missed(draws: Labeled, halves: Sequence[Integers], log_odds: Sequence[Array]
 
 def _by_unit(terms: Array, units: Integers, rows: Integers) -> Any:
     """Return the sums of the draws' terms over each unit and row, a sparse array of shape (units, rows)."""
-    return load("scipy.sparse", "density_ratio").csr_array((terms, (units, rows)))
+    from scipy.sparse import csr_array
+
+    return csr_array((terms, (units, rows)))
 
 
 def _squares(sums: Any) -> Array:

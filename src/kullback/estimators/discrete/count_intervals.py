@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from kullback.common.inference import student_quantile, two_sided_quantile, wilson_limit
 from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, CoverageCorrection, merged
 from kullback.estimators.discrete.kind_counts import KindCounts
-from kullback.estimators.draws import student_ratio
-from kullback.estimators.evidence import standard_normal_quantile
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
@@ -104,7 +103,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
-    z = standard_normal_quantile(confidence)
+    z = two_sided_quantile(confidence)
     correction = table.correction
     low, high = _ends(table, z, correction)
     low = low + correction.predicted.clamp(max=0)
@@ -181,8 +180,7 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
         drawn, q, n = (a * rare).sum(-1), (b * rare).sum(-1) / b.sum(-1), a.sum(-1)
         events, own_z = torch.stack([drawn - 0.5, drawn + 0.5]), z * inflation**0.5
         events = torch.minimum(events.clamp(min=0), n)
-        middle, reach = events + own_z**2 / 2, own_z * (events * (1 - events / n) + own_z**2 / 4).sqrt()
-        low, high = (middle - reach)[0] / (n + own_z**2), (middle + reach)[1] / (n + own_z**2)
+        low, high = (wilson_limit(each, n, own_z, side) for each, side in zip(events, (-1, 1), strict=True))
         nearest = torch.minimum(torch.maximum(q, low), high)
         probabilities = torch.stack([drawn / n, nearest, high, low])
         of_q = q.expand_as(probabilities)
@@ -228,9 +226,17 @@ def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tens
     # A mean of powers of p / q has a skewed distribution; the distribution of its logarithm is closer to normal.
     first = from_p * in_p + from_q * in_q
     null = table.spread * second.variance
-    error = torch.maximum(first - null, null).sqrt() * z * student_ratio(table.dof, z)
+    error = torch.maximum(first - null, null).sqrt() * _student(z, table.dof)
     skew = torch.maximum(table.power * error / (1 + table.power * estimate), error / (estimate + error))
     skew = torch.nan_to_num(skew).clamp(min=1e-9)
     return torch.minimum(low, estimate - error), torch.maximum(
         high, estimate + error * torch.expm1(skew) / skew
     )
+
+
+def _student(z: float, dof: Tensor) -> Tensor:
+    """Return the quantiles of Student's t for the probability at which the normal quantile is z."""
+    from scipy.special import ndtr
+
+    quantiles = student_quantile(float(ndtr(z)), dof.cpu().numpy().reshape(-1))
+    return torch.from_numpy(quantiles).reshape(dof.shape).to(dof)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.inference import student_ratio
 from kullback.common.inputs import can_inspect
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, kl_influence
@@ -16,13 +17,12 @@ from kullback.estimators.draws import (
     Draws,
     cluster_correction,
     effective_number,
-    few_clusters,
     shares_of,
     shown,
     tensor_in_place,
     variance_of_sum,
 )
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, standard_normal_quantile
+from kullback.estimators.evidence import SIDE_P, SIDE_Q
 from kullback.estimators.sample_checks import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
@@ -190,7 +190,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             # increases the result.
             alike = effective_number(sizes, clusters)
             squares -= float(torch.trace(of_side)) ** 2 / alike
-            factor = max(factor, few_clusters(max(alike, 2.0), standard_normal_quantile(0.95)) ** 2)
+            factor = max(factor, student_ratio(0.95, max(alike, 2.0)) ** 2)
         covariance += of_side
     trace = float(torch.trace(covariance))
     squares += float(covariance.square().sum())
@@ -275,14 +275,8 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> f
     if samples.cluster is None:
         return max(ratio, 1.0)
     squares = torch.bincount(tensor_in_place(samples.cluster).to(terms.device), terms).square()
-    return (
-        max(ratio, 1.0)
-        * few_clusters(
-            1 + dof_of_squares(float(squares.sum()), float(squares.square().sum()), squares.numel()),
-            standard_normal_quantile(0.95),
-        )
-        ** 2
-    )
+    dof = dof_of_squares(float(squares.sum()), float(squares.square().sum()), squares.numel())
+    return max(ratio, 1.0) * student_ratio(0.95, 1 + dof) ** 2
 
 
 def dof_of_squares(total: float, fourth: float, clusters: int) -> float:

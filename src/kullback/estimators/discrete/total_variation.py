@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kullback.common.inference import two_sided_quantile
 from kullback.estimators.discrete.count_intervals import MOST_UNSEEN
 from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts
-from kullback.estimators.evidence import standard_normal_quantile
 
 # `_MEAN` is E |Z| for a standard normal variable Z, and `_VARIANCE` is the variance of |Z|.
 _MEAN, _VARIANCE = math.sqrt(2 / math.pi), 1 - 2 / math.pi
@@ -39,7 +39,7 @@ def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) ->
     References:
         On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
     """
-    z = standard_normal_quantile(confidence)
+    z = two_sided_quantile(confidence)
     high, low = _upper_end(table, z), _lower_end(table, z)
     low = torch.where(table.rarest_share > MOST_UNSEEN, _lower_end(table.coarser, z), low)
     return low.clamp(0, 1), high.clamp(0, 1)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from kullback.common.constraints import FLAG, Arguments, Whole
+from kullback.common.inference import two_sided_quantile
 from kullback.errors import P, Q, invalid_value
 from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
@@ -26,7 +27,6 @@ from kullback.estimators.evidence import (
     SMALL_Q,
     Evidence,
     infinite,
-    standard_normal_quantile,
 )
 from kullback.estimators.knn.data import charted, check_independent, check_points, prepared
 from kullback.estimators.knn.joint_shape import JointShape, joint_shape
@@ -541,7 +541,7 @@ def _combined(parts: Array, rows: list[Array]) -> Array:
 
 def _interval(mean: _Value, error: float, terms: _NeighborTerms, confidence: float) -> tuple[float, float]:
     """Return the limits of the normal interval, widened for the bias that may remain after the corrections."""
-    width = standard_normal_quantile(confidence) * error + 0.5 * abs(mean.smoothing) + 0.5 * terms.overfit
+    width = two_sided_quantile(confidence) * error + 0.5 * abs(mean.smoothing) + 0.5 * terms.overfit
     back = abs(mean.shift) / 3
     onwards = back + abs(mean.withheld) / 2
     down, up = (back, onwards) if mean.shift + mean.withheld > 0 else (onwards, back)
@@ -562,7 +562,7 @@ def _reach(
     smoothing = float(np.average(terms.smoothing[-1], weights=p.weights))
     many = float(np.average(terms.log_ratio[-1], weights=p.weights)) - terms.overfit
     plain = _Value(many, 0.0, 0.0, 0.0, smoothing, np.array([0.0, 1.0]))
-    width = standard_normal_quantile(confidence) * _standard_error(terms, plain, p, q)
+    width = two_sided_quantile(confidence) * _standard_error(terms, plain, p, q)
     end = many + most + width + 0.5 * abs(smoothing) + 0.5 * terms.overfit
     if end - high <= (high - low) / 4:
         return max(end - high, 0.0), ""
@@ -582,7 +582,7 @@ def _with_joint_shape(
     """
     if shape is None or shape.value <= value:
         return value, high, []
-    width = standard_normal_quantile(confidence) * shape.error
+    width = two_sided_quantile(confidence) * shape.error
     if shape.value - width <= high:
         return value, max(high, shape.value + width + (shape.value - value) / 2), []
     note = (

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from kullback.common.optional import load
+from kullback.common.inference import normal_quantile, student_quantile
 from kullback.common.special import HALF_LOG_2PI
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import fit_tail
@@ -37,10 +37,10 @@ class MarginalGaussianization:
     """A smooth, strictly increasing map of one component that makes the given draws nearly standard normal."""
 
     def __init__(self, draws: Array) -> None:
-        special = load("scipy.special", "nearest_neighbors")
-        interpolate = load("scipy.interpolate", "nearest_neighbors")
+        from scipy import interpolate, special
+
         self._to_normal = special.ndtri_exp
-        edge = -float(special.ndtri(_TAIL))
+        edge = -normal_quantile(_TAIL)
         z = np.linspace(-edge, edge, _KNOTS)
         at, first = np.unique(np.quantile(draws, special.ndtr(z)), return_index=True)
         self._low, self._high = float(at[0]), float(at[-1])
@@ -89,10 +89,12 @@ class Whitening:
         The tail of g beyond the most distant draw is an extrapolation. So if |x| is larger than the norm of the most
         distant draw, |x| is replaced by this norm.
         """
+        from scipy.special import chndtr
+
         d = x.shape[1]
         square = np.minimum(np.square(x).sum(1), self._farthest)
         radius = np.exp(log_radius)
-        mass = load("scipy.special", "nearest_neighbors").chndtr(radius**2, d, square)
+        mass = chndtr(radius**2, d, square)
         log_density = -square / 2 - d * HALF_LOG_2PI
         # For small balls, the mass of g in the ball underflows or loses its digits. Two terms of the expansion in the
         # radius then give the full precision.
@@ -139,7 +141,8 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
 
     Both results have the shape of `column`.
     """
-    special = load("scipy.special", "from_density")
+    from scipy import special
+
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
     some, counted = column[::stride], weights[::stride]
     quartiles = np.quantile(some, [0.25, 0.5, 0.75], weights=counted, method="inverted_cdf")
@@ -150,7 +153,7 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
             width = float(np.sqrt(np.average((some - middle) ** 2, weights=counted)))
         else:
             middle = float(quartiles[1])
-            width = float(quartiles[2] - quartiles[0]) / (2 * float(special.stdtrit(trial, 0.75)))
+            width = float(quartiles[2] - quartiles[0]) / (2 * student_quantile(0.75, trial))
         if width <= 0:
             continue
         fit = float(np.average(_log_student((some - middle) / width, trial), weights=counted)) - np.log(width)
@@ -161,15 +164,16 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
     u = (column - center) / scale
     if np.isinf(dof):
         return u, np.full(len(u), -np.log(scale))
-    mapped = -np.sign(u) * special.ndtri(special.stdtr(dof, -np.abs(u)))
+    mapped = -np.sign(u) * normal_quantile(special.stdtr(dof, -np.abs(u)))
     return mapped, _log_student(u, dof) - np.log(scale) - _log_student(mapped, np.inf)
 
 
 def _log_student(u: Array, dof: float) -> Array:
     """Return the log-density of Student's t at u; for dof = inf, the log-density of the standard Gaussian."""
+    from scipy.special import gammaln
+
     if np.isinf(dof):
         return -(u**2) / 2 - HALF_LOG_2PI
-    special = load("scipy.special", "from_density")
     half = (dof + 1) / 2
-    constant = special.gammaln(half) - special.gammaln(dof / 2) - 0.5 * np.log(dof * np.pi)
+    constant = gammaln(half) - gammaln(dof / 2) - 0.5 * np.log(dof * np.pi)
     return np.asarray(constant - half * np.log1p(u**2 / dof), dtype=np.float64)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kullback.common.optional import load
 from kullback.common.progress import progress_bar
 from kullback.estimators.draws import Array, Integers
 
@@ -50,9 +49,11 @@ class KNearest(NamedTuple):
 
 def spatial_order(draws: Array) -> Integers:
     """Return a permutation that puts neighboring draws next to each other in memory, which makes searches faster."""
+    from scipy.spatial import cKDTree
+
     if draws.shape[1] == 1:
         return np.argsort(draws[:, 0])
-    return load("scipy.spatial", "nearest_neighbors").cKDTree(draws, balanced_tree=False).indices
+    return cKDTree(draws, balanced_tree=False).indices
 
 
 def _log_distance(distance: Array) -> Array:
@@ -205,7 +206,9 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
     """Yield blocks of neighbors from a k-d tree. With `own`, the first neighbor is the query itself and is left out."""
-    tree = load("scipy.spatial", "nearest_neighbors").cKDTree(reference, balanced_tree=False)
+    from scipy.spatial import cKDTree
+
+    tree = cKDTree(reference, balanced_tree=False)
     for start in range(0, len(queries), _QUERIES):
         rows = slice(start, min(start + _QUERIES, len(queries)))
         distance, index = tree.query(queries[rows], range(1, k + own + 1), workers=-1)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from kullback.io.top_k.records import Collected, Place, Tokens, get, lists, require, token_id
+from kullback.io.top_k.records import RecordPlace, TopKSequence, get
 
 _AFTER_SAMPLERS = (
     "the probabilities are those after the samplers (temperature, top-k, top-p ...), not the model's own: leave out "
@@ -24,57 +24,47 @@ def has_probabilities(record: object) -> bool:
     return _tokens_of(record) is not None
 
 
-def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected]:
+def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
     """Read the generated tokens of one response."""
-    found = _tokens_of(record)
-    if found is None:
+    tokens = _tokens_of(record)
+    if tokens is None:
         raise place.error(
             wanted="completion_probabilities",
             got="a response without them",
             instead="ask for them: n_probs=20 in the request, without stream",
         )
-    collected = Collected(place)
-    for position, entry in enumerate(lists(found, "completion_probabilities, a list", place)):
-        _add(collected, position, entry, tokens, place.at(f"position {position}"))
-    yield collected
+    sequence = TopKSequence(place)
+    for position, entry in enumerate(place.list(tokens, "completion_probabilities, a list")):
+        here = place.at(position)
+        fields = ("probs", "top_probs", "top_logprobs")
+        field = next((name for name in fields if get(entry, name) is not None), fields[-1])
+        listed = here.list(get(entry, field), f"{field}, a list")
+        value = _log_prob if field != "top_logprobs" else _unchanged
+        if value is _log_prob:
+            sequence.notes.add(_AFTER_SAMPLERS)
+        if field == "probs":
+            entries = [(here.token_id(get(x, "tok_str")), value(x, here)) for x in listed]
+            sequence.add(position, entries, here.token_id(get(entry, "content")) if entries else None)
+        else:
+            chosen, *entries = [
+                (here.require(x, "id", "a token with its id"), value(x, here)) for x in (entry, *listed)
+            ]
+            sequence.add(position, entries, *chosen)
+    yield sequence
 
 
 def _tokens_of(record: object) -> Any:
-    found = get(record, "completion_probabilities")
-    if found is None:
-        found = get(record, "probs")  # the documentation's name for it
-    return found
+    tokens = get(record, "completion_probabilities")
+    return get(record, "probs") if tokens is None else tokens  # the documentation's name for it
 
 
-def _add(collected: Collected, position: int, entry: Any, tokens: Tokens | None, place: Place) -> None:
-    if get(entry, "probs") is not None:  # the old form
-        collected.notes.add(_AFTER_SAMPLERS)
-        listed = lists(get(entry, "probs"), "probs, a list", place)
-        pairs = [
-            (token_id(get(each, "tok_str"), None, tokens, place), _log_of(get(each, "prob"), place))
-            for each in listed
-        ]
-        chosen = token_id(get(entry, "content"), None, tokens, place) if pairs else None
-        collected.add(position, pairs, chosen)
-        return
-    after = get(entry, "top_probs") is not None
-    if after:
-        collected.notes.add(_AFTER_SAMPLERS)
-    listed = lists(get(entry, "top_probs" if after else "top_logprobs"), "top_logprobs, a list", place)
-    collected.add(
-        position,
-        [(require(each, "id", "a token with its id", place), _value(each, after, place)) for each in listed],
-        require(entry, "id", "a token with its id", place),
-        _value(entry, after, place),
-    )
+def _unchanged(entry: Any, place: RecordPlace) -> Any:
+    del place
+    return get(entry, "logprob")
 
 
-def _value(entry: Any, after: bool, place: Place) -> Any:
-    value = get(entry, "prob" if after else "logprob")
-    return _log_of(value, place) if after else value
-
-
-def _log_of(probability: Any, place: Place) -> float:
+def _log_prob(entry: Any, place: RecordPlace) -> float:
+    probability = get(entry, "prob")
     if isinstance(probability, bool) or not isinstance(probability, int | float) or not probability >= 0:
         raise place.malformed("a probability of 0 or more", probability)
     return math.log(probability) if probability > 0 else -math.inf

@@ -8,31 +8,18 @@ also for the prompt. Tokens are text; vLLM writes ``token_id:123`` when asked to
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
-from kullback.io.top_k.records import (
-    CLAMPED,
-    ENTRY,
-    Collected,
-    Place,
-    Tokens,
-    get,
-    lists,
-    require,
-    require_one_length,
-    token_id,
-)
+from kullback.io.top_k.records import CLAMPED, RecordPlace, TopKSequence, get
 
 
 def has_log_probs(record: object) -> bool:
     """Return whether a record is such a response with log-probabilities."""
     choices = get(record, "choices")
-    return isinstance(choices, list) and any(
-        get(choice, "logprobs") is not None for choice in cast("list[Any]", choices)
-    )
+    return isinstance(choices, list) and any(get(choice, "logprobs") is not None for choice in choices)
 
 
-def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected]:
+def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
     """Read the choices of one response, each a sequence."""
     if not has_log_probs(record):
         raise place.error(
@@ -41,80 +28,64 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
             instead="ask for them: logprobs=true and top_logprobs=20 for a chat, logprobs=5 for a completion",
         )
     for number, choice in enumerate(get(record, "choices")):
-        found, here = get(choice, "logprobs"), place.at(f"choice {number}")
-        if found is not None:
-            content = get(found, "content")
-            yield _completion(found, here, tokens) if content is None else _chat(content, here, tokens)
+        log_probs, here = get(choice, "logprobs"), place.at(f"choice {number}")
+        if log_probs is not None:
+            content = get(log_probs, "content")
+            yield _completion(log_probs, here) if content is None else _chat(content, here)
 
 
-def _chat(content: Any, place: Place, tokens: Tokens | None) -> Collected:
-    collected = Collected(place)
-    for position, entry in enumerate(lists(content, "content, a list", place)):
-        here = place.at(f"position {position}")
-        listed = lists(get(entry, "top_logprobs"), "top_logprobs, a list", here)
-        if not listed:
-            raise _no_list(here)
-        collected.add(
-            position,
-            [(_id(each, tokens, here), require(each, "logprob", ENTRY, here)) for each in listed],
-            _id(entry, tokens, here),
-            _known(require(entry, "logprob", ENTRY, here)),
-        )
-    return collected
+def _chat(content: Any, place: RecordPlace) -> TopKSequence:
+    sequence = TopKSequence(place)
+    for position, entry in enumerate(place.list(content, "content, a list")):
+        here = place.at(position)
+        listed = _require_list(here.list(get(entry, "top_logprobs"), "top_logprobs, a list"), here)
+        chosen, *entries = [_pair(x, here) for x in (entry, *listed)]
+        sequence.add(position, entries, chosen[0], _unless_clamped(chosen[1]))
+    return sequence
 
 
-def _completion(found: Any, place: Place, tokens: Tokens | None) -> Collected:
-    texts, values, listed = (get(found, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
-    if listed is None:
-        raise _no_list(place)
-    require_one_length(place, tokens=texts, token_logprobs=values, top_logprobs=listed)
-    collected = Collected(place)
+def _completion(log_probs: Any, place: RecordPlace) -> TopKSequence:
+    columns = {name: get(log_probs, name) for name in ("tokens", "token_logprobs", "top_logprobs")}
+    if columns["top_logprobs"] is None:
+        _require_list([], place)
+    sequence = TopKSequence(place)
     ids: list[int | None] = []
-    for position, (text, value, entries) in enumerate(zip(texts, values, listed, strict=True)):
-        here = place.at(f"position {position}")
+    for position, (text, value, entries) in enumerate(place.aligned(columns)):
+        here = place.at(position)
         if not entries:
             # The first token of a prompt, which may be one that no text names.
-            collected.skipped += 1
-            ids.append(token_id(text, None, tokens, here) if _is_named(text, tokens) else None)
+            sequence.skipped += 1
+            named = isinstance(text, str) and (text.startswith("token_id:") or text in (place.tokens or ()))
+            ids.append(here.token_id(text) if named else None)
             continue
-        ids.append(token_id(text, None, tokens, here))
+        ids.append(here.token_id(text))
         if not isinstance(entries, Mapping):
             raise here.malformed("a mapping from tokens to log-probabilities", entries)
-        collected.add(
-            position,
-            [
-                (token_id(each, None, tokens, here), x)
-                for each, x in cast("Mapping[Any, Any]", entries).items()
-            ],
-            ids[-1],
-            _known(value),
-        )
+        pairs = [(here.token_id(word), x) for word, x in entries.items()]
+        sequence.add(position, pairs, ids[-1], _unless_clamped(value))
     if None not in ids:
-        collected.set_tokens(ids)
-    return collected
+        sequence.set_tokens(ids)
+    return sequence
 
 
-def _is_named(text: Any, tokens: Tokens | None) -> bool:
-    return isinstance(text, str) and (text.startswith("token_id:") or (tokens is not None and text in tokens))
+def _require_list(listed: Any, place: RecordPlace) -> Any:
+    if not listed:
+        raise place.error(
+            wanted="top_logprobs, the most probable tokens",
+            got="the chosen token alone",
+            instead="ask for them: top_logprobs=20 for a chat, logprobs=5 for a completion",
+        )
+    return listed
 
 
-def _no_list(place: Place) -> Exception:
-    return place.error(
-        wanted="top_logprobs, the most probable tokens",
-        got="the chosen token alone",
-        instead="ask for them: top_logprobs=20 for a chat, logprobs=5 for a completion",
-    )
+def _pair(entry: Any, place: RecordPlace) -> tuple[Any, Any]:
+    """Return the id and the log-probability of an entry of a chat."""
+    token = get(entry, "id")
+    if token is None:
+        token = place.token_id(get(entry, "token"), get(entry, "bytes"))
+    return token, place.require(entry, "logprob", "an entry with a logprob")
 
 
-def _id(entry: Any, tokens: Tokens | None, place: Place) -> int:
-    found = get(entry, "id")
-    return (
-        token_id(get(entry, "token"), get(entry, "bytes"), tokens, place)
-        if found is None
-        else cast("int", found)
-    )
-
-
-def _known(value: Any) -> Any:
+def _unless_clamped(value: Any) -> Any:
     """Return the log-probability of the true token; None for -9999, which means less than the listed ones."""
     return None if value == CLAMPED else value

@@ -1,4 +1,4 @@
-"""Responses of servers, from JSON files or as objects in memory, and their positions as tensors."""
+"""Records of servers and tools, from files or as objects in memory, and their positions as rows known in part."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from kullback.common.short_repr import ShortRepr
 from kullback.common.words import NO_LABEL
 from kullback.io.parquet import batches_of, open_parquet
-from kullback.io.top_k.block import LARGEST_INDEX, Positions
+from kullback.io.top_k.rows import LARGEST_INDEX, Piece
 from kullback.io.top_k.source import TopKReader
+from kullback.partial_rows import PartialRows
 
 if TYPE_CHECKING:
     from kullback.errors import FileError
@@ -25,20 +27,37 @@ LONGEST_RECORD = 1 << 28
 PARQUET_ROWS = 8  # read at once; each is a text with its log-probabilities
 # What servers write for a probability of 0: llama.cpp the lowest float32, vLLM and OpenAI -9999.
 LOWEST, CLAMPED = -3.4e38, -9999.0
-ENTRY = "an entry with a logprob"
 Tokens = Mapping[str | bytes, int]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in a file or object, for error messages."""
+class RecordPlace:
+    """The place of a value in a file or object: it checks values that a format reads there, and errors name it.
+
+    Attributes:
+        ref: the file and the argument it was passed as.
+        where: the place in it, in words.
+        tokens: the ids of tokens by their text or bytes, as `open_top_k` got them.
+        key: the field of the log-probabilities, likewise.
+
+    Example:
+        >>> import kullback.io
+        >>> with kullback.io.open_top_k({"prompt_logprobs": [{"x": {}}]}) as source:
+        ...     list(source.blocks())
+        Traceback (most recent call last):
+            ...
+        kullback.errors.FileError: source = (dict): wanted token ids as keys; got 'x' at record 0, position 0; ...
+    """
 
     ref: FileReference
-    where: str
+    where: str = ""
+    tokens: Tokens | None = None
+    key: str | None = None
 
-    def at(self, what: str) -> Place:
-        """Return a place inside this one."""
-        return replace(self, where=f"{self.where}, {what}" if self.where else what)
+    def at(self, what: str | int) -> RecordPlace:
+        """Return a place inside this one; an integer is a position."""
+        inner = what if isinstance(what, str) else f"position {what}"
+        return RecordPlace(self.ref, f"{self.where}, {inner}" if self.where else inner, self.tokens, self.key)
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
         """Return the error for the value at this place."""
@@ -47,11 +66,72 @@ class Place:
 
     def malformed(self, wanted: str, got: object) -> FileError:
         """Return the error for a part in the wrong format."""
-        return self.error(
-            wanted=wanted,
-            got=_shown(got),
-            instead="store the server's response as it came, or name its format=",
-        )
+        instead = "store the server's response as it came, or name its format="
+        return self.error(wanted=wanted, got=_shown(got), instead=instead)
+
+    def list(self, value: object, wanted: str) -> Sequence[Any]:
+        """Return a list unchanged, and refuse anything else."""
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise self.malformed(wanted, value)
+        return cast("Sequence[Any]", value)
+
+    def aligned(
+        self, fields: Mapping[str, Any], optional: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Iterate over several lists side by side.
+
+        Arguments:
+            fields: the lists by their names; they must have one length.
+            optional: further lists by their names; None gives None everywhere.
+        """
+        optional = optional or {}
+        stored = dict(fields) | {name: value for name, value in optional.items() if value is not None}
+        columns = {name: self.list(value, f"{name}, a list") for name, value in stored.items()}
+        count, *others = {len(column) for column in columns.values()}
+        if others:
+            raise self.error(
+                wanted="lists of one length",
+                got=", ".join(f"{len(column)} in {name}" for name, column in columns.items()),
+                instead="store the response as it came",
+            )
+        return zip(*(columns.get(name, [None] * count) for name in (*fields, *optional)), strict=True)
+
+    def require(self, record: object, name: str, wanted: str) -> Any:
+        """Return a field that is there, and refuse a record without it."""
+        value = get(record, name)
+        if value is None:
+            raise self.malformed(wanted, record)
+        return value
+
+    def token_id(self, text: object, data: object = None) -> int:
+        """Return the id of a token that is given as text, or as bytes, by the caller's mapping."""
+        if isinstance(text, str) and text.startswith("token_id:"):
+            number = text.removeprefix("token_id:")
+            if number.isascii() and number.isdigit() and len(number) <= 10:
+                return int(number)
+        if self.tokens is None:
+            raise self.error(
+                wanted="tokens=, a mapping from the tokens' text or bytes to their ids: this format gives no ids",
+                got=f"no tokens=, and {_shown(text)}",
+                instead="pass tokens={tokenizer.decode([i]): i for i in range(len(tokenizer))}, or ask the server for "
+                "ids (vLLM: return_tokens_as_token_ids)",
+            )
+        token = None
+        if isinstance(data, list):
+            try:
+                token = self.tokens.get(bytes(cast("list[int]", data)))
+            except (TypeError, ValueError):
+                raise self.malformed("bytes, a list of integers from 0 to 255", data) from None
+        if token is None and isinstance(text, str):
+            token = self.tokens.get(text)
+        if token is None:
+            raise self.error(
+                wanted="a token that tokens= has",
+                got=_shown(text),
+                instead="pass a tokens= of the server's own tokenizer, with special tokens and partial characters as "
+                "bytes",
+            )
+        return token
 
 
 def _shown(value: object) -> str:
@@ -63,36 +143,8 @@ def _shown(value: object) -> str:
 def get(record: object, name: str) -> Any:
     """Return a field of a JSON object, or an attribute of another object; None if there is none."""
     if type(record) is dict:  # nearly always true, and a fast check
-        return cast("dict[str, Any]", record).get(name)
-    if isinstance(record, Mapping):
-        return cast("Mapping[str, Any]", record).get(name)
-    return getattr(record, name, None)
-
-
-def lists(value: object, wanted: str, place: Place) -> Sequence[Any]:
-    """Return a list unchanged, and refuse anything else."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise place.malformed(wanted, value)
-    return cast("Sequence[Any]", value)
-
-
-def require_one_length(place: Place, **fields: Any) -> None:
-    """Refuse fields that are not lists of one length."""
-    sizes = {name: len(lists(value, f"{name}, a list", place)) for name, value in fields.items()}
-    if len(set(sizes.values())) > 1:
-        raise place.error(
-            wanted="lists of one length",
-            got=", ".join(f"{size} in {name}" for name, size in sizes.items()),
-            instead="store the response as it came",
-        )
-
-
-def require(record: object, name: str, wanted: str, place: Place) -> Any:
-    """Return a field that is there, and refuse a record without it."""
-    value = get(record, name)
-    if value is None:
-        raise place.malformed(wanted, record)
-    return value
+        return cast("Any", record).get(name)
+    return cast("Any", record).get(name) if isinstance(record, Mapping) else getattr(record, name, None)
 
 
 class Records:
@@ -105,12 +157,12 @@ class Records:
         self.ref = ref
         self._objects = objects
 
-    def __iter__(self) -> Iterator[tuple[Place, Any]]:
+    def __iter__(self) -> Iterator[tuple[RecordPlace, Any]]:
         number = 0
         for where, document in self._documents():
             records = cast("list[Any]", document) if isinstance(document, list) else [document]
             for record in records:
-                yield Place(self.ref, where or f"record {number}"), record
+                yield RecordPlace(self.ref, where or f"record {number}"), record
                 number += 1
 
     def close(self) -> None:
@@ -118,7 +170,7 @@ class Records:
 
     def _documents(self) -> Iterator[tuple[str, Any]]:
         if self._objects is not None:
-            yield from (("", each) for each in self._objects)
+            yield from (("", record) for record in self._objects)
             return
         with io.BufferedReader(cast("Any", self.ref.open())) as file:
             if self.ref.path.suffix.lower() not in (".jsonl", ".ndjson"):
@@ -131,7 +183,7 @@ class Records:
                     yield f"line {line}", self._decoded(data, f"line {line}")
 
     def _decoded(self, data: bytes, where: str) -> Any:
-        place = Place(self.ref, where)
+        place = RecordPlace(self.ref, where)
         if len(data) > LONGEST_RECORD:
             raise place.error(
                 wanted=f"JSON records of at most {LONGEST_RECORD >> 20} MiB, which are decoded whole",
@@ -157,11 +209,11 @@ class ParquetRows:
         ref.open().close()
         self._file = open_parquet(ref)
 
-    def __iter__(self) -> Iterator[tuple[Place, Any]]:
+    def __iter__(self) -> Iterator[tuple[RecordPlace, Any]]:
         number = 0
         for batch in batches_of(self.ref, self._file, batch_size=PARQUET_ROWS):
             for row in batch.to_pylist():
-                yield Place(self.ref, f"row {number}"), row
+                yield RecordPlace(self.ref, f"row {number}"), row
                 number += 1
 
     def close(self) -> None:
@@ -169,16 +221,29 @@ class ParquetRows:
         self._file.close()
 
 
-@dataclass
-class Collected:
-    """The positions of one sequence, each with its listed classes.
+@dataclass(repr=False)
+class TopKSequence(ShortRepr):
+    """The positions of one text, each with its listed tokens, as a `RecordFormat` reads them.
 
     Attributes:
         place: where the sequence stands, for errors.
-        notes: remarks for `TopKReader.caveats`.
+        notes: remarks that a report should repeat.
+        skipped: positions without a distribution.
+
+    Example:
+        >>> from kullback.io import RecordFormat, TopKSequence, open_top_k
+        >>> def read(record, place):
+        ...     sequence = TopKSequence(place)
+        ...     for position, row in enumerate(record["rows"]):
+        ...         sequence.add(position, row.items())
+        ...     yield sequence
+        >>> rows = RecordFormat(lambda record: "rows" in record, read)
+        >>> with open_top_k({"rows": [{3: -0.25, 5: -2.5}]}, rows) as source:
+        ...     next(source.blocks()).top_indices
+        tensor([[3, 5]])
     """
 
-    place: Place
+    place: RecordPlace
     notes: set[str] = field(default_factory=set[str])
     skipped: int = 0
     _tokens: list[int] | None = None
@@ -194,7 +259,14 @@ class Collected:
         label: object = None,
         label_log_prob: object = None,
     ) -> None:
-        """Add a position: pairs of a token's id and its log-probability, and the pair of the true token."""
+        """Add a position.
+
+        Arguments:
+            position: the position of the predicted token in the sequence, counted from 0.
+            entries: pairs of a token's id and its natural log-probability.
+            label: the id of the true token, or None if it is not known.
+            label_log_prob: its log-probability, or None if it is not known.
+        """
         ids: list[int] = []
         values: list[float] = []
         for token, value in entries:
@@ -217,8 +289,8 @@ class Collected:
         self._labels = [NO_LABEL] * len(self._labels)
         self._label_log_probs = [torch.nan] * len(self._labels)
 
-    def positions(self, sequence: int) -> Positions:
-        """Return the positions as tensors; positions with fewer classes are padded."""
+    def piece(self, sequence: int) -> Piece:
+        """Return the positions as rows; positions with fewer classes are padded."""
         tokens = self._tokens
         known = bool(self._labels) and NO_LABEL not in self._labels
         if tokens is None and known and self._positions == list(range(len(self._positions))):
@@ -226,16 +298,15 @@ class Collected:
         k = max((len(ids) for ids, _ in self._rows), default=1) or 1
         indices = [ids + [0] * (k - len(ids)) for ids, _ in self._rows]
         log_probs = [values + [-torch.inf] * (k - len(values)) for _, values in self._rows]
-        return Positions(
-            sequence,
-            torch.tensor(self._positions, dtype=torch.int64, device="cpu"),
+        rows = PartialRows(
             torch.tensor(indices, dtype=torch.int64, device="cpu").reshape(-1, k),
             torch.tensor(log_probs, dtype=torch.float32, device="cpu").reshape(-1, k),
-            torch.tensor(self._labels, dtype=torch.int64, device="cpu"),
-            torch.tensor(self._label_log_probs, dtype=torch.float32, device="cpu"),
-            skipped=self.skipped,
-            tokens=None if tokens is None else torch.tensor(tokens, dtype=torch.int64, device="cpu"),
+            labels=torch.tensor(self._labels, dtype=torch.int64, device="cpu"),
+            label_log_probs=torch.tensor(self._label_log_probs, dtype=torch.float32, device="cpu"),
+            positions=torch.tensor(self._positions, dtype=torch.int64, device="cpu"),
         )
+        whole = None if tokens is None else torch.tensor(tokens, dtype=torch.int64, device="cpu")
+        return Piece(sequence, rows, skipped=self.skipped, tokens=whole)
 
     def _token(self, value: object, position: int) -> int:
         if type(value) is int:
@@ -246,9 +317,7 @@ class Collected:
             except TypeError:
                 token = -1
         if not 0 <= token <= LARGEST_INDEX:
-            raise self.place.at(f"position {position}").malformed(
-                "a token id, an integer of 0 or more", value
-            )
+            raise self.place.at(position).malformed("a token id, an integer of 0 or more", value)
         return token
 
     def _log_prob(self, value: object, position: int) -> float:
@@ -256,71 +325,60 @@ class Collected:
             number = value
         # NumPy's numbers count too; text that reads as a number does not.
         elif isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
-            raise self.place.at(f"position {position}").malformed("a log-probability, a number", value)
+            raise self.place.at(position).malformed("a log-probability, a number", value)
         else:
             number = float(cast("Any", value))
         if number != number:  # noqa: PLR0124 - NaN
-            raise self.place.at(f"position {position}").malformed("a log-probability", number)
+            raise self.place.at(position).malformed("a log-probability", number)
         return -torch.inf if number <= LOWEST or number == CLAMPED else number
 
 
-ReadRecord = Callable[[Any, Place, Tokens | None], Iterator[Collected]]
+@dataclass(frozen=True)
+class RecordFormat:
+    """A format of records, as JSON, Parquet rows or objects: how a record is recognized and converted.
+
+    Put it into `TOP_K_FORMATS`, or pass it to `open_top_k` as the format.
+
+    Attributes:
+        recognizes: returns whether a record has this format.
+        read: returns the sequences of a record, from the record and its `RecordPlace`.
+        takes_key: whether `read` uses the field that the caller names, `RecordPlace.key`.
+
+    Example:
+        >>> from kullback.io import TOP_K_FORMATS
+        >>> TOP_K_FORMATS["sglang"].recognizes({"meta_info": {}})
+        True
+    """
+
+    recognizes: Callable[[Any], bool]
+    read: Callable[[Any, RecordPlace], Iterable[TopKSequence]]
+    takes_key: bool = False
 
 
 class RecordReader(TopKReader):
-    """A reader of records that `read` turns into sequences; servers compute their log-probabilities in float32."""
+    """A reader of records that a format turns into sequences; servers compute their log-probabilities in float32."""
 
     def __init__(
         self,
-        format: str,  # noqa: A002 - the attribute's name
+        name: str,
+        of: RecordFormat,
         records: Records | ParquetRows,
-        read: ReadRecord,
-        tokens: Tokens | None,
+        **options: Any,
     ) -> None:
-        self.ref, self.format = records.ref, format
-        self._records, self._read, self._tokens = records, read, tokens
+        self.ref, self.format = records.ref, name
+        self._records, self._read, self._options = records, of.read, options
         self._notes: set[str] = set()
 
-    def sequences(self) -> Iterator[Positions]:
-        sequence = 0
+    def sequences(self) -> Iterator[Piece]:
+        number = 0
         for place, record in self._records:
-            for collected in self._read(record, place, self._tokens):
-                self._notes |= collected.notes
-                yield collected.positions(sequence)
-                sequence += 1
+            for sequence in self._read(record, replace(place, **self._options)):
+                self._notes |= sequence.notes
+                yield sequence.piece(number)
+                number += 1
 
     def caveats(self) -> list[str]:
         return sorted(self._notes)
 
     def close(self) -> None:
         self._records.close()
-
-
-def token_id(text: object, data: object, tokens: Tokens | None, place: Place) -> int:
-    """Return the id of a token that is given as text, or as bytes, by the caller's mapping."""
-    if isinstance(text, str) and text.startswith("token_id:"):
-        number = text.removeprefix("token_id:")
-        if number.isascii() and number.isdigit() and len(number) <= 10:
-            return int(number)
-    if tokens is None:
-        raise place.error(
-            wanted="tokens=, a mapping from the tokens' text or bytes to their ids: this format gives no ids",
-            got=f"no tokens=, and {_shown(text)}",
-            instead="pass tokens={tokenizer.decode([i]): i for i in range(len(tokenizer))}, or ask the server for ids "
-            "(vLLM: return_tokens_as_token_ids)",
-        )
-    found = None
-    if isinstance(data, list):
-        try:
-            found = tokens.get(bytes(cast("list[int]", data)))
-        except (TypeError, ValueError):
-            raise place.malformed("bytes, a list of integers from 0 to 255", data) from None
-    if found is None and isinstance(text, str):
-        found = tokens.get(text)
-    if found is None:
-        raise place.error(
-            wanted="a token that tokens= has",
-            got=_shown(text),
-            instead="pass a tokens= of the server's own tokenizer, with special tokens and partial characters as bytes",
-        )
-    return found

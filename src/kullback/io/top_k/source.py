@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from kullback.common.constraints import Arguments, Whole
-from kullback.common.words import NO_LABEL
 from kullback.io.blocks import in_step, regroup
 from kullback.io.source_files import Closes
-from kullback.io.top_k.block import Positions, TopKBlock, check, join, to_block
+from kullback.io.top_k.rows import Piece, check, rows_of
+from kullback.partial_rows import PartialRows, first_other_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +48,7 @@ class TopKReader(ABC):
     rounding: torch.dtype = torch.float32
 
     @abstractmethod
-    def sequences(self) -> Iterator[Positions]:
+    def sequences(self) -> Iterator[Piece]:
         """Iterate over the positions from the beginning, in pieces of one sequence each."""
 
     def caveats(self) -> list[str]:
@@ -83,7 +83,7 @@ class TopKSource(Closes):
         >>> with kullback.io.open_top_k({"text": "", "meta_info": meta}) as source:
         ...     blocks = list(source.blocks(rows=100))
         >>> source.format, source.skipped, blocks
-        ('sglang', 1, [TopKBlock(positions=1, k=2, classes=None, dtype=float32)])
+        ('sglang', 1, [PartialRows(rows=1, top=2, draws=0, classes=None, dtype=float32)])
     """
 
     def __init__(self, reader: TopKReader, classes: int | None = None) -> None:
@@ -128,9 +128,9 @@ class TopKSource(Closes):
             'axolotl, 10 classes'
         """
         sizes = ((self.rows, "positions"), (self.k, "listed"), (self.classes, "classes"))
-        found = [f"{size} {what}" for size, what in sizes if size is not None]
+        known = [f"{size} {what}" for size, what in sizes if size is not None]
         unknown = ["mass outside the list not known"] if self.tail == "renormalize" else []
-        return ", ".join([self.format, *found, *unknown])
+        return ", ".join([self.format, *known, *unknown])
 
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences; complete after a pass.
@@ -145,14 +145,14 @@ class TopKSource(Closes):
         """
         return self._reader.caveats()
 
-    def blocks(self, rows: int | None = None) -> Iterator[TopKBlock]:
+    def blocks(self, rows: int | None = None) -> Iterator[PartialRows]:
         """Iterate over all positions in order, in blocks; each call begins anew.
 
         Arguments:
             rows: the number of positions in a block, by default as many as fit 64 MB; the last block may have fewer.
 
         Returns:
-            An iterator over `TopKBlock`. Their number of columns may differ where the number of listed classes does.
+            An iterator over `PartialRows`. Their number of columns may differ where the number of listed classes does.
 
         Raises:
             FileError: the file is damaged, or holds values that are not log-probabilities; it names the position.
@@ -167,7 +167,7 @@ class TopKSource(Closes):
         rows = _ARGUMENTS.check(rows=rows)["rows"]
         if rows is None:
             rows = BLOCK_ROWS if self.k is None else max(1, BLOCK_BYTES // (16 * self.k))
-        return regroup(self._checked(), rows, join)
+        return regroup(self._checked(), rows, PartialRows.join)
 
     def token_ids(self) -> Iterator[Tensor | None]:
         """Iterate over the sequences' tokens, in a pass of its own.
@@ -187,34 +187,35 @@ class TopKSource(Closes):
             [tensor([3, 8])]
         """
         last = -1
-        for found in self._pieces():
-            if found.sequence != last:
-                last = found.sequence
-                yield found.tokens
+        for piece in self._pieces():
+            if piece.sequence != last:
+                last = piece.sequence
+                yield piece.tokens
 
-    def _pieces(self) -> Iterator[Positions]:
-        found = self._reader.sequences()
+    def _pieces(self) -> Iterator[Piece]:
+        pieces = self._reader.sequences()
         while True:
             with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
-                piece = next(found, None)
+                piece = next(pieces, None)
             if piece is None:
                 return
             yield piece
 
-    def _checked(self) -> Iterator[TopKBlock]:
-        self.skipped = 0
+    def _checked(self) -> Iterator[PartialRows]:
+        self.skipped = start = 0
         for piece in self._pieces():
             self.skipped += piece.skipped
-            if len(piece.positions):
+            if len(piece.rows):
                 with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
-                    block = to_block(piece, self.classes)
-                    check(block, self.ref, self._reader.rounding)
-                yield block
+                    rows = rows_of(piece, self.classes, start)
+                    check(rows, self.ref, self._reader.rounding)
+                start += len(rows)
+                yield rows
 
 
 def paired_top_k_blocks(
     p: TopKSource, q: TopKSource, *, rows: int = 1024
-) -> Iterator[tuple[TopKBlock, TopKBlock]]:
+) -> Iterator[tuple[PartialRows, PartialRows]]:
     """Iterate over the same positions of two sources, block by block.
 
     Positions correspond in order, sequence by sequence. The sources may number them differently: a server that returns
@@ -226,7 +227,7 @@ def paired_top_k_blocks(
         rows: the number of positions in a block; the last block may have fewer.
 
     Returns:
-        An iterator over pairs of `TopKBlock` of as many positions.
+        An iterator over pairs of `PartialRows` of as many positions.
 
     Raises:
         FileError: the sources differ in their classes, in the number of positions of a sequence, or in a true token
@@ -260,8 +261,8 @@ def paired_top_k_blocks(
 
 
 def _same_positions(
-    pairs: Iterable[tuple[int, list[TopKBlock]]], different: Callable[[str, str], FileError]
-) -> Iterator[tuple[TopKBlock, TopKBlock]]:
+    pairs: Iterable[tuple[int, list[PartialRows]]], different: Callable[[str, str], FileError]
+) -> Iterator[tuple[PartialRows, PartialRows]]:
     """Iterate over pairs of blocks; refuse those of other sequences or other true tokens."""
     for _, (a, b) in pairs:
         other = a.sequences != b.sequences
@@ -269,9 +270,8 @@ def _same_positions(
             row = int(other.nonzero()[0])
             sequence = min(int(a.sequences[row]), int(b.sequences[row]))
             raise different("as many positions in each sequence of both", f"others in sequence {sequence}")
-        other = (a.labels != b.labels) & (a.labels != NO_LABEL) & (b.labels != NO_LABEL)
-        if bool(other.any()):
-            row = int(other.nonzero()[0])
+        row = first_other_label(a, b)
+        if row is not None:
             raise different(
                 "the same true tokens",
                 f"{int(a.labels[row])} and {int(b.labels[row])} at sequence {int(a.sequences[row])}, "

@@ -23,43 +23,47 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kullback.common.dtypes import dtype_name
 from kullback.common.words import NO_LABEL
 from kullback.io.arrays import BytesReader, is_dense, load_tensors
 from kullback.io.safetensors_file import METADATA, safetensors_header, tensor_layout
 from kullback.io.source_files import FileReference, closed_on_error
-from kullback.io.top_k.block import Positions
+from kullback.io.top_k.rows import Piece
 from kullback.io.top_k.source import TopKReader
+from kullback.partial_rows import PartialRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 
-class Names(NamedTuple):
-    """The tensors of a format: those it needs, those it may have, and whether its values are logits."""
+class ArrayFormat(NamedTuple):
+    """A format of tensors: the names of those it needs and of those it may have, and whether its values are logits.
+
+    Put it into `TOP_K_FORMATS`, or pass it to `open_top_k` as the format.
+
+    Attributes:
+        indices: the tensor of the listed classes, integer, shape (..., k).
+        values: the tensor of their natural log-probabilities or, if `logits`, logits, shape (..., k).
+        optional: tensors with a value for each position: ``labels``, ``label_log_probs``, ``log_tail``, ``input_ids``,
+            and ``input_lengths``, with a value for each sequence.
+        logits: whether the values are logits of shape (batch, length, k), whose row predicts the next token.
+
+    Example:
+        >>> from kullback.io import TOP_K_FORMATS
+        >>> TOP_K_FORMATS["mlx-dwq"]
+        ArrayFormat(indices='indices', values='logits', optional=(), logits=True)
+    """
 
     indices: str
     values: str
-    optional: tuple[str, ...]
-    logits: bool
+    optional: tuple[str, ...] = ()
+    logits: bool = False
 
 
-ARRAY_FORMATS = {
-    "safetensors": Names("indices", "log_probs", ("labels", "label_log_probs", "log_tail"), logits=False),
-    "mlx-dwq": Names("indices", "logits", (), logits=True),
-    "nemo-rl": Names(
-        "teacher_topk_indices", "teacher_topk_logits", ("input_ids", "input_lengths"), logits=True
-    ),
-}
 PIECE_BYTES = 1 << 24
-
-
-def array_format(names: Iterable[str]) -> str | None:
-    """Return the format that has tensors of these names, or None."""
-    found = set(names)
-    return next((each for each, of in ARRAY_FORMATS.items() if {of.indices, of.values} <= found), None)
 
 
 class Column(NamedTuple):
@@ -101,37 +105,42 @@ class Column(NamedTuple):
         return self.read(start * width, stop * width).view(-1, width)
 
 
-def open_arrays(ref: FileReference, wanted: str | None, held: Mapping[str, Any] | None = None) -> TopKReader:
+def matching_format(formats: Mapping[str, ArrayFormat], tensors: Iterable[str]) -> str | None:
+    """Return the name of the first format that has tensors of these names, or None."""
+    names = set(tensors)
+    return next((name for name, of in formats.items() if {of.indices, of.values} <= names), None)
+
+
+def open_arrays(
+    ref: FileReference, formats: Mapping[str, ArrayFormat], source: Mapping[str, Any] | None = None
+) -> TopKReader:
     """Open a ``.safetensors`` or ``.pt`` file, or a dictionary of tensors, of one of the formats."""
-    if wanted is not None and wanted not in ARRAY_FORMATS:
-        raise ref.error(wanted=f"the files of format={wanted!r}", got="tensors", instead="leave format= out")
     metadata: Any = None
     tensors: Mapping[str, Any]
-    if held is None and ref.path.suffix.lower() == ".safetensors":
+    if source is None and ref.path.suffix.lower() == ".safetensors":
         data, entries = safetensors_header(ref)
         metadata = entries.pop(METADATA, None)
         tensors = entries
         column_of = partial(Column.of_file, data=data)
     else:
-        loaded = load_tensors(ref) if held is None else held
+        loaded = load_tensors(ref) if source is None else source
         tensors = {} if isinstance(loaded, Tensor) else loaded
         column_of = Column.of_tensor
-    found = wanted or array_format(tensors)
-    if found is None or array_format(tensors) != found:
-        formats = [ARRAY_FORMATS[found]] if found else list(ARRAY_FORMATS.values())
+    name = matching_format(formats, tensors)
+    if name is None:
         raise ref.error(
-            wanted="tensors " + ", or ".join(f"{each.indices} and {each.values}" for each in formats),
+            wanted="tensors " + ", or ".join(f"{of.indices} and {of.values}" for of in formats.values()),
             got=f"{', '.join(sorted(map(str, tensors))[:10])}",
             instead="rename them; files of whole distributions are opened by kullback.io.open_rows",
         )
-    of = ARRAY_FORMATS[found]
+    of = formats[name]
     with ExitStack() as stack:
         columns: dict[str, Column] = {}
-        for name in (of.indices, of.values, *of.optional):
-            if name in tensors:
-                columns[name] = column_of(ref, name, tensors[name])
-                stack.callback(columns[name].close)
-        reader = ArraysReader(ref, found, columns, metadata)
+        for tensor in (of.indices, of.values, *of.optional):
+            if tensor in tensors:
+                columns[tensor] = column_of(ref, tensor, tensors[tensor])
+                stack.callback(columns[tensor].close)
+        reader = ArraysReader(ref, name, of, columns, metadata)
         stack.pop_all()
     return reader
 
@@ -142,12 +151,12 @@ class ArraysReader(TopKReader):
     def __init__(
         self,
         ref: FileReference,
-        format: str,  # noqa: A002 - the attribute's name
+        name: str,
+        names: ArrayFormat,
         tensors: Mapping[str, Column],
-        metadata: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None,
     ) -> None:
-        self.ref, self.format, self._tensors = ref, format, tensors
-        self._names = ARRAY_FORMATS[format]
+        self.ref, self.format, self._names, self._tensors = ref, name, names, tensors
         self._check_shapes()
         *leading, self._length, self._k = tensors[self._names.indices].shape
         self._sequences, self.k = math.prod(leading), self._k
@@ -159,7 +168,7 @@ class ArraysReader(TopKReader):
         lengths = tensors.get("input_lengths")
         self._lengths = None if lengths is None else lengths.read(0, self._sequences).view(-1).tolist()
         if self._lengths is not None:
-            wrong = [each for each in self._lengths if not 0 <= each <= self._length]
+            wrong = [length for length in self._lengths if not 0 <= length <= self._length]
             if wrong:
                 raise ref.error(
                     wanted=f"input_lengths from 0 to {self._length}, the length of the batch",
@@ -203,7 +212,7 @@ class ArraysReader(TopKReader):
             )
         return int(classes)
 
-    def sequences(self) -> Iterator[Positions]:
+    def sequences(self) -> Iterator[Piece]:
         names = self._names
         width = self._k * (8 + self._tensors[names.values].dtype.itemsize)
         step = max(1, PIECE_BYTES // width)
@@ -217,46 +226,38 @@ class ArraysReader(TopKReader):
                     piece = piece._replace(tokens=self._column("input_ids", first, first + end))
                 yield piece if stop < end else piece._replace(skipped=self._length - end)
 
-    def _piece(self, sequence: int, start: int, stop: int, last: int) -> Positions:
+    def _piece(self, sequence: int, start: int, stop: int, last: int) -> Piece:
         """Return rows `start` to `stop` of a sequence that ends at row `last`."""
         position = start - sequence * self._length
         of = self._names
         indices = self._tensors[of.indices].rows(start, stop, self._k).long()
         values = self._tensors[of.values].rows(start, stop, self._k)
+        columns = {
+            "labels": self._column("labels", start, stop),
+            "label_log_probs": self._column("label_log_probs", start, stop),
+            "tail_log_mass": self._column("log_tail", start, stop),
+        }
+        if of.logits:
+            log_probs = values.double().log_softmax(-1)
+            values = log_probs if values.dtype == torch.float64 else log_probs.float()
+            position += 1
+            columns["tail_log_mass"] = torch.full(
+                (stop - start,), torch.nan, dtype=torch.float64, device="cpu"
+            )
+            if "input_ids" in self._tensors:
+                # The tokens of the next positions; the last position of a sequence has none.
+                following = self._column("input_ids", start + 1, min(stop + 1, last))
+                columns["labels"] = pad(following, (0, stop - start - len(following)), value=NO_LABEL)
+        elif (tail := columns["tail_log_mass"]) is not None and bool(tail.isnan().any()):
+            raise self.ref.error(
+                wanted="log_tail of numbers, the log of the mass outside the list",
+                got=f"nan in row {start + int(tail.isnan().nonzero()[0])}",
+                instead="write -inf if no mass is left, or leave log_tail out: it follows from log_probs",
+            )
+        known = {name: column for name, column in columns.items() if column is not None}
         positions = torch.arange(position, position + stop - start, device="cpu")
-        if not of.logits:
-            log_tail = self._column("log_tail", start, stop)
-            if log_tail is not None and bool(log_tail.isnan().any()):
-                raise self.ref.error(
-                    wanted="log_tail of numbers, the log of the mass outside the list",
-                    got=f"nan in row {start + int(log_tail.isnan().nonzero()[0])}",
-                    instead="write -inf if no mass is left, or leave log_tail out: it follows from log_probs",
-                )
-            return Positions(
-                sequence,
-                positions,
-                indices,
-                values,
-                self._column("labels", start, stop),
-                self._column("label_log_probs", start, stop),
-                log_tail,
-            )
-        log_probs = values.double().log_softmax(-1)
-        labels = None
-        if "input_ids" in self._tensors:
-            # The tokens of the next positions; the last position of a sequence has none.
-            following = self._column("input_ids", start + 1, min(stop + 1, last))
-            labels = torch.cat(
-                [following, torch.full((stop - start - len(following),), NO_LABEL, device="cpu")]
-            )
-        return Positions(
-            sequence,
-            positions + 1,
-            indices,
-            log_probs if values.dtype == torch.float64 else log_probs.float(),
-            labels,
-            log_tail=torch.full((stop - start,), torch.nan, dtype=torch.float64, device="cpu"),
-        )
+        rows = PartialRows(indices, values, positions=positions, **known)
+        return Piece(sequence, rows, stores_tail="tail_log_mass" in known)
 
     def _column(self, name: str, start: int, stop: int) -> Any:
         if name not in self._tensors:
@@ -272,31 +273,31 @@ class ArraysReader(TopKReader):
 class FolderReader(TopKReader):
     """A reader of the ``.safetensors`` files of a folder, one after the other, as mlx-lm writes its batches."""
 
-    def __init__(self, ref: FileReference, paths: list[Path], wanted: str | None) -> None:
-        self.ref, self._paths, self._wanted = ref, paths, wanted
+    def __init__(self, ref: FileReference, paths: list[Path], formats: Mapping[str, ArrayFormat]) -> None:
+        self.ref, self._paths, self._formats = ref, paths, formats
         first = self._open(paths[0])
         self.format, self.tail, self.rounding = first.format, first.tail, first.rounding
         self.classes = first.classes
         first.close()
 
     def _open(self, path: Path) -> TopKReader:
-        return open_arrays(FileReference(path, self.ref.name), self._wanted)
+        return open_arrays(FileReference(path, self.ref.name), self._formats)
 
-    def sequences(self) -> Iterator[Positions]:
+    def sequences(self) -> Iterator[Piece]:
         before = 0
         for path in self._paths:
             reader = self._open(path)
             last = -1
             try:
-                for found in reader.sequences():
-                    last = found.sequence
-                    yield found._replace(sequence=before + last)
+                for piece in reader.sequences():
+                    last = piece.sequence
+                    yield piece._replace(sequence=before + last)
             finally:
                 reader.close()
             before += last + 1
 
 
-def open_folder(ref: FileReference, wanted: str | None) -> TopKReader:
+def open_folder(ref: FileReference, formats: Mapping[str, ArrayFormat]) -> TopKReader:
     """Open a folder of ``.safetensors`` files, or the ``train`` folder in it that mlx-lm writes."""
     folder = ref.path / "train" if (ref.path / "train").is_dir() else ref.path
     paths = sorted(folder.glob("*.safetensors"))
@@ -306,4 +307,4 @@ def open_folder(ref: FileReference, wanted: str | None) -> TopKReader:
             got="none in it",
             instead="name the folder that holds them, or one file",
         )
-    return FolderReader(ref, paths, wanted)
+    return FolderReader(ref, paths, formats)

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeVar
 
-from kullback.common.constraints import Arguments, OfType, OneOf, Whole
+from kullback.common.constraints import Arguments, OfType, OneOf
 from kullback.common.files import check_input
-from kullback.errors import invalid_type
+from kullback.common.shared_constraints import CLASSES
+from kullback.errors import FileError, invalid_type
 from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, vllm
-from kullback.io.top_k.records import ParquetRows, ReadRecord, RecordReader, Records, Tokens
+from kullback.io.top_k.records import ParquetRows, RecordFormat, RecordReader, Records, Tokens
 from kullback.io.top_k.source import TopKReader, TopKSource
-from kullback.io.top_k.top_k_arrays import ARRAY_FORMATS, array_format, open_arrays, open_folder
+from kullback.io.top_k.top_k_arrays import ArrayFormat, matching_format, open_arrays, open_folder
 
-# How each format of JSON records is recognized and read, the most particular first.
-RECORD_FORMATS: dict[str, tuple[Callable[[object], bool], ReadRecord]] = {
-    "vllm": (vllm.has_prompt_log_probs, vllm.read),
-    "sglang": (sglang.has_meta_info, sglang.read),
-    "llama-server": (llama_server.has_probabilities, llama_server.read),
-    "openai": (openai.has_log_probs, openai.read),
-    "axolotl": (axolotl.has_fields, axolotl.reader_of(None)),
+_Kind = TypeVar("_Kind")
+# The formats by their names. A file without a named format has the first that recognizes it.
+TOP_K_FORMATS: dict[str, RecordFormat | ArrayFormat] = {
+    "vllm": RecordFormat(vllm.has_prompt_log_probs, vllm.read),
+    "sglang": RecordFormat(sglang.has_meta_info, sglang.read),
+    "llama-server": RecordFormat(llama_server.has_probabilities, llama_server.read),
+    "openai": RecordFormat(openai.has_log_probs, openai.read),
+    "axolotl": RecordFormat(axolotl.has_fields, axolotl.read, takes_key=True),
+    "safetensors": ArrayFormat("indices", "log_probs", ("labels", "label_log_probs", "log_tail")),
+    "mlx-dwq": ArrayFormat("indices", "logits", logits=True),
+    "nemo-rl": ArrayFormat(
+        "teacher_topk_indices", "teacher_topk_logits", ("input_ids", "input_lengths"), logits=True
+    ),
 }
-TOP_K_FORMATS = (*RECORD_FORMATS, *ARRAY_FORMATS)
 
 _ARGUMENTS = Arguments(
     "open_top_k",
-    format=OneOf(TOP_K_FORMATS, instead="leave format= out, and it is recognized", optional=True),
-    classes=Whole(least=1, example=32000, optional=True),
+    classes=CLASSES,
     tokens=OfType(
         (Mapping,),
         wanted="a mapping from the tokens' text or bytes to their ids",
@@ -41,7 +46,7 @@ _ARGUMENTS = Arguments(
 
 def open_top_k(
     source: object,
-    format: str | None = None,  # noqa: A002 - the word for it
+    format: str | RecordFormat | ArrayFormat | None = None,  # noqa: A002 - the word for it
     *,
     key: str | None = None,
     tokens: Mapping[Any, int] | None = None,
@@ -68,7 +73,7 @@ def open_top_k(
 
     Arguments:
         source: a path, or the objects themselves.
-        format: one of `TOP_K_FORMATS`; left out, it is recognized.
+        format: a name in `TOP_K_FORMATS`, or a format of your own; left out, it is recognized.
         key: the field of the log-probabilities, for axolotl's rows.
         tokens: the ids of tokens by their text or bytes, for formats without ids.
         classes: the number of all classes, if the file does not store it.
@@ -90,59 +95,67 @@ def open_top_k(
         >>> _ = path.write_text(line)
         >>> with kullback.io.open_top_k(path, classes=32000) as source:
         ...     for block in source.blocks():
-        ...         block.indices, block.log_probs, block.labels
+        ...         block.top_indices, block.top_log_probs, block.labels
         (tensor([[11,  8]]), tensor([[-2.5000, -0.5000]]), tensor([11]))
     """  # noqa: E501 - a table
-    _, number, _ = _ARGUMENTS.check(format=format, classes=classes, tokens=tokens).values()
-    ids = cast("Tokens | None", tokens)
-    if not isinstance(source, str | os.PathLike):
-        return TopKSource(_open_objects(source, _Wanted(format, key, ids), name), number)
-    ref = FileReference(Path(cast("str", source)), name)
+    number, tokens = _ARGUMENTS.check(classes=classes, tokens=tokens).values()
+    formats = _candidates(format)
+    is_path = isinstance(source, str | os.PathLike)
+    ref = FileReference(Path(source if is_path else f"({type(source).__name__})"), name)
+    if not is_path:
+        return TopKSource(_open_objects(ref, source, formats, key, tokens), number)
     check_input(ref.path, name)
     with (
         ref.decoding("top-k log-probabilities"),
-        closed_on_error(_open_path(ref, _Wanted(format, key, ids))) as reader,
+        closed_on_error(_open_path(ref, formats, key, tokens)) as reader,
     ):
         return TopKSource(reader, number)
 
 
-class _Wanted(NamedTuple):
-    """The caller's settings of the source."""
-
-    format: str | None
-    key: str | None
-    tokens: Tokens | None
+_Formats = dict[str, RecordFormat | ArrayFormat]
 
 
-def _open_objects(source: object, wanted: _Wanted, name: str) -> TopKReader:
-    ref = FileReference(Path(f"({type(source).__name__})"), name)
-    if isinstance(source, Mapping):
-        held = cast("Mapping[str, Any]", source)
-        if wanted.format in ARRAY_FORMATS or (wanted.format is None and array_format(held) is not None):
-            return open_arrays(ref, wanted.format, held)
-    elif isinstance(source, bytes | int | float) or source is None:
+def _candidates(format: str | RecordFormat | ArrayFormat | None) -> _Formats:  # noqa: A002
+    """Return the formats that the source may have, by their names."""
+    if format is None:
+        return TOP_K_FORMATS
+    if isinstance(format, RecordFormat | ArrayFormat):
+        name = next((name for name, known in TOP_K_FORMATS.items() if known is format), "own format")
+        return {name: format}
+    instead = "leave format= out, and it is recognized"
+    OneOf(tuple(TOP_K_FORMATS), instead=instead).check("open_top_k", "format", format)
+    return {format: TOP_K_FORMATS[format]}
+
+
+def _open_objects(
+    ref: FileReference, source: object, formats: _Formats, key: str | None, tokens: Tokens | None
+) -> TopKReader:
+    arrays = _of_type(ArrayFormat, formats)
+    if isinstance(source, Mapping) and (len(arrays) == len(formats) or matching_format(arrays, source)):
+        return open_arrays(ref, arrays, source)
+    if isinstance(source, bytes | int | float) or source is None:
         raise invalid_type(
             "open_top_k",
-            name,
+            ref.name,
             wanted="a path, responses of a server, or a dictionary of tensors",
             got=f"a {type(source).__name__}",
             instead="open_top_k('responses.jsonl')",
         )
     is_list = isinstance(source, Sequence) and not hasattr(source, "prompt_logprobs")
-    objects = list(cast("Sequence[Any]", source)) if is_list else [source]
-    return _open_records(Records(ref, objects), wanted)
+    return _open_records(Records(ref, list(source) if is_list else [source]), formats, key, tokens)
 
 
-def _open_path(ref: FileReference, wanted: _Wanted) -> TopKReader:
+def _open_path(ref: FileReference, formats: _Formats, key: str | None, tokens: Tokens | None) -> TopKReader:
     suffix = ref.path.suffix.lower()
-    if ref.path.is_dir():
-        return open_folder(ref, wanted.format)
-    if suffix in (".safetensors", ".pt", ".pth"):
-        return open_arrays(ref, wanted.format)
+    if ref.path.is_dir() or suffix in (".safetensors", ".pt", ".pth"):
+        arrays = _of_type(ArrayFormat, formats)
+        if not arrays:
+            raise _other_format(ref, formats, "tensors")
+        return open_folder(ref, arrays) if ref.path.is_dir() else open_arrays(ref, arrays)
     if suffix == ".parquet":
-        return _open_records(ParquetRows(ref), wanted)
+        return _open_records(ParquetRows(ref), formats, key, tokens)
     if suffix in (".json", ".jsonl", ".ndjson"):
-        return _open_records(Records(ref), wanted)
+        return _open_records(Records(ref), formats, key, tokens)
     ref.open().close()
     raise ref.error(
         wanted="a .json, .jsonl, .parquet, .safetensors or .pt file, or a folder",
@@ -151,29 +164,39 @@ def _open_path(ref: FileReference, wanted: _Wanted) -> TopKReader:
     )
 
 
-def _open_records(records: Records | ParquetRows, wanted: _Wanted) -> TopKReader:
-    found = wanted.format or ("axolotl" if wanted.key is not None else None)
-    if found is None:
+def _open_records(
+    records: Records | ParquetRows, formats: _Formats, key: str | None, tokens: Tokens | None
+) -> TopKReader:
+    known = _of_type(RecordFormat, formats)
+    if not known:
+        raise _other_format(records.ref, formats, "records")
+    if key is not None and len(known) > 1:
+        known = {name: of for name, of in known.items() if of.takes_key}
+    name = next(iter(known))
+    if len(known) > 1:
         place, record = next(iter(records), (None, None))
         if place is None:
             raise records.ref.error(
                 wanted="at least one response", got="none", instead="store the server's responses"
             )
-        found = next((each for each, (fits, _) in RECORD_FORMATS.items() if fits(record)), None)
-        if found is None:
-            held = sorted(map(str, cast("Mapping[Any, Any]", record))) if isinstance(record, Mapping) else []
+        recognized = next((name for name, of in known.items() if of.recognizes(record)), None)
+        if recognized is None:
+            fields = sorted(map(str, record)) if isinstance(record, Mapping) else []
             raise place.error(
-                wanted=f"log-probabilities in the form of {', '.join(RECORD_FORMATS)}",
-                got=f"fields {', '.join(held[:12])}" if held else f"a {type(record).__name__}",
+                wanted=f"log-probabilities in the form of {', '.join(known)}",
+                got=f"fields {', '.join(fields[:12])}" if fields else f"a {type(record).__name__}",
                 instead="ask the server for log-probabilities, and store its responses as they come",
             )
-    if found not in RECORD_FORMATS:
-        raise records.ref.error(
-            wanted=f"the files of format={found!r}", got="records", instead="leave format= out"
-        )
-    if wanted.key is not None and found != "axolotl":
-        raise records.ref.error(
-            wanted=f"no key= for {found}", got=f"key={wanted.key!r}", instead="leave key= out"
-        )
-    read = axolotl.reader_of(wanted.key) if found == "axolotl" else RECORD_FORMATS[found][1]
-    return RecordReader(found, records, read, wanted.tokens)
+        name = recognized
+    if key is not None and not known[name].takes_key:
+        raise records.ref.error(wanted=f"no key= for {name}", got=f"key={key!r}", instead="leave key= out")
+    return RecordReader(name, known[name], records, tokens=tokens, key=key)
+
+
+def _of_type(kind: type[_Kind], formats: _Formats) -> dict[str, _Kind]:
+    return {name: of for name, of in formats.items() if isinstance(of, kind)}
+
+
+def _other_format(ref: FileReference, formats: _Formats, got: str) -> FileError:
+    wanted = f"the files of format={next(iter(formats))!r}"
+    return ref.error(wanted=wanted, got=got, instead="leave format= out")

@@ -7,114 +7,107 @@ has the ids as text. With `flat_logprobs` the same stands in parallel lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
-from kullback.io.top_k.records import ENTRY, Collected, Place, Tokens, get, lists, require
+from kullback.io.top_k.records import RecordPlace, TopKSequence, get
 
-_INSTEAD = "ask for them: SamplingParams(prompt_logprobs=20), or prompt_logprobs=20 in the request"
 _GUESSED = "the true tokens are taken to stand first at each position, as vLLM writes them"
 
 
 def has_prompt_log_probs(record: object) -> bool:
     """Return whether a record is from vLLM, with log-probabilities of the prompt."""
-    return any(get(part, "prompt_logprobs") is not None for part in _parts(record))
+    return bool(_prompts(record))
 
 
-def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected]:
+def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
     """Read the prompts of one response."""
-    del tokens
-    if not has_prompt_log_probs(record):
+    prompts = _prompts(record)
+    if not prompts:
         raise place.error(
-            wanted="prompt_logprobs", got="a response without them, or with null", instead=_INSTEAD
+            wanted="prompt_logprobs",
+            got="a response without them, or with null",
+            instead="ask for them: SamplingParams(prompt_logprobs=20), or prompt_logprobs=20 in the request",
         )
-    for part in _parts(record):
-        found = get(part, "prompt_logprobs")
-        if found is not None:
-            ids = get(part, "prompt_token_ids") or get(record, "prompt_token_ids")
-            yield _prompt(found, ids, place)
+    for prompt in prompts:
+        ids = get(prompt, "prompt_token_ids") or get(record, "prompt_token_ids")
+        yield _sequence(get(prompt, "prompt_logprobs"), ids, place)
 
 
-def _parts(record: object) -> list[Any]:
-    """Return the record and its choices: completions have the field in each choice, chats in the response."""
+def _prompts(record: object) -> list[Any]:
+    """Return the parts with log-probabilities: completions have them in each choice, chats in the response."""
     choices = get(record, "choices")
-    return [record, *(cast("list[Any]", choices) if isinstance(choices, list) else [])]
+    parts = [record, *(choices if isinstance(choices, list) else [])]
+    return [part for part in parts if get(part, "prompt_logprobs") is not None]
 
 
-def _prompt(found: Any, ids: Any, place: Place) -> Collected:
-    collected = Collected(place)
-    rows = _flat_rows(found, place) if hasattr(found, "start_indices") else _rows(found, place)
-    if ids is not None and len(lists(ids, "prompt_token_ids, a list", place)) != len(rows):
-        raise place.error(
-            wanted=f"as many prompt_logprobs as prompt_token_ids, {len(ids)}",
-            got=str(len(rows)),
-            instead="turn off prefix caching: with it vLLM omits the prompt's first tokens",
-        )
+def _sequence(listed: Any, ids: Any, place: RecordPlace) -> TopKSequence:
+    sequence = TopKSequence(place)
+    if hasattr(listed, "start_indices"):
+        rows = _flat_rows(listed, place)
+    else:
+        rows = [_row(row, i, place) for i, row in enumerate(place.list(listed, "prompt_logprobs, a list"))]
     if ids is not None:
-        collected.set_tokens(ids)
+        if len(place.list(ids, "prompt_token_ids, a list")) != len(rows):
+            raise place.error(
+                wanted=f"as many prompt_logprobs as prompt_token_ids, {len(ids)}",
+                got=str(len(rows)),
+                instead="turn off prefix caching: with it vLLM omits the prompt's first tokens",
+            )
+        sequence.set_tokens(ids)
     in_order = True
     for position, row in enumerate(rows):
         if not row:
-            collected.skipped += 1
+            sequence.skipped += 1
             continue
-        here = place.at(f"position {position}")
+        here = place.at(position)
         label = next(iter(row)) if ids is None else ids[position]
         if ids is None:
             in_order = in_order and _ascends([get(entry, "rank") for entry in list(row.values())[1:]])
-        entries = [(token, require(entry, "logprob", ENTRY, here)) for token, entry in row.items()]
-        collected.add(position, entries, label, dict(entries).get(label) if isinstance(label, int) else None)
+        entries = {
+            token: here.require(entry, "logprob", "an entry with a logprob") for token, entry in row.items()
+        }
+        sequence.add(position, entries.items(), label, entries.get(label) if isinstance(label, int) else None)
     if ids is None and in_order:
-        collected.notes.add(_GUESSED)
+        sequence.notes.add(_GUESSED)
     elif ids is None:
         # Something between vLLM and here has sorted the entries: which of them is the true token is lost.
-        collected.forget_labels()
-    return collected
+        sequence.forget_labels()
+    return sequence
 
 
 def _ascends(ranks: list[Any]) -> bool:
-    known = [rank for rank in ranks if isinstance(rank, int)]
-    return len(known) == len(ranks) and all(a < b for a, b in pairwise(known))
+    return all(isinstance(rank, int) for rank in ranks) and all(a < b for a, b in pairwise(ranks))
 
 
-def _rows(found: Any, place: Place) -> list[dict[int, Any]]:
-    rows: list[dict[int, Any]] = []
-    for position, row in enumerate(lists(found, "prompt_logprobs, a list", place)):
-        if row is None:
-            rows.append({})
-            continue
-        here = place.at(f"position {position}")
-        if not isinstance(row, Mapping):
-            raise here.malformed("a mapping from token ids", row)
-        rows.append({_id(token, here): entry for token, entry in cast("Mapping[Any, Any]", row).items()})
-    return rows
+def _row(row: Any, position: int, place: RecordPlace) -> dict[int, Any]:
+    if row is None:
+        return {}
+    if not isinstance(row, Mapping):
+        raise place.at(position).malformed("a mapping from token ids", row)
+    entries: dict[int, Any] = {}
+    for key, entry in row.items():
+        try:
+            token = int(key)
+        except (TypeError, ValueError):
+            token = None
+        # In JSON, the key is the id as Python writes it, so that no two keys are one id.
+        if token is None or (isinstance(key, str) and key != str(token)):
+            raise place.at(position).malformed("token ids as keys", key)
+        entries[token] = entry
+    return entries
 
 
-def _id(key: Any, place: Place) -> int:
-    """Return the token id that a key is; in JSON as text, written as Python does, so that no two keys are one id."""
-    try:
-        number = int(key)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or (isinstance(key, str) and key != str(number)):
-        raise place.malformed("token ids as keys", key)
-    return number
-
-
-def _flat_rows(found: Any, place: Place) -> list[dict[int, Any]]:
+def _flat_rows(flat: Any, place: RecordPlace) -> list[dict[int, Any]]:
     """Return the rows of a FlatLogprobs, which may list the true token twice."""
-    ends = list(found.end_indices)
-    columns: Sequence[Sequence[Any]] = [list(each) for each in (found.token_ids, found.logprobs, found.ranks)]
+    ends, columns = list(flat.end_indices), [list(x) for x in (flat.token_ids, flat.logprobs, flat.ranks)]
     if any(len(column) != len(columns[0]) for column in columns) or (ends and ends[-1] > len(columns[0])):
-        raise place.malformed("a FlatLogprobs whose lists have one length", found)
+        raise place.malformed("a FlatLogprobs whose lists have one length", flat)
     rows: list[dict[int, Any]] = []
-    for start, end in zip(found.start_indices, ends, strict=True):
+    for start, end in zip(flat.start_indices, ends, strict=True):
         row: dict[int, Any] = {}
-        for i in range(int(start), int(end)):
-            rank = columns[2][i]
-            row.setdefault(
-                int(columns[0][i]),
-                {"logprob": columns[1][i], "rank": None if rank is None else int(rank)},
-            )
+        for token, value, rank in zip(*(column[int(start) : int(end)] for column in columns), strict=True):
+            row.setdefault(int(token), {"logprob": value, "rank": None if rank is None else int(rank)})
         rows.append(row)
     return rows

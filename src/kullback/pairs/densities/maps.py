@@ -7,7 +7,7 @@ are the same function have the same steps, for example tanh and 2 sigmoid(2 y) -
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -352,7 +352,7 @@ def _is_compared_by_attributes(a: object) -> bool:
     return torch.compiler.is_compiling() or type(a).__eq__ is Transform.__eq__
 
 
-def _attributes(thing: object) -> dict[str, Any]:
+def _attributes(thing: object) -> Mapping[str, object]:
     """Return the attributes that determine the values of a transform or of a distribution's density.
 
     Private attributes of torch's transforms are caches, and private numbers of torch's distributions are settings, so

@@ -25,10 +25,9 @@ import numpy as np
 import torch
 
 from kullback.common.arrays import Flags, Floats
+from kullback.common.inference import normal_quantile, of_independent_tests, of_tests_on_the_same_rows
 from kullback.estimators.discrete.formulas import kl_influence, zhang_grabchak
-from kullback.estimators.evidence import standard_normal_quantile
 from kullback.results.value import Interval, Value
-from kullback.tables.inference.ordered import of_either
 from kullback.tables.inference.rare_values import GROUPS, RareValues
 from kullback.tables.inference.sampling_error import (
     ClusteredRows,
@@ -37,7 +36,7 @@ from kullback.tables.inference.sampling_error import (
     RowsWithRareValues,
     multinomial_variance,
 )
-from kullback.tables.inference.significance import g_test, together
+from kullback.tables.inference.significance import g_test
 
 MIN_EFFECTIVE = 20.0  # independent rows on each side, below which no interval is given
 MIN_CLUSTERS = 20  # on each side, likewise
@@ -103,7 +102,7 @@ def compare_counts(
     a, b = a[occupied], b[occupied]
     contributions = np.zeros(width)
     if len(a) < 2:
-        p_value = math.nan if hidden.unseen > MOST_UNSEEN else of_either([1.0, ordered])
+        p_value = math.nan if hidden.unseen > MOST_UNSEEN else of_tests_on_the_same_rows([1.0, ordered])
         interval = (0.0, 0.0) if pooled and min(sizes) >= MIN_EFFECTIVE else None
         return _statistics([Value(0.0, None, interval)] * 5, hidden, p_value, contributions)
     groups = None if clusters is None else (clusters[0][:, occupied], clusters[1][:, occupied])
@@ -116,7 +115,7 @@ def compare_counts(
         p_value = g_test(a, b, errors, groups, random, permute=rare is None)
     else:
         p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
-    p_value = of_either([p_value, ordered])
+    p_value = of_tests_on_the_same_rows([p_value, ordered])
     n, m = errors.effective
     posterior = (_posterior(a, random), _posterior(b, random)) if sparse else None
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
@@ -202,7 +201,7 @@ def _test_with_rare_values(
     if len(first[0]) > 1:
         errors = IndependentRows(first[0], first[1], float(a.sum()), float(b.sum()))
         p_values.append(g_test(first[0], first[1], errors, None, random))
-    return together(p_values)
+    return of_independent_tests(p_values)
 
 
 def expected_rows(a: Floats, b: Floats, sizes: tuple[float, float]) -> Floats:
@@ -284,8 +283,7 @@ class _Comparison:
         if plugin > 1e-3 * dof * null_scale:
             scale = variance / (4 * plugin)
             # What few clusters show of the variance is itself uncertain: the ends are as far out as Student's t is.
-            quantile = standard_normal_quantile(self.confidence)
-            student = self.errors.inflation(of_p, of_q, quantile)
+            student = self.errors.inflation(of_p, of_q, self.confidence)
         error = float(np.sqrt(variance + 2 * dof * scale**2))
         scale *= student
         if self.posterior is not None:
@@ -314,7 +312,7 @@ class _Comparison:
 
         If the sign of p - q is certain, a bin's error shifts the total; otherwise the error adds to it.
         """
-        from scipy.special import ndtr, ndtri
+        from scipy.special import ndtr
 
         difference = self.p - self.q
         plugin = float(abs(difference).sum() / 2)
@@ -324,7 +322,7 @@ class _Comparison:
         value = max(plugin - float(bias.sum()) / 2, 0.0)
         if self._too_few:
             return Value(value, None, None)
-        certain = u > ndtri(1 - 0.005 / len(u))  # so that no sign is taken for certain by chance
+        certain = u > normal_quantile(1 - 0.005 / len(u))  # so that no sign is taken for certain by chance
         signs = np.sign(difference)
         up = np.empty(TV_DRAWS)
         shift = np.empty(TV_DRAWS)

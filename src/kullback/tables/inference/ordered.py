@@ -14,14 +14,11 @@ References:
     On the Distribution of the Two-Sample Cramer-von Mises Criterion (Anderson, 1962)
     Saddle point approximation for the distribution of the sum of independent random variables
         (Lugannani and Rice, 1980)
-    Cauchy combination test: a powerful test with analytic p-value calculation under arbitrary dependency structures
-        (Liu and Xie, 2020)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -34,7 +31,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FEWEST_ROWS = 5  # on each side; with fewer the statistic is not near its limit
 MOST_GROUPS = 128  # of values; more change the statistic by less than its third digit
-LARGEST_P = 0.99  # of two p-values that are combined: at 1 one test would silence the other
 
 
 @dataclass(frozen=True)
@@ -103,18 +99,6 @@ def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) ->
         covariance = residuals.T @ residuals * least / max(least - 1, 1)
         return _tail(float(statistic(a.sum(0), b.sum(0))), weights, covariance)
     return permutation_test(a, b, statistic, random)
-
-
-def of_either(p_values: Sequence[float]) -> float:
-    """Return one p-value for several tests of one hypothesis on the same rows; NaN marks a test that was not made."""
-    made = np.array([value for value in p_values if not math.isnan(value)])
-    if len(made) < 2:
-        return float(made[0]) if len(made) else math.nan
-    if (made == 1).all():
-        return 1.0
-    # 1 / tan(pi p) is 1 / (pi p) where p is small, also where pi p underflows in the tangent's argument.
-    scores = 1 / np.tan(np.pi * np.clip(made, 1e-300, LARGEST_P))
-    return float(np.arctan2(1, scores.mean()) / np.pi)
 
 
 def _on_one_grid(p: ColumnProfile, q: ColumnProfile) -> tuple[Array, Array]:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from kullback.common.arrays import Floats
+from kullback.common.inference import student_ratio
 from kullback.estimators.discrete.counts import dof_of_squares
-from kullback.estimators.draws import cluster_correction, few_clusters
+from kullback.estimators.draws import cluster_correction
 
 MOST_GAIN = 100.0
 BLOCK = 1 << 21  # numbers drawn at a time
@@ -34,12 +35,12 @@ class ProportionErrors(ABC):
     def variance(self, of_p: Floats, of_q: Floats) -> float:
         """Return the variance of a function with these gradients with respect to p and q."""
 
-    def inflation(self, of_p: Floats, of_q: Floats, quantile: float) -> float:
-        """Return the factor of this variance with which a normal quantile equals Student's t.
+    def inflation(self, of_p: Floats, of_q: Floats, confidence: float) -> float:
+        """Return the factor of this variance with which the normal quantile for a confidence equals Student's t.
 
         It is 1 if the variance comes from many rows or values.
         """
-        del of_p, of_q, quantile
+        del of_p, of_q, confidence
         return 1.0
 
     @abstractmethod
@@ -167,7 +168,7 @@ class ClusteredRows(_ErrorRows):
         super().__init__(errors[0], errors[1], proportions, sizes or totals, units, clusters)
         self._held = a.sum(1) > 0, b.sum(1) > 0
 
-    def inflation(self, of_p: Floats, of_q: Floats, quantile: float) -> float:
+    def inflation(self, of_p: Floats, of_q: Floats, confidence: float) -> float:
         # Each side has the degrees of freedom that its clusters' parts of the variance show.
         total, wider = 0.0, 0.0
         sides = zip((self._errors_p, self._errors_q), (of_p, of_q), self._held, strict=True)
@@ -177,7 +178,7 @@ class ClusteredRows(_ErrorRows):
                 variance = float(squares.sum())
                 dof = dof_of_squares(variance, float((squares**2).sum()), len(squares))
                 total += variance
-                wider += variance * few_clusters(1 + dof, quantile) ** 2
+                wider += variance * student_ratio(confidence, 1 + dof) ** 2
         return wider / total if total > 0 else 1.0
 
 

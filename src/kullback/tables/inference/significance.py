@@ -1,8 +1,8 @@
-"""The test that two tables' rows come from one distribution, and the correction for many tests."""
+"""The test that two tables' rows come from one distribution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -75,25 +75,6 @@ def g_statistic(a: Floats, b: Floats) -> Floats:
     return 2 * (rel_entr(a, n * pooled).sum(-1) + rel_entr(b, m * pooled).sum(-1))
 
 
-def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple testing: at most 5 % of the corrected ones below 0.05 are expected to be false
-    positives.
-
-    Arguments:
-        p_values: the p-values; NaN for a test that could not be made, which is left out.
-
-    References:
-        Controlling the false discovery rate (Benjamini and Hochberg, 1995)
-    """
-    from scipy.stats import false_discovery_control
-
-    found = np.asarray(p_values, dtype=np.float64)
-    tested = ~np.isnan(found)
-    if tested.any():
-        found[tested] = false_discovery_control(found[tested])
-    return found.tolist()
-
-
 def sparse_test(a: Floats, b: Floats, random: np.random.Generator) -> float:
     """Return the p-value of the likelihood-ratio test for many values with few rows each.
 
@@ -123,18 +104,6 @@ def sparse_test(a: Floats, b: Floats, random: np.random.Generator) -> float:
         return _random_tables(a, total - a, random)
     observed = float((xlogy(a, a / total) + xlogy(total - a, (total - a) / total)).sum())
     return _pearson_tail(observed, total, float(a.sum() / total.sum()))
-
-
-def together(p_values: Sequence[float]) -> float:
-    """Return the p-value of several independent tests of one hypothesis; NaN means that the test could not be made.
-
-    References:
-        Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)
-    """
-    made = [value for value in p_values if not np.isnan(value)]
-    if not made:
-        return float("nan")
-    return -float(np.expm1(len(made) * np.log1p(-min(made)))) if min(made) < 1 else 1.0
 
 
 def _pearson_tail(observed: float, total: Floats, proportion: float) -> float:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kullback.common.arrays import Floats
+from kullback.common.inference import false_discovery_rates
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.word_groups import WORD_GROUPS
-from kullback.tables.inference.significance import adjusted
 
 FEWEST_EXPECTED = 10.0  # rows with a word, and rows without, on the smaller side
 
@@ -64,7 +64,7 @@ def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) ->
     most = int(np.argmin(p_values))
     x, y = (float((rows[most] + 0.5) / (size + 1)) for rows, size in ((a, n), (b, m)))
     psi = (x - y) * (math.log(x / (1 - x)) - math.log(y / (1 - y)))
-    return WordTest(psi, min(adjusted(p_values.tolist())))
+    return WordTest(psi, min(false_discovery_rates(p_values.tolist())))
 
 
 def _proportions(column: ColumnProfile) -> Floats:

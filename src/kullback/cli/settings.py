@@ -1,0 +1,90 @@
+"""The checked values of a command's options, from the command line and from a file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from kullback.cli.config_file import place_in_file
+from kullback.cli.option import Option, Subject
+from kullback.errors import BY_EVENT, ArgumentValueError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked values of a command's options.
+
+    Attributes:
+        values: the value of each option.
+        places: where each option was given: its flag, or a file and the key; options that were not given are absent.
+    """
+
+    values: Mapping[Option, Any]
+    places: Mapping[Option, str]
+
+    def __getitem__(self, flag: str) -> Any:
+        """Return the value of an option, such as ``settings["--seed"]``."""
+        return next(value for option, value in self.values.items() if option.flag == flag)
+
+    def arguments(self, subject: Subject | None = None) -> dict[str, Any]:
+        """Return the library's arguments from the options that a subject takes; those without a value are left out."""
+        arguments = {
+            option.into: value if option.convert is None or value is None else option.convert(value)
+            for option, value in self.values.items()
+            if option.into and subject in (None, *option.subjects)
+        }
+        return {name: value for name, value in arguments.items() if value is not None}
+
+    def arguments_of(self, function: Callable[..., object]) -> dict[str, Any]:
+        """Return those of the library's arguments that a function takes."""
+        names = inspect.signature(function).parameters
+        return {name: value for name, value in self.arguments().items() if name in names}
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The flag of each argument of the library."""
+        return {option.into: option.flag for option in self.values if option.into}
+
+    @property
+    def mean_rows(self) -> bool:
+        """Whether a given option says that the sides are not tables."""
+        return any(option.means_rows for option in self.places)
+
+    def refuse_other_subjects(self, subject: Subject) -> None:
+        """Refuse the given options that the comparison of this subject does not take.
+
+        Raises:
+            ArgumentValueError: there is one.
+        """
+        remedies = {
+            "tables": ", or add --as table if P and Q are tables",
+            "models": ", or add --text FILE if P and Q are models",
+        }
+        for option, place in self.places.items():
+            if subject not in option.subjects:
+                remedy = "" if subject == "tables" else remedies.get(option.subjects[0], "")
+                raise ArgumentValueError.at(
+                    "",
+                    option.flag,
+                    wanted=f"options for comparing {subject}",
+                    got=f"{place} is for comparing {' and '.join(option.subjects)}",
+                    instead=f"leave it out{remedy}",
+                    wording=BY_EVENT,
+                )
+
+
+def settings_of(ctx: click.Context, options: Sequence[Option]) -> Settings:
+    """Return the settings of a command that click has read."""
+    places: dict[Option, str] = {}
+    for option in options:
+        source = ctx.get_parameter_source(option.name)
+        if source is ParameterSource.COMMANDLINE:
+            places[option] = option.flag
+        elif source is ParameterSource.DEFAULT_MAP:
+            places[option] = place_in_file(ctx.params["config"], option.key)
+    return Settings({option: ctx.params[option.name] for option in options}, places)

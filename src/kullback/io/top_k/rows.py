@@ -1,0 +1,121 @@
+"""Rows of the most probable classes as a reader returns them, completed by the true token, and checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import dtype_name
+from kullback.common.words import NO_LABEL
+from kullback.io.row_checks import tolerance
+from kullback.partial_rows import PartialRows, log_tail_mass, without_padding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kullback.io.source_files import FileReference
+
+LARGEST_INDEX = 2**31 - 1
+_NOT_LOG_PROBS = (
+    "these may be logits or processed scores: store the raw ones (vLLM: --logprobs-mode raw_logprobs)"
+)
+SAME = 1e-2  # largest relative difference between two computations of one token's log-probability
+
+
+class Piece(NamedTuple):
+    """Positions of one sequence as a reader returns them, not yet checked.
+
+    Attributes:
+        sequence: the number of the sequence in the file.
+        rows: the positions with their lists, which need not have the true tokens.
+        stores_tail: whether the file has the mass outside its lists; otherwise it follows from them.
+        skipped: positions without a distribution.
+        tokens: all tokens of the sequence, as `positions` counts them, with its first piece; where the file has them.
+    """
+
+    sequence: int
+    rows: PartialRows
+    stores_tail: bool = False
+    skipped: int = 0
+    tokens: Tensor | None = None
+
+
+def rows_of(piece: Piece, classes: int | None, start: int) -> PartialRows:
+    """Return the rows of a piece; the true token becomes a listed class if its log-probability is known."""
+    rows = piece.rows
+    indices, log_probs, tail = rows.top_indices, rows.top_log_probs, rows.tail_log_mass
+    label_log_probs = rows.label_log_probs.to(log_probs.dtype)
+    listed = (indices == rows.labels.unsqueeze(-1)) & (log_probs != -torch.inf)
+    from_list = torch.where(listed, log_probs, -torch.inf).amax(-1)
+    # Log-probabilities among the listed classes alone, which leave the tail unknown, are not a true token's.
+    is_listed = listed.any(-1) & ~tail.isnan()
+    label_log_probs = torch.where(is_listed & label_log_probs.isnan(), from_list, label_log_probs)
+    extra = ~is_listed & (rows.labels >= 0) & label_log_probs.isfinite()
+    if bool(extra.any()):
+        inside = torch.where(extra, label_log_probs, -torch.inf)
+        indices = torch.cat([indices, torch.where(extra, rows.labels, 0).unsqueeze(-1)], -1)
+        log_probs = torch.cat([log_probs, inside.unsqueeze(-1)], -1)
+        left = (tail.exp() - inside.double().exp()).clamp(min=0).log()
+        tail = left if piece.stores_tail else log_tail_mass(log_probs)
+    if classes is not None:
+        whole = (log_probs != -torch.inf).sum(-1) >= classes
+        tail = torch.where(whole & ~tail.isnan(), -torch.inf, tail)
+    return replace(
+        rows,
+        top_indices=indices,
+        top_log_probs=log_probs,
+        tail_log_mass=tail,
+        label_log_probs=label_log_probs,
+        sequences=torch.full_like(rows.positions, piece.sequence),
+        classes=classes,
+        start=start,
+    )
+
+
+def check(rows: PartialRows, ref: FileReference, rounding: torch.dtype) -> None:
+    """Raise `FileError` for the first invalid value; the tolerance suits probabilities of dtype `rounding`."""
+    for bad, values, wanted, instead in _faults(rows, rounding):
+        if bool(bad.any()):
+            index = tuple(int(i) for i in bad.nonzero()[0])
+            where = f"sequence {int(rows.sequences[index[0]])}, position {int(rows.positions[index[0]])}"
+            value = values[index].item()
+            shown = str(value) if isinstance(value, int) else f"{value:.6g}"
+            raise ref.error(wanted=wanted, got=f"{shown} at {where}", instead=instead)
+
+
+def _faults(rows: PartialRows, rounding: torch.dtype) -> Iterator[tuple[Tensor, Tensor, str, str]]:
+    """Yield a mask of invalid values, the values, the valid ones in words, and the remedy."""
+    limit = tolerance(rounding)
+    within = f"{limit:g} ({dtype_name(rounding)})"
+    log_probs, kept = rows.top_log_probs, rows.top_log_probs != -torch.inf
+    bad = log_probs.isnan() | (log_probs > limit)
+    yield bad, log_probs, "natural log-probabilities, at most 0", _NOT_LOG_PROBS
+    largest = LARGEST_INDEX if rows.classes is None else rows.classes - 1
+    bad = kept & ((rows.top_indices < 0) | (rows.top_indices > largest))
+    yield bad, rows.top_indices, f"token ids from 0 to {largest}", "use the files of one vocabulary"
+    masses = log_probs.double().exp().sum(-1)
+    wanted = f"probabilities that sum to at most 1 within {within}"
+    yield ~(masses <= 1 + limit), masses, wanted, _NOT_LOG_PROBS
+    totals = rows.masses  # NaN where the mass outside the list is not known
+    wanted = f"probabilities, with the mass outside the list, that sum to 1 within {within}"
+    instead = "store log-probabilities among all classes, and no other number of classes than there are"
+    yield (totals - 1).abs() > limit, totals, wanted, instead
+    ordered = without_padding(rows.top_indices, log_probs).sort(-1).values
+    bad = ordered[:, 1:] == ordered[:, :-1]
+    yield bad, ordered[:, 1:], "each token once at a position", "write the file again"
+    bad = (rows.labels != NO_LABEL) & ((rows.labels < 0) | (rows.labels > largest))
+    wanted = f"a true token from 0 to {largest}, or {NO_LABEL} for none"
+    yield bad, rows.labels, wanted, "use the files of one vocabulary"
+    wanted = "a log-probability of the true token, at most 0"
+    yield rows.label_log_probs > limit, rows.label_log_probs, wanted, _NOT_LOG_PROBS
+    # Two values of one token differ where the true tokens belong to other positions than the lists.
+    listed = ((rows.top_indices == rows.labels.unsqueeze(-1)) & kept).nonzero(as_tuple=True)
+    apart = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
+    difference = (rows.label_log_probs[listed[0]] - log_probs[listed]).double().abs()
+    apart[listed[0]] = difference / (1 + log_probs[listed].double().abs())
+    wanted = "one log-probability of the true token, where it is listed too"
+    instead = "store the true tokens of the same positions as the lists, neither shifted nor cut"
+    yield apart > max(limit, SAME), rows.label_log_probs, wanted, instead
