@@ -256,7 +256,8 @@ def judge_comparison(
             return limit.judgment_of_estimate(name, value)
         return limit.judgment_of_interval(name, value, bounds, "its bounds")
     # One infinite row makes the mean infinite, and equal predictions have no error.
-    are_equal = metric.path in comparison.divergences and of.minimum == of.maximum == 0
+    summary = comparison.divergences.get(metric.path)
+    are_equal = summary is not None and summary.minimum == summary.maximum == 0
     if are_equal or (math.isinf(value) and not limit.is_kept_by(value)):
         return limit.judgment_of_estimate(name, value)
     if of.interval is not None:

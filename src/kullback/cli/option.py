@@ -20,16 +20,17 @@ from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, KullbackE
 
 Subject = Literal["predictions", "tables", "models"]
 Job = Literal["Predictions", "Tables", "Language models", "Limits", "Computation", "Output", ""]
-# Only newer versions of click have a generic class here.
+# Only newer versions of click have generic classes here.
 if TYPE_CHECKING:
     _Choice = click.Choice[str]
+    _ParamType = click.ParamType[Any]
 else:
-    _Choice = click.Choice
+    _Choice, _ParamType = click.Choice, click.ParamType
 # No constraint of the library has a greater bound than this one; help does not show it.
 _MOST = Whole().most
 
 
-class _Checked(click.ParamType):
+class _Checked(_ParamType):
     """A type of click that accepts what a constraint of the library accepts."""
 
     constraint: Constraint
@@ -76,7 +77,7 @@ class _Word(_Checked, _Choice):
         self.constraint = constraint
 
 
-class Names(click.ParamType):
+class Names(_ParamType):
     """Names of columns, separated by commas or in a list, of which none may be empty.
 
     Arguments:
@@ -135,7 +136,7 @@ class Option:
     flag: str
     help: str
     _: KW_ONLY
-    accepts: Constraint | click.ParamType | None = None
+    accepts: Constraint | _ParamType | None = None
     into: str = ""
     convert: Callable[[Any], object] | None = None
     job: Job = ""
@@ -172,7 +173,7 @@ class Option:
     def as_click(self) -> click.Option:
         """Return the option of click."""
         # A default of None would be a value of a required option; of a flag, it leaves the choice to the library.
-        further: dict[str, object] = {} if self.default is None else {"default": self.default}
+        further: Any = {} if self.default is None else {"default": self.default}
         if self.is_flag:
             further = {"is_flag": True, "default": None}
         elif self.alone is not None:
@@ -189,7 +190,7 @@ class Option:
         )
 
     @property
-    def _type(self) -> click.ParamType | None:
+    def _type(self) -> _ParamType | None:
         if not isinstance(self.accepts, Constraint):
             return self.accepts
         constraint = replace(self.accepts, optional=False)  # an option that is left out is None

@@ -72,7 +72,7 @@ def _spread(points: Array) -> Array:
 
 def _measured(points: Array, ks: tuple[int, int]) -> float:
     """Return the intrinsic dimension of points by `dimension_of`; points that coincide with a neighbor are ignored."""
-    from scipy.spatial import cKDTree
+    from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
 
     tree = cKDTree(points)
     distance = tree.query(_some(points), [ks[0] + 1, ks[1] + 1])[0]
@@ -85,7 +85,7 @@ def _locally_scaled(points: Array, k: int) -> Array:
 
     After the map, these differences have mean square 1 in each direction. `k` is the number of neighbors of each point.
     """
-    from scipy.spatial import cKDTree
+    from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
 
     tree = cKDTree(points)
     queries = _some(points)

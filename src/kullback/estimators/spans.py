@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -129,5 +131,5 @@ def _independent(points: Array, rank: int) -> Integers:
     """Return the sorted indices of `rank` components of the points that determine the other components linearly."""
     from scipy import linalg
 
-    pivots = linalg.qr(points, mode="r", pivoting=True)[1]
+    pivots: Any = linalg.qr(points, mode="r", pivoting=True)[-1]
     return np.sort(pivots[:rank])

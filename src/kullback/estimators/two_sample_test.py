@@ -387,7 +387,7 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     some = scaled[rng.choice(n, min(n, 500), replace=False)]
     scores = _standard_scores(scaled)
     moments = _moments(scaled, scores)
-    median = _median_distance(pdist(some))
+    median = _median_distance(np.asarray(pdist(some), dtype=np.float64))
     if n <= MOST_DISTANCES:
         distances = np.fmin(pdist(scaled) / median, FARTHEST).astype(np.float32)
         all_distances = squareform(distances)

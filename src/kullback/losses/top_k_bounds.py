@@ -264,8 +264,10 @@ def _rows(x: TopK | PartialRows, name: str) -> tuple[PartialRows, torch.Size]:
             wanted, got = "tail='bucket': bounds need the mass outside the list", f"tail={x.tail!r}"
             instead += ", with log-probabilities among all classes"
             raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
-        columns = (values.detach().reshape(-1, values.shape[-1]) for values in (x.indices, x.log_probs))
-        return PartialRows(*columns), x.indices.shape[:-1]
+        indices, log_probs = (
+            values.detach().reshape(-1, values.shape[-1]) for values in (x.indices, x.log_probs)
+        )
+        return PartialRows(indices, log_probs), x.indices.shape[:-1]
     if not isinstance(x, PartialRows):  # pyright: ignore[reportUnnecessaryIsInstance]
         wanted, got = "a TopK or PartialRows", type(x).__name__
         raise invalid_type(_CALL, name, wanted=wanted, got=got, instead=instead)

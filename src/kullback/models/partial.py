@@ -69,12 +69,12 @@ class _PartialPairing(Pairing):
 
     def measured(self, first: int, p: Any, q: Any) -> Part:
         labels = self._labels[first : first + len(p)]
-        known = [
+        known_p, known_q = (
             side if isinstance(side, PartialRows) else rows_of_logits(side, labels, TOP_CLASSES)
             for side in (p, q)
-        ]
-        divergences, further = self.row_divergences(p, q, *known)
-        ordered = [side.in_order() for side in known]
+        )
+        divergences, further = self.row_divergences(p, q, known_p, known_q)
+        ordered = known_p.in_order(), known_q.in_order()
         table = torch.cat([_table(*ordered, labels, divergences), further], -1)
         kl = divergences[0].tolist()
         worst = [

@@ -24,7 +24,8 @@ class ModelSide(RowStream):
     windows: Windows
 
     def __init__(self, info: ModelInfo, windows: Windows) -> None:
-        self.info, self.windows = info, windows
+        self.info = info
+        self.windows = windows  # pyright: ignore[reportIncompatibleVariableOverride]
         self.name, self.classes, self.rows = info.name, info.classes, windows.rows
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -212,7 +212,7 @@ def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> Refer
         True,
     )
     # A tail of one class is a class: the bound is exact.
-    has_tail = (tail > -torch.inf) & (block.classes > top.shape[-1] + 1)
+    has_tail = (tail > -torch.inf) & (cast("int", block.classes) > top.shape[-1] + 1)
     support, other_support = block.support_sizes, candidate.classes_with_mass
     terms = {name: kind.terms(pair) for name, kind in DIVERGENCES.items()}
     bounds = {name: each.sum(-1) for name, each in terms.items()}

@@ -49,7 +49,7 @@ class KNearest(NamedTuple):
 
 def spatial_order(draws: Array) -> Integers:
     """Return a permutation that puts neighboring draws next to each other in memory, which makes searches faster."""
-    from scipy.spatial import cKDTree
+    from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
 
     if draws.shape[1] == 1:
         return np.argsort(draws[:, 0])
@@ -206,7 +206,7 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
     """Yield blocks of neighbors from a k-d tree. With `own`, the first neighbor is the query itself and is left out."""
-    from scipy.spatial import cKDTree
+    from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
 
     tree = cKDTree(reference, balanced_tree=False)
     for start in range(0, len(queries), _QUERIES):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kullback.common.constraints import Arguments, OfType, OneOf
 from kullback.common.files import check_input
@@ -151,7 +151,7 @@ def _open_objects(
             instead="open_top_k('responses.jsonl')",
         )
     is_list = isinstance(source, Sequence) and not hasattr(source, "prompt_logprobs")
-    objects = list(source) if is_list else [source]
+    objects = list(cast("Sequence[Any]", source)) if is_list else [source]
     return _open_records(ref, partial(objects_as_records, ref, objects), formats, key, tokens)
 
 

@@ -30,5 +30,9 @@ if TYPE_CHECKING:
 
 def fields(diagnosis: Diagnosis) -> Fields:
     """Return the fields of the schema of this module."""
-    values = {**asdict(diagnosis), "ok": diagnosis.ok, "codes": diagnosis.codes}
-    return {"schema": "kullback.diagnosis/1"} | values
+    return {
+        "schema": "kullback.diagnosis/1",
+        **asdict(diagnosis),
+        "ok": diagnosis.ok,
+        "codes": diagnosis.codes,
+    }

@@ -64,7 +64,7 @@ def fields(comparison: Comparison) -> Fields:
     for name in {"divergences", "labels", "further"} & values.keys():
         values[name] = values[name] and {key: mean_fields(value) for key, value in values[name].items()}
     values["acceptance_rate"] = mean_fields(values["acceptance_rate"])
-    return {"schema": "kullback.predictions/3", "unit": "nats"} | values
+    return {"schema": "kullback.predictions/3", "unit": "nats", **values}
 
 
 def mean_fields(value: Any) -> Any:

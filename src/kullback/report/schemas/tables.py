@@ -44,7 +44,7 @@ def fields(comparison: TableComparison) -> Fields:
     """Return the fields of the schema of this module."""
     values = asdict(comparison)
     values |= {key: [_named_first(each) for each in values[key]] for key in ("columns", "joint")}
-    return {"schema": "kullback.tables/2", "unit": "nats"} | values
+    return {"schema": "kullback.tables/2", "unit": "nats", **values}
 
 
 def _named_first(values: Any) -> Fields:

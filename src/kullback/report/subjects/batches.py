@@ -131,6 +131,7 @@ def _frame(pages: Sequence[Document]) -> Frame:
     frames = [(page.title, page.frame()) for page in pages if page.frame is not None]
     names = [name for name, frame in frames for _ in frame.columns["column"]]
     columns = {
-        name: np.concatenate([frame.columns[name] for _, frame in frames]) for name in frames[0][1].columns
+        name: np.concatenate([np.asarray(frame.columns[name]) for _, frame in frames])
+        for name in frames[0][1].columns
     }
     return Frame({"batch": names, **columns})

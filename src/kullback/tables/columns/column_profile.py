@@ -229,7 +229,7 @@ def most_frequent(texts: dict[str, float]) -> dict[str, float]:
     return {text: texts[text] for text in heaviest}
 
 
-def _steps(weights: dict[int, float]) -> dict[str, list[float]]:
+def _steps(weights: dict[int, float]) -> JsonObject:
     """Return sorted numbers as differences, and their weights."""
     order = sorted(weights)
     steps = [number - before for before, number in zip([0, *order], order, strict=False)]
@@ -244,7 +244,7 @@ def _from_steps(written: Any) -> dict[int, float]:
 def _read(written: JsonObject) -> ColumnProfile:
     if written["column_type"] not in get_args(ColumnType):
         raise ValueError(f"unknown column type {printable(safe_repr(written['column_type']), LONGEST_NAME)}")
-    numbers = {
+    numbers: JsonObject = {
         name: bool(written[name]) if name == "integer" else _number(written[name])
         for name in _PLAIN
         if name in written

@@ -49,7 +49,7 @@ class ColumnCounter(ABC):
         return {name: value for name, value in vars(self).items() if name != "lock"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__ |= state
+        vars(self).update(state)
         self.lock = Lock()
 
     def add(self, array: Any, weights: Floats | None) -> None:
@@ -75,7 +75,7 @@ class ColumnCounter(ABC):
         self.merge_present(other)
 
     @abstractmethod
-    def merge_present(self, other: Self) -> None:
+    def merge_present(self, other: Any) -> None:
         """Add the counts of another part's values that are not missing."""
 
     def profile(self) -> ColumnProfile:
@@ -208,7 +208,7 @@ class CategoryCounter(ColumnCounter):
             if self.pending_rows > max(PENDING, self.settled_rows):
                 self.settle()
 
-    def merge_present(self, other: Self) -> None:
+    def merge_present(self, other: Any) -> None:
         self.pending += other.pending
         self.settle()
 

@@ -7,7 +7,7 @@ from abc import ABC
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kullback.tables.columns.types import Field
 from kullback.tables.engines.column_counters import CategoryCounter, ColumnCounter, StringCounter
@@ -80,7 +80,7 @@ class Table(ABC):
             counter.columns |= {
                 name: column
                 for name, column in again.columns.items()
-                if not undecided[name].has_too_many(column)
+                if not undecided[name].has_too_many(cast("CategoryCounter", column))
             }
         return counter
 
