@@ -81,7 +81,7 @@ LAYERS = {
     "kullback.io": (
         {"blocks", "source_files", "windows"},
         {"class_columns", "reader", "row_checks"},
-        {"arrays", "parquet"},
+        {"arrays", "parquet", "row_stream"},
         {"csv_text", "llama_cpp_base", "safetensors_file"},
         {"reference_file", "row_sources", "tokens", "vectors"},
         {"reference_writer"},

@@ -28,6 +28,7 @@ from kullback import (
     two_sample_test,
 )
 from kullback.errors import ArgumentTypeError
+from kullback.models import Cut
 from kullback.report import document, frame, html, json, markdown, terminal
 from kullback.report.document import Document, Headline, Table
 from kullback.results.verdict import Verdict
@@ -60,7 +61,7 @@ def of_coin(coin: Coin, verdicts: Sequence[Verdict] = ()) -> Document:
 SUBJECTS: dict[str, Callable[[], Any]] = {
     "predictions": lambda: compare_predictions(P, Q),
     "models": lambda: compare_models(
-        TableModel("base", 0, 0.0), [TableModel("near", 1, 0.1)], TEXT, context=40
+        TableModel("base", 0, 0.0), [TableModel("near", 1, 0.1)], TEXT, cut=Cut(context=40)
     ),
     "tables": lambda: compare_tables(pa.table({"x": [1, 2] * 50}), pa.table({"x": [1, 1] * 50})),
     "fit": lambda: fit(Normal(0.0, 1.0), to=Gamma(4.0, 2.0)),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kullback.io.windows import Windows
-from kullback.models import LanguageModel, ModelComparison, ModelInfo, Token, Vocabulary, compare_models
+from kullback.models import Cut, LanguageModel, ModelComparison, ModelInfo, Token, Vocabulary, compare_models
 from kullback.report import frame, html, json as report, markdown
 from tests.report.media import strict
 
@@ -45,7 +45,7 @@ class Table(LanguageModel):
 def near_and_far() -> ModelComparison:
     text = "".join(chr(40 + (7 * i * i + 3 * i) % 80) for i in range(900))
     near, far = Table("near<b>", 1, 0.1), Table("far|x", 2, 0.8)
-    return compare_models(Table("base\x1b[0m", 0, 0.0), [far, near], text, context=40)
+    return compare_models(Table("base\x1b[0m", 0, 0.0), [far, near], text, cut=Cut(context=40))
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,8 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
   ``broken_by`` (empty).
 * ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
   ``interval`` of ``kl_pq`` allows for it.
+* ``further``, if statistics were registered: for each its ``title``, ``mean``, ``standard_error``, ``interval``,
+  ``reason``.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
 * ``llama_cpp``: null, or, if you asked for it, the numbers that llama.cpp prints: ``chunks`` (a list) and ``total``,
   objects with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``,
@@ -57,7 +59,9 @@ def fields(comparison: Comparison) -> Fields:
     values["quantiles"] = [
         dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
     ]
-    for name in ("divergences", "labels"):
+    if not values["further"]:
+        del values["further"]
+    for name in {"divergences", "labels", "further"} & values.keys():
         values[name] = values[name] and {key: mean_fields(value) for key, value in values[name].items()}
     values["acceptance_rate"] = mean_fields(values["acceptance_rate"])
     return {"schema": "kullback.predictions/3", "unit": "nats"} | values

@@ -19,6 +19,8 @@ from kullback.common.formats import (
     shortened,
     visible,
 )
+from kullback.common.row_statistics import BUILT_IN
+from kullback.common.words import DIVERGENCE_NAMES
 from kullback.predictions import (
     Comparison,
     LabelStatistics,
@@ -54,7 +56,7 @@ WORST_IN_BRIEF = 3
 Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
 # The keys of Comparison.divergences, in the order of the reports, with their names in plain text.
-QUANTITIES = {KL_PQ: "KL(P||Q)", "kl_qp": "KL(Q||P)", "js": "JS", "tv": "TV"}
+QUANTITIES = {each.name: each.title for each in BUILT_IN if each.name in DIVERGENCE_NAMES}
 # The attributes of a summary that are quantiles, by name.
 QUANTILES = {
     "minimum": "minimum", "p001": "0.1%", "p01": "1%", "p05": "5%", "p10": "10%", "p25": "25%", "median": "median",
@@ -165,6 +167,10 @@ def brief_numbers(comparison: Comparison, *, at_least: str = "") -> Table:
         (
             ("mean KL(P||Q)", f"{at_least}{value} {unit.name}", _brief_interval(kl, ends, f" {unit.name}")),
             ("same top class", percent(same.value), _brief_interval(same, map(percent, same.interval or ()))),
+            *(
+                (each.title, number(each.value), _brief_interval(each, map(number, each.interval or ())))
+                for each in comparison.further.values()
+            ),
         ),
     )
 
@@ -259,6 +265,17 @@ def numbers(comparison: Comparison) -> list[Table]:
                 ),
             ),
         ]
+    if comparison.further:
+        tables.append(
+            Table(
+                "Statistics of your own",
+                ["", "mean", "std. error", "95% CI, from", "to"],
+                [
+                    [each.title, number(each.mean), number(each.standard_error, 2), *map(number, each.ends)]
+                    for each in comparison.further.values()
+                ],
+            )
+        )
     tables.append(
         Table(
             "By P's confidence, the probability of its top class",
@@ -300,6 +317,7 @@ def _figures(comparison: Comparison) -> tuple[Figure, ...]:
             for name, statistic in LABEL_STATISTICS.items()
             if statistic.figure
         ]
+    figures += [_figure(each.title, each, number) for each in comparison.further.values()]
     return tuple(figures)
 
 
