@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import kullback
 from kullback import Counts, Logits, LogProbs, Probs, diagnose, kl_divergence
+from kullback.diagnosis.checks import _GROUPS
 from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError
 from kullback.kernels import blocks
 from tests.refusals import refused
@@ -393,6 +394,8 @@ def pitfalls() -> dict[str, Call]:
 
 
 PITFALLS = pitfalls()
+MAPS = scores(2, 2, 12, seed=14).log_softmax(-1).reshape(2, 2, 3, 4)
+HEAT_MAPS, SIGMOIDS = (MAPS[0], MAPS[1].exp()), (F.logsigmoid(S), T.sigmoid())
 NOTES = {"target-zeros", "dtype-mismatch", "identical"}
 
 
@@ -420,6 +423,17 @@ def test_the_pitfall_is_found_and_no_other_and_the_suggestion_is_right(name):
         assert suggestion.value is None
     else:
         assert suggestion.value == pytest.approx(call.meant, rel=2e-5, abs=1e-7)
+
+
+def test_each_entry_of_the_table_of_checks_is_found_by_some_call():
+    calls = [*(call.diagnose() for call in PITFALLS.values()), *(diagnose(x, y) for x, y, _ in NOTHING_MEANT)]
+    calls += [diagnose(LOG_Q.as_subclass(Elsewhere), P), *(diagnose(*pair) for pair in (HEAT_MAPS, SIGMOIDS))]
+    calls += [diagnose(LOG_Q, LOG_Q, log_target=True), diagnose(S.half(), P.half())]
+    codes = {(finding.code, finding.level) for each in calls for finding in each.findings}
+    without_name = {(code.partition("-")[2], level) for code, level in codes}
+    for check in (check for _, checks in _GROUPS for check in checks):
+        code = check.code.replace("{it.name}-", "")
+        assert (code, check.level) in (codes if code == check.code else without_name), check.code
 
 
 def test_errors_come_first():
@@ -535,22 +549,22 @@ def test_each_reduction_is_told_by_its_scale():
     assert diagnosis.ok
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "code"),
-    [
-        (torch.zeros(0, 4), torch.zeros(0, 4), "empty-tensor"),
-        (torch.zeros(3, 0), torch.zeros(3, 0), "empty-tensor"),
-        (torch.tensor(-1.0), torch.tensor(0.5), "no-classes"),
-        (torch.zeros(3, 4), torch.tensor(0.5), "no-classes"),
-        (LOG_Q, torch.rand(3, 7, 2), "shape-mismatch"),
-        (LOG_Q, torch.rand(8, 1), "silent-broadcast"),
-        (torch.zeros(5, 1), torch.rand(5, 1), "single-class"),
-        (torch.full((3, 4), math.nan), torch.full((3, 4), 0.25), "input-nan"),
-        (LOG_Q, torch.zeros(8, 10), "target-rows-without-mass"),
-        (torch.full((3, 4), -math.inf), torch.full((3, 4), 0.25), "input-rows-without-mass"),
-        (LOG_Q, torch.full((8,), 10), "target-is-class-indices"),
-    ],
-)
+NOTHING_MEANT = [
+    (torch.zeros(0, 4), torch.zeros(0, 4), "empty-tensor"),
+    (torch.zeros(3, 0), torch.zeros(3, 0), "empty-tensor"),
+    (torch.tensor(-1.0), torch.tensor(0.5), "no-classes"),
+    (torch.zeros(3, 4), torch.tensor(0.5), "no-classes"),
+    (LOG_Q, torch.rand(3, 7, 2), "shape-mismatch"),
+    (LOG_Q, torch.rand(8, 1), "silent-broadcast"),
+    (torch.zeros(5, 1), torch.rand(5, 1), "single-class"),
+    (torch.full((3, 4), math.nan), torch.full((3, 4), 0.25), "input-nan"),
+    (LOG_Q, torch.zeros(8, 10), "target-rows-without-mass"),
+    (torch.full((3, 4), -math.inf), torch.full((3, 4), 0.25), "input-rows-without-mass"),
+    (LOG_Q, torch.full((8,), 10), "target-is-class-indices"),
+]
+
+
+@pytest.mark.parametrize(("x", "y", "code"), NOTHING_MEANT)
 def test_where_nothing_can_be_meant_there_is_no_suggestion(x, y, code):
     diagnosis = diagnose(x, y)
     assert code in diagnosis.codes
