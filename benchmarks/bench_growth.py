@@ -205,7 +205,9 @@ def models(tokens: int) -> Run:
 
     base, near, tokenizer = make_model(), make_model(noise=0.05), make_tokenizer()
     passage = (text() * 40)[: 3 * tokens]
-    return lambda: kb.compare_models(base, near, passage, tokenizer=tokenizer, context=128)
+    return lambda: kb.compare_models(
+        base, near, passage, loading=kb.models.Loading(tokenizer=tokenizer), cut=kb.models.Cut(context=128)
+    )
 
 
 def fitted(n: int) -> Run:

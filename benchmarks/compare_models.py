@@ -61,22 +61,24 @@ def text() -> str:
 
 def measure(way: str, folder: Path) -> dict[str, float]:
     """Run one way in this process, and return seconds of the processor without loading, and the peak memory in MiB."""
-    from kullback.models import compare_models, open_model, record_reference
-    from kullback.models.text import make_windows, take_texts
+    from kullback.models import Cut, compare_models, open_model, record_reference
+    from kullback.models.text import take_texts
 
     models = [open_model(folder / name) for name in ("base", "near")]
     begun = time.process_time()
     if way == "alone":
-        windows, _ = make_windows(
-            models[0], take_texts("bench", text()), context=CONTEXT, score="second-half", most=WINDOWS
+        windows, _ = Cut(context=CONTEXT, most_windows=WINDOWS).windows(
+            models[0], take_texts("bench", text())
         )
         for model in models:
             for block in model.logits(windows, BLOCK_BYTES // (4 * CLASSES)):
                 del block
     elif way == "compare":
-        compare_models(models[0], models[1], text(), context=CONTEXT, most_windows=WINDOWS)
+        compare_models(models[0], models[1], text(), cut=Cut(context=CONTEXT, most_windows=WINDOWS))
     else:
-        record_reference(models[0], text(), folder / "base.klref", context=CONTEXT, most_windows=WINDOWS)
+        record_reference(
+            models[0], text(), folder / "base.klref", cut=Cut(context=CONTEXT, most_windows=WINDOWS)
+        )
     seconds = time.process_time() - begun
     return {"seconds": seconds, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 

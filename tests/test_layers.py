@@ -49,10 +49,10 @@ LAYERS = {
     ),
     "kullback.diagnosis": (
         {"scan"},
-        {"maps", "reading", "shapes"},
+        {"class_axes", "reading", "shapes"},
         {"values"},
         {"case"},
-        {"call_checks", "suggestion"},
+        {"checks", "suggestion"},
         {"diagnosis_result"},
         {"__init__"},
     ),
@@ -81,7 +81,7 @@ LAYERS = {
     "kullback.io": (
         {"blocks", "source_files", "windows"},
         {"class_columns", "reader", "row_checks"},
-        {"arrays", "parquet"},
+        {"arrays", "parquet", "row_stream"},
         {"csv_text", "llama_cpp_base", "safetensors_file"},
         {"reference_file", "row_sources", "tokens", "vectors"},
         {"reference_writer"},
@@ -119,7 +119,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.report": (
-        {"document", "estimates", "formats", "llama_cpp"},
+        {"document", "llama_cpp"},
         {"plots", "schemas"},
         {"subjects"},
         {"frame", "html", "json", "markdown", "terminal"},
@@ -128,7 +128,7 @@ LAYERS = {
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "table_results"},
-        {"row_order", "text_columns"},
+        {"row_order"},
         {"inference", "table_profile"},
         {"plot_bins", "reference_profile", "table_findings"},
         {"contents", "settings"},

@@ -50,7 +50,8 @@ from kullback.metrics import KLDivergence, kl_divergence as torchmetrics_kl_dive
 from kullback.nn import KLRegularizer, kl_per_dimension
 from kullback.parallel import workers
 from kullback.tables import Profile
-from kullback.tables.engines import spark_table
+from kullback.tables.engines.parts import _packed_error, merged
+from kullback.tables.engines.table_counter import TableCounter
 from tests.message_readers import plain_raises, readers_in
 from tests.refusals import parts, refused
 
@@ -367,12 +368,12 @@ def test_another_worker_raises_the_same_parts(monkeypatch: pytest.MonkeyPatch) -
     assert str(caught.value) == str(error)
 
 
-def test_a_partition_of_spark_returns_the_same_parts() -> None:
+def test_a_partition_of_a_table_returns_the_same_parts() -> None:
     table = pa.table({"a": [1, 2] * 50})
     for call in (lambda: Logits([float("nan")]), lambda: compare_tables(table, table, ["b"])):
         error = error_of(call)
         with pytest.raises(ArgumentValueError) as caught:
-            spark_table._unpacked(spark_table._packed(error).column(0)[0].as_py())
+            merged([_packed_error(error)], TableCounter())
         assert (parts(caught.value), caught.value.remedy) == (parts(error), dict(error.remedy))
 
 

@@ -83,15 +83,15 @@ def tables() -> Any:
 def models(folder: Path) -> Any:
     pytest.importorskip("transformers")
     from kullback.io import Reference
-    from kullback.models import compare_models, record_reference
+    from kullback.models import Cut, compare_models, record_reference
     from tests.models import folders
     from tests.models.tiny import text
 
     path = folder / "base.klref"
-    record_reference(folders.base(), text()[:6000], path, context=128)
+    record_reference(folders.base(), text()[:6000], path, cut=Cut(context=128))
     with Reference(path) as reference:
         return [
-            compare_models(folders.base(), [folders.int8()], text()[:6000], context=128),
+            compare_models(folders.base(), [folders.int8()], text()[:6000], cut=Cut(context=128)),
             compare_models(path, [folders.int8()]),
             reference,
             reference.read(0, reference.rows),

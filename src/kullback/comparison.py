@@ -71,7 +71,7 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
         (a, b),
         has_text=options.get("texts") is not None,
         has_row_options=any(name in rows for name in options),
-        hub=bool(options.get("hub")),
+        hub=bool(getattr(options.get("loading"), "hub", False)),
         frames_hold_rows=options.get("representation") is not None,
     )
     function = _function(subject)
@@ -134,7 +134,7 @@ def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject
         return {"predictions"} if frames_hold_rows else {"tables"}
     import torch
 
-    from kullback.io import Reference, RowSource, TopKSource
+    from kullback.io import Reference, RowStream, TopKSource
     from kullback.models import LanguageModel
     from kullback.representations import Representation
 
@@ -143,7 +143,7 @@ def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject
         return {"models"}
     if isinstance(side, Representation) or hasattr(type(side), "__array__"):
         return {"predictions"}
-    return {"predictions", "models"} if isinstance(side, RowSource) else set()
+    return {"predictions", "models"} if isinstance(side, RowStream) else set()
 
 
 def _are_tables(names: list[str]) -> bool:

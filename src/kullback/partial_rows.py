@@ -173,8 +173,9 @@ class PartialRows:
         """
         if not self.is_ranked or self.complete is not None:
             return self
+        at_label = torch.where(self.label_log_probs.isnan(), -torch.inf, self.label_log_probs)
         indices = torch.cat([self.top_indices.long(), self.tail_indices.long(), self.labels[:, None]], -1)
-        log_probs = torch.cat([self.top_log_probs, self.tail_log_probs, self.label_log_probs[:, None]], -1)
+        log_probs = torch.cat([self.top_log_probs, self.tail_log_probs, at_label[:, None]], -1)
         # `repeated` is True at all entries of a class but the first, in the order of the list.
         ordered, order = without_padding(indices, log_probs).sort(dim=-1, stable=True)
         repeated = torch.zeros_like(ordered, dtype=torch.bool)
@@ -244,6 +245,11 @@ def rows_of_logits(logits: Tensor, labels: Tensor, top: int) -> PartialRows:
         classes=logits.shape[-1],
         is_ranked=True,
     )
+
+
+def has_more_classes(sizes: Tensor, other_sizes: Tensor) -> Tensor:
+    """Return where the first of two supports is known to be larger, so that it has a class outside the other one."""
+    return (other_sizes > 0) & (sizes > other_sizes)
 
 
 def first_other_label(p: PartialRows, q: PartialRows) -> int | None:

@@ -56,7 +56,7 @@ from kullback.io import (
 )
 from kullback.io.top_k import open_top_k, paired_top_k_blocks
 from kullback.metrics import KLDivergence, PolicyKL
-from kullback.models import compare_models, open_model, record_reference
+from kullback.models import Cut, Loading, Run, compare_models, record_reference
 from kullback.nn import (
     DistillationLoss,
     KLDivLoss,
@@ -133,7 +133,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
     np.save(rows, NUMBERS.numpy())
     np.save(counts, NUMBERS.long().numpy())
     model = make_model()
-    of_text: dict[str, Any] = {"tokenizer": make_tokenizer(), "context": 8}
+    of_text: dict[str, Any] = {"loading": Loading(tokenizer=make_tokenizer()), "cut": Cut(context=8)}
 
     def blocks(**given: Any) -> list[Any]:
         with open_rows(rows, representation="logits") as source:
@@ -277,9 +277,11 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
         "BatchLoss": lambda **given: BatchLoss(
             "BatchLoss", DistillationLoss(), None, **({"causal": True} | given)
         ),
-        "open_model": lambda **given: open_model(model, tokenizer=of_text["tokenizer"], **given),
+        "Cut": Cut,
+        "Loading": Loading,
+        "Run": Run,
         "compare_models": lambda **given: compare_models(
-            model, model, text()[:400], **(of_text | {"bootstrap": 0, "worst": 0} | given)
+            model, model, text()[:400], **(of_text | {"run": Run(bootstrap=0, worst=0)} | given)
         ),
         "record_reference": lambda **given: record_reference(
             model, text()[:400], reference, **(of_text | {"top": 2, "tail_draws": 1} | given)

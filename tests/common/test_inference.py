@@ -21,6 +21,7 @@ from kullback.common.inference import (
     of_independent_tests,
     of_tests_on_the_same_rows,
     student_quantile,
+    student_quantiles,
     student_ratio,
     two_sided_quantile,
     wilson_interval,
@@ -46,7 +47,7 @@ def test_normal_quantiles_have_all_digits(tail: float) -> None:
         computed = normal_quantile(tail)
         exact = mpmath.findroot(lambda z: mp.log(normal_tail(-z)) - mp.log(mpf(tail)), computed)
         assert computed == pytest.approx(float(exact), rel=4e-15)
-    assert normal_quantile(np.array([tail]))[0] == computed
+    assert normal_scores(np.array([tail]))[0] == computed
 
 
 @pytest.mark.parametrize("tail", TAILS)
@@ -58,8 +59,15 @@ def test_students_quantiles_have_all_digits_also_for_fractional_degrees_of_freed
                 lambda t, dof=dof: mp.log(student_tail(-t, dof)) - mp.log(mpf(tail)), computed
             )
             assert computed == pytest.approx(float(exact), rel=1e-14), dof
-    assert student_quantile(tail, np.array(DOFS)).tolist() == [student_quantile(tail, dof) for dof in DOFS]
     assert student_quantile(tail, math.inf) == pytest.approx(normal_quantile(tail), rel=1e-14)
+
+
+def test_students_quantiles_of_a_tensor_have_its_shape_and_dtype() -> None:
+    for dof in (torch.tensor(3.5, dtype=torch.float64), torch.tensor([[1.0, 2.5], [7.0, 1e4]])):
+        quantiles = student_quantiles(normal_quantile(0.9), dof)
+        assert (quantiles.shape, quantiles.dtype) == (dof.shape, dof.dtype)
+        wanted = [student_quantile(0.9, number) for number in dof.flatten().tolist()]
+        assert quantiles.flatten().tolist() == pytest.approx(wanted, rel=1e-6)
 
 
 def test_intervals_of_few_groups_reach_as_far_as_students_t() -> None:
@@ -96,13 +104,6 @@ def test_scipys_limits_of_proportions_accept_whole_numbers_only() -> None:
     for side in (-1, 1):
         p = wilson_limit(events, 10.0, 1.96, side)
         np.testing.assert_allclose(side * (p - events / 10), 1.96 * np.sqrt(p * (1 - p) / 10), rtol=1e-12)
-
-
-def test_normal_scores_are_quantiles_of_the_ranks() -> None:
-    ranks = np.array([[1.0], [2.5], [2.5], [4.0]])
-    for offset, shares in ((0.0, [0.2, 0.5, 0.5, 0.8]), (0.5, [0.125, 0.5, 0.5, 0.875])):
-        scores = normal_scores(ranks, 4, offset)
-        np.testing.assert_allclose(scores[:, 0], scipy.stats.norm.ppf(shares), rtol=1e-14)
 
 
 @pytest.mark.parametrize("dof", [10.5, 40, 200])

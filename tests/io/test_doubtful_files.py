@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from kullback.errors import FileError, KullbackError
+from kullback.errors import FileError
 from kullback.io import open_rows, open_top_k, read_clusters, read_labels, write_llama_base
 from tests.refusals import refused
 
@@ -245,39 +245,6 @@ def test_keys_of_vllm_are_token_ids_as_they_are_written(key: str) -> None:
     rows = [None, {"8": {"logprob": -0.5}, key: {"logprob": -1.5}}]
     with pytest.raises(FileError, match=f"wanted token ids as keys; got '{key}' at record 0, position 1"):
         list(open_top_k({"prompt_logprobs": rows, "prompt_token_ids": [3, 8]}).blocks())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"classes": "5"}, {"classes": 5.5}, {"classes": True}, {"tokens": ["a"]}],
-    ids=str,
-)
-def test_settings_of_lists_of_log_probabilities_are_checked(change: dict[str, Any]) -> None:
-    with refused(KullbackError, call="open_top_k", argument=next(iter(change))):
-        open_top_k({"indices": INDICES, "log_probs": LOG_PROBS}, **change)
-
-
-@pytest.mark.parametrize(
-    ("change", "argument"),
-    [
-        ({"rows": np.zeros((1, 3))}, "rows"),
-        ({"rows": [[0.0, 1.0, 2.0]]}, "rows"),
-        ({"rows": None}, "rows"),
-        ({"n_ctx": "4"}, "n_ctx"),
-        ({"n_ctx": 4.0}, "n_ctx"),
-        ({"floor": "16"}, "floor"),
-        ({"floor": 1e30}, "floor"),
-        ({"floor": True}, "floor"),
-    ],
-    ids=str,
-)
-def test_settings_of_a_llama_cpp_file_are_checked(
-    tmp_path: Path, change: dict[str, Any], argument: str
-) -> None:
-    arguments: dict[str, Any] = {"rows": torch.zeros(1, 3), "n_ctx": 4}
-    with refused(KullbackError, call="write_llama_base", argument=argument):
-        write_llama_base(tmp_path / "x.kld", torch.zeros(4, dtype=torch.int64), **{**arguments, **change})
-    assert not (tmp_path / "x.kld").exists()
 
 
 def test_the_largest_floor_keeps_the_digits_of_what_is_likely(tmp_path: Path) -> None:

@@ -205,21 +205,6 @@ def test_blocks_respect_their_bytes_and_join_to_the_array(
     assert all(len(block) == 1 or block.nbytes <= max_bytes for block in blocks)
 
 
-@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"rows": 0}, {"rows": -2}])
-def test_a_block_of_nothing_is_refused(options: dict[str, int], tmp_path: Path) -> None:
-    path = written(tmp_path, "npy", logits())
-    with (
-        open_rows(path, representation="logits") as p,
-        refused(ArgumentValueError, argument=next(iter(options)), wanted="^an integer of 1 or more"),
-    ):
-        next(p.blocks(**options))
-    with (
-        open_rows(path, representation="logits") as p,
-        refused(ArgumentValueError, argument=next(iter(options)), wanted="^an integer of 1 or more"),
-    ):
-        paired_blocks(p, p, **options)
-
-
 def test_blocks_are_the_callers_to_change(tmp_path: Path) -> None:
     x = logits()
     for name in FORMATS:
@@ -417,13 +402,6 @@ def test_integers_of_another_kind_are_refused(tmp_path: Path) -> None:
         FileError, wanted="floating-point probs$", got=r"^integers \(int64\)", instead="--as counts"
     ):
         open_rows(written(tmp_path, "npy", torch.ones(2, 2, dtype=torch.int64)), representation="probs")
-
-
-def test_a_misspelt_kind_is_refused(tmp_path: Path) -> None:
-    with refused(
-        ArgumentValueError, wanted="^one of 'logits', 'log-probs', 'probs', 'counts'", got="^'logit'"
-    ):
-        open_rows(written(tmp_path, "npy", logits()), representation="logit")
 
 
 def test_probabilities_read_as_logits_are_a_caveat(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -211,83 +211,48 @@ def test_a_source_can_be_written_on(tmp_path: Path) -> None:
 
 TOKENS = tokens_of(2, 8, 5)
 ROWS = rows_of(2, 8, 5)
-BAD_WRITES = {
-    "tokens of no integers": (
-        TOKENS.float(),
-        ROWS,
-        {},
-        ArgumentTypeError,
-        r"\(tokens=...\): wanted integers",
-    ),
-    "tokens of text": (["a"], ROWS, {}, ArgumentTypeError, r"\(tokens=...\): wanted integers; got list"),
-    "half a window": (TOKENS[:12], ROWS, {}, ArgumentValueError, r"whole windows of n_ctx=8; got 12 tokens"),
-    "no tokens": (TOKENS[:0], ROWS, {}, ArgumentValueError, r"whole windows of n_ctx=8; got 0 tokens"),
-    "a token beyond": (TOKENS + 1, ROWS, {}, ArgumentValueError, r"from 0 to 4, .*got 5 at position 2"),
-    "a negative token": (TOKENS - 1, ROWS, {}, ArgumentValueError, r"got -1 at position 0"),
-    "a window without scores": (
-        TOKENS,
-        ROWS,
-        {"n_ctx": 2},
-        ArgumentValueError,
-        r"n_ctx=...\): wanted an integer of 3 or more",
-    ),
-    "no floor": (TOKENS, ROWS, {"floor": 0.0}, ArgumentValueError, r"floor=...\): wanted a positive number"),
-    "a NaN floor": (
-        TOKENS,
-        ROWS,
-        {"floor": float("nan")},
-        ArgumentValueError,
-        r"floor=...\): wanted a positive",
-    ),
-    "too few rows": (
-        TOKENS,
-        ROWS[:5],
-        {},
-        ArgumentValueError,
-        r"wanted 6 rows: 3 scored .* 2 windows of 8.*got 5",
-    ),
+LATE = torch.cat([ROWS[:5], ROWS[:1] + torch.inf])
+ALL, MANY = [torch.zeros(8, 5)] * 2, [ROWS[:4], torch.zeros(4, 5), torch.zeros(40, 5)]
+NO_TYPE, NO_VALUE = ArgumentTypeError, ArgumentValueError
+BAD_WRITES: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "tokens of no integers": (TOKENS.float(), ROWS, NO_TYPE, r"\(tokens=...\): wanted integers"),
+    "tokens of text": (["a"], ROWS, NO_TYPE, r"\(tokens=...\): wanted integers; got list"),
+    "half a window": (TOKENS[:12], ROWS, NO_VALUE, r"whole windows of n_ctx=8; got 12 tokens"),
+    "no tokens": (TOKENS[:0], ROWS, NO_VALUE, r"whole windows of n_ctx=8; got 0 tokens"),
+    "a token beyond": (TOKENS + 1, ROWS, NO_VALUE, r"from 0 to 4, .*got 5 at position 2"),
+    "a negative token": (TOKENS - 1, ROWS, NO_VALUE, r"got -1 at position 0"),
+    "too few rows": (TOKENS, ROWS[:5], NO_VALUE, r"wanted 6 rows: 3 scored .* 2 windows of 8.*got 5"),
     "all rows": (
         TOKENS,
-        [torch.zeros(8, 5), torch.zeros(8, 5)],
-        {},
-        ArgumentValueError,
+        ALL,
+        NO_VALUE,
         r"got 16 rows. Write: rows=x.reshape\(2, 8, 5\)\[:, 4:7\].reshape\(6, 5\)",
     ),
-    "one large block too many": (
-        TOKENS,
-        [ROWS[:4], torch.zeros(4, 5), torch.zeros(40, 5)],
-        {},
-        ArgumentValueError,
-        r"wanted 6 rows: .*got 48 rows",
-    ),
-    "no rows": (TOKENS, [], {}, ArgumentValueError, r"at least one block; got none"),
-    "integers": (TOKENS, ROWS.int(), {}, ArgumentTypeError, r"floating-point logits.*got torch.int32"),
-    "a flat row": (TOKENS, ROWS[0], {}, ArgumentValueError, r"shape \(rows, classes\); got shape \(5,\)"),
+    "one large block too many": (TOKENS, MANY, NO_VALUE, r"wanted 6 rows: .*got 48 rows"),
+    "no rows": (TOKENS, [], NO_VALUE, r"at least one block; got none"),
+    "None as rows": (TOKENS, None, NO_TYPE, r"\(rows=...\): wanted a tensor of logits"),
+    "rows of NumPy": (TOKENS, ROWS.numpy(), NO_TYPE, r"\(rows=...\): wanted a tensor of logits"),
+    "a list of numbers": (TOKENS, [[0.0] * 5], NO_TYPE, r"\(rows=...\): wanted .*floating-point logits"),
+    "integers": (TOKENS, ROWS.int(), NO_TYPE, r"floating-point logits.*got torch.int32"),
+    "a flat row": (TOKENS, ROWS[0], NO_VALUE, r"shape \(rows, classes\); got shape \(5,\)"),
     "other classes": (
         TOKENS,
         [ROWS[:3], torch.zeros(3, 6)],
-        {},
-        ArgumentValueError,
+        NO_VALUE,
         r"shape \(rows, 5\); got shape \(3, 6\)",
     ),
-    "NaN": (TOKENS, ROWS * torch.nan, {}, FileError, r"logits without NaN; got nan at row 0, class 0"),
-    "+inf": (
-        TOKENS,
-        torch.cat([ROWS[:5], ROWS[:1] + torch.inf]),
-        {},
-        FileError,
-        r"got inf at row 5, class 0",
-    ),
+    "NaN": (TOKENS, ROWS * torch.nan, FileError, r"logits without NaN; got nan at row 0, class 0"),
+    "+inf": (TOKENS, LATE, FileError, r"got inf at row 5, class 0"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_WRITES)
 def test_a_bad_write_says_why_and_leaves_the_old_file_and_no_other(case: str, tmp_path: Path) -> None:
-    tokens, rows, options, error, message = BAD_WRITES[case]
+    tokens, rows, error, message = BAD_WRITES[case]
     path = tmp_path / "base.kld"
     path.write_text("old")
     with pytest.raises(error, match=message):
-        write_llama_base(path, tokens, rows, **{"n_ctx": 8, **options})
+        write_llama_base(path, tokens, rows, n_ctx=8)
     assert [p.name for p in tmp_path.iterdir()] == ["base.kld"]
     assert path.read_text() == "old"
 

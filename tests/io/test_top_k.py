@@ -636,10 +636,6 @@ def test_arguments_are_checked() -> None:
         ArgumentValueError, call="open_top_k", argument="format", wanted="^one of 'vllm', ", got="^'gguf'"
     ):
         open_top_k({}, "gguf")
-    with refused(ArgumentValueError, call="open_top_k", argument="classes"):
-        open_top_k({}, classes=0)
     with pytest.raises(ArgumentTypeError, match=r"open_top_k\(source=...\): .*got a int"):
         open_top_k(3)
-    with refused(ArgumentValueError, call="TopKSource.blocks", argument="rows"):
-        open_top_k(sglang(truth())).blocks(rows=0)
     assert {server.format for server in SERVERS.values()} < set(TOP_K_FORMATS)

@@ -29,6 +29,7 @@ from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError
 from kullback.functional import TopK, top_k_divergence_bounds
 from kullback.generators import Divergence
 from kullback.io import open_top_k
+from kullback.partial_rows import summarize_rows
 from tests.refusals import refused
 
 mp = mpmath.mp.clone()
@@ -260,6 +261,21 @@ def test_blocks_of_two_servers_are_compared_with_their_true_tokens() -> None:
         ArgumentValueError, wanted="positions of one text$", got="^true token 1 at sequence 0, position 1"
     ):
         top_k_divergence_bounds(p, other, KL())
+
+
+@EACH
+def test_two_references_are_bounded_with_their_draws_and_labels(kind: Divergence) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(2, 20, 12, generator=generator, dtype=torch.float64)
+    labels, uniforms = torch.arange(20) % 12, torch.rand(20, 6, generator=generator, dtype=torch.float64)
+    p, q = (summarize_rows(x.clone(), labels, top=3, uniforms=uniforms) for x in logits)
+    true = divergence(Logits(logits[0]), Logits(logits[1]), kind)
+    bounds = top_k_divergence_bounds(p, q, kind)
+    assert bool((bounds.lower <= true).all())
+    assert bool((true <= bounds.upper).all())
+    tops = [TopK(x.top_indices, x.top_log_probs) for x in (p, q)]
+    assert bool((bounds.lower >= top_k_divergence_bounds(*tops, kind).lower - 1e-4).all())
+    assert float(bounds.lower.mean()) > float(top_k_divergence_bounds(*tops, kind).lower.mean())
 
 
 def test_arguments_are_checked() -> None:

@@ -19,7 +19,7 @@ import torch
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, ModelError
 from kullback.io import open_rows
-from kullback.models import ModelComparison, compare_models, open_model
+from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, open_model
 from kullback.report import json as report
 from tests import fuzz_states
 from tests.models import folders
@@ -68,7 +68,7 @@ def as_json(found: ModelComparison) -> Any:
 
 @pytest.mark.sweep
 def test_the_numbers_are_those_of_a_plain_run() -> None:
-    found = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
+    found = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
     windows = windows_by_hand(folders.base(), words(), CONTEXT)
     p, q = (
         log_softmax(logits_of(folder, torch.from_numpy(windows)))
@@ -91,7 +91,7 @@ def test_the_numbers_are_those_of_a_plain_run() -> None:
 
 
 def test_all_tokens_are_scored_but_the_first_of_each_window() -> None:
-    found = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, score="all")
+    found = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT, score="all"))
     windows = windows_by_hand(folders.base(), words(), CONTEXT)
     assert found.candidates[0].comparison.rows == windows[:, 1:].size
     assert found.text.labels.tolist() == windows[:, 1:].reshape(-1).tolist()
@@ -99,7 +99,9 @@ def test_all_tokens_are_scored_but_the_first_of_each_window() -> None:
 
 @pytest.mark.sweep
 def test_candidates_are_sorted_and_their_differences_paired() -> None:
-    found = compare_models(folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT)
+    found = compare_models(
+        folders.base(), [folders.int8(), folders.bf16()], words(), cut=Cut(context=CONTEXT)
+    )
     assert [each.model.name for each in found.candidates] == [str(folders.bf16()), str(folders.int8())]
     assert len(found.differences) == 1
     difference = found.differences[0]
@@ -111,21 +113,27 @@ def test_candidates_are_sorted_and_their_differences_paired() -> None:
 
 
 def test_a_model_and_itself_are_equal() -> None:
-    found = compare_models(folders.base(), folders.base(), words(), context=CONTEXT)
+    found = compare_models(folders.base(), folders.base(), words(), cut=Cut(context=CONTEXT))
     assert found.candidates[0].comparison.divergences["kl_pq"].maximum == 0
 
 
 @pytest.mark.sweep
 def test_the_size_of_blocks_changes_nothing() -> None:
     reports = [
-        as_json(compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, block_bytes=size))
+        as_json(
+            compare_models(
+                folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT), run=Run(block_bytes=size)
+            )
+        )
         for size in (512 * 4 * 32, 512 * 4 * 320)
     ]
     assert reports[0] == reports[1]
 
 
 def test_control_tokens_in_a_text_are_text() -> None:
-    found = compare_models(folders.base(), folders.int8(), "one</s>two " * 40, context=CONTEXT, score="all")
+    found = compare_models(
+        folders.base(), folders.int8(), "one</s>two " * 40, cut=Cut(context=CONTEXT, score="all")
+    )
     assert 1 not in found.text.labels.tolist()
     assert found.tokens is not None
     assert "</s>" in "".join(found.tokens[index] for index in found.text.tokens.tolist())
@@ -135,12 +143,16 @@ def test_control_tokens_in_a_text_are_text() -> None:
 def test_modules_are_compared_as_folders_are() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     near = make_model(noise=0.05)
-    found = compare_models(model, near, words(), tokenizer=tokenizer, context=CONTEXT)
-    same = compare_models(folders.base(), near, words(), tokenizer=tokenizer, context=CONTEXT)
+    found = compare_models(
+        model, near, words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT)
+    )
+    same = compare_models(
+        folders.base(), near, words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT)
+    )
     assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-9)
     assert mean_kl(found) > 0.01
     with refused(ArgumentValueError, instead="tokenizer=AutoTokenizer"):
-        compare_models(model, near, words(), context=CONTEXT)
+        compare_models(model, near, words(), cut=Cut(context=CONTEXT))
 
 
 class _WholeLogits(torch.nn.Module):
@@ -158,14 +170,18 @@ class _WholeLogits(torch.nn.Module):
 def test_a_module_without_logits_to_keep_gives_the_same() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     near = make_model(noise=0.05)
-    found = compare_models(model, _WholeLogits(near), words(), tokenizer=tokenizer, context=CONTEXT)
-    same = compare_models(model, near, words(), tokenizer=tokenizer, context=CONTEXT)
+    found = compare_models(
+        model, _WholeLogits(near), words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT)
+    )
+    same = compare_models(
+        model, near, words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT)
+    )
     assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-6)
 
 
 def test_documents_are_read_one_by_one() -> None:
     texts = [words()[start : start + 400] for start in range(0, 4800, 400)]
-    found = compare_models(folders.base(), folders.int8(), texts, context=CONTEXT)
+    found = compare_models(folders.base(), folders.int8(), texts, cut=Cut(context=CONTEXT))
     comparison = found.candidates[0].comparison
     assert comparison.clusters == len(texts)
     assert comparison.worst[0].cluster is not None
@@ -189,7 +205,9 @@ CONVERSATION = [
 
 
 def test_of_conversations_the_replies_are_scored() -> None:
-    found = compare_models(folders.base(), folders.int8(), [CONVERSATION] * 3, context=256, score="assistant")
+    found = compare_models(
+        folders.base(), folders.int8(), [CONVERSATION] * 3, cut=Cut(context=256, score="assistant")
+    )
     spoken = "".join(found.tokens[index] for index in found.text.labels.tolist()) if found.tokens else ""
     assert spoken == 3 * "How far one distribution is from another.</s>What it cannot exceed.</s>"
 
@@ -197,7 +215,10 @@ def test_of_conversations_the_replies_are_scored() -> None:
 def test_documents_without_a_scored_token_are_counted() -> None:
     silent = [{"role": "user", "content": "Nobody answers."}]
     found = compare_models(
-        folders.base(), folders.int8(), [CONVERSATION, silent, CONVERSATION], context=256, score="assistant"
+        folders.base(),
+        folders.int8(),
+        [CONVERSATION, silent, CONVERSATION],
+        cut=Cut(context=256, score="assistant"),
     )
     assert found.notes == ["1 of 3 documents hold no scored token."]
     assert found.notes[0] in str(found)
@@ -208,7 +229,9 @@ def test_what_was_given_open_stays_open_and_as_it_was() -> None:
     model, tokenizer = make_model().train(), make_tokenizer()
     opened = open_model(folders.int8())
     for _ in range(2):  # again, with the same
-        found = compare_models(model, opened, words(), tokenizer=tokenizer, context=CONTEXT)
+        found = compare_models(
+            model, opened, words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT)
+        )
         assert mean_kl(found) > 0
         assert model.training
 
@@ -226,9 +249,9 @@ def test_a_forward_that_another_library_has_put_there_stays() -> None:
         model,
         folders.int8(),
         words(),
-        tokenizer=tokenizer,
-        context=CONTEXT,
-        block_bytes=512 * 4 * 8,
+        loading=Loading(tokenizer=tokenizer),
+        cut=Cut(context=CONTEXT),
+        run=Run(block_bytes=512 * 4 * 8),
         noise_floor=False,
     )
     assert model.model.forward is hooked
@@ -236,7 +259,7 @@ def test_a_forward_that_another_library_has_put_there_stays() -> None:
 
 
 def test_more_rows_than_tokens_are_refused(tmp_path: Path) -> None:
-    windows = compare_models(folders.base(), folders.int8(), words(900), context=CONTEXT).text
+    windows = compare_models(folders.base(), folders.int8(), words(900), cut=Cut(context=CONTEXT)).text
     rows = torch.cat(list(open_model(folders.int8()).logits(windows, 64)))
     header = ",".join(f"c{i}" for i in range(512))
     for extra in (1, -1):
@@ -244,7 +267,11 @@ def test_more_rows_than_tokens_are_refused(tmp_path: Path) -> None:
         np.savetxt(tmp_path / "rows.csv", held.numpy(), delimiter=",", header=header, comments="")
         with refused(ModelError, wanted="as many tokens as the other sides"):
             compare_models(
-                folders.base(), tmp_path / "rows.csv", words(900), context=CONTEXT, representation="logits"
+                folders.base(),
+                tmp_path / "rows.csv",
+                words(900),
+                cut=Cut(context=CONTEXT),
+                loading=Loading(representation="logits"),
             )
 
 
@@ -252,13 +279,13 @@ def test_conversations_and_texts_are_told_apart() -> None:
     with refused(ArgumentValueError, instead="score='assistant'"):
         compare_models(folders.base(), folders.int8(), [CONVERSATION])
     with refused(ArgumentValueError, instead="score='second-half'"):
-        compare_models(folders.base(), folders.int8(), "a text", score="assistant")
+        compare_models(folders.base(), folders.int8(), "a text", cut=Cut(score="assistant"))
     with refused(ModelError, instead=r"--context \d+"):
-        compare_models(folders.base(), folders.int8(), [CONVERSATION], score="assistant", context=16)
+        compare_models(folders.base(), folders.int8(), [CONVERSATION], cut=Cut(score="assistant", context=16))
 
 
 def test_classes_that_stand_for_no_token_are_one_class() -> None:
-    found = compare_models(folders.base(), folders.padded(), words(), context=CONTEXT)
+    found = compare_models(folders.base(), folders.padded(), words(), cut=Cut(context=CONTEXT))
     candidate = found.candidates[0]
     assert candidate.shared_classes == 500
     assert candidate.comparison.classes >= 500
@@ -283,7 +310,7 @@ def test_padding_of_one_side_alone_is_left_out(swapped: bool) -> None:
     folder_p, folder_q = folders.int8(), folders.unpadded()
     if swapped:
         folder_p, folder_q = folder_q, folder_p
-    found = compare_models(folder_p, folder_q, words(), context=CONTEXT)
+    found = compare_models(folder_p, folder_q, words(), cut=Cut(context=CONTEXT))
     candidate = found.candidates[0]
     windows = torch.from_numpy(windows_by_hand(folders.base(), words(), CONTEXT))
     scored = slice(CONTEXT // 2, CONTEXT - 1)
@@ -296,19 +323,19 @@ def test_padding_of_one_side_alone_is_left_out(swapped: bool) -> None:
 
 @pytest.mark.sweep
 def test_tokens_in_another_order_are_matched_by_their_bytes() -> None:
-    found = compare_models(folders.base(), folders.shuffled(), words(), context=CONTEXT)
+    found = compare_models(folders.base(), folders.shuffled(), words(), cut=Cut(context=CONTEXT))
     candidate = found.candidates[0]
     assert candidate.shared_classes == 500
     assert candidate.comparison.divergences["kl_pq"].maximum < 1e-9
-    back = compare_models(folders.shuffled(), folders.int8(), words(), context=CONTEXT)
-    same = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
+    back = compare_models(folders.shuffled(), folders.int8(), words(), cut=Cut(context=CONTEXT))
+    same = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
     # The classes without a token, which random weights give some mass, are one class here: a lower bound.
     assert 0.9 * mean_kl(same) < mean_kl(back) <= mean_kl(same)
 
 
 def test_other_tokenizers_are_refused_by_their_first_difference() -> None:
     with pytest.raises(ModelError, match=r"the same tokens as .*base's; got '.*' for '.*' at token \d+"):
-        compare_models(folders.base(), folders.other_tokenizer(), words(), context=CONTEXT)
+        compare_models(folders.base(), folders.other_tokenizer(), words(), cut=Cut(context=CONTEXT))
 
 
 def test_nan_is_named_by_its_position() -> None:
@@ -327,7 +354,7 @@ def test_nan_is_named_by_its_position() -> None:
 
     broken.lm_head.forward = forward
     with refused(ModelError, got=rf"NaN for token {CONTEXT // 2 + 8} of window 2 \(row {2 * 23 + 7}\)"):
-        compare_models(model, broken, words(), tokenizer=tokenizer, context=CONTEXT)
+        compare_models(model, broken, words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT))
 
 
 @pytest.mark.sweep
@@ -336,25 +363,37 @@ def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
     stored = logits_of(folders.int8(), windows)[:, CONTEXT // 2 : CONTEXT - 1].reshape(-1, 512)
     np.save(tmp_path / "int8.npy", stored.astype("float32"))
     found = compare_models(
-        folders.base(), tmp_path / "int8.npy", words(), context=CONTEXT, representation="logits"
+        folders.base(),
+        tmp_path / "int8.npy",
+        words(),
+        cut=Cut(context=CONTEXT),
+        loading=Loading(representation="logits"),
     )
-    same = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
+    same = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
     assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-5)
     np.save(tmp_path / "short.npy", stored[:-1].astype("float32"))
     with refused(FileError, wanted="one for each scored token"):
         compare_models(
-            folders.base(), tmp_path / "short.npy", words(), context=CONTEXT, representation="logits"
+            folders.base(),
+            tmp_path / "short.npy",
+            words(),
+            cut=Cut(context=CONTEXT),
+            loading=Loading(representation="logits"),
         )
     with open_rows(tmp_path / "int8.npy", representation="logits") as source:
-        assert mean_kl(compare_models(folders.base(), source, words(), context=CONTEXT)) == mean_kl(found)
+        assert mean_kl(compare_models(folders.base(), source, words(), cut=Cut(context=CONTEXT))) == mean_kl(
+            found
+        )
 
 
 @pytest.mark.sweep
 def test_the_noise_floor_is_that_of_the_dtype() -> None:
-    found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT, noise_floor=True)
+    found = compare_models(
+        folders.bf16(), folders.base(), words(), cut=Cut(context=CONTEXT), noise_floor=True
+    )
     coarse = found.noise_floor
     fine = compare_models(
-        folders.base(), folders.bf16(), words(), context=CONTEXT, noise_floor=True
+        folders.base(), folders.bf16(), words(), cut=Cut(context=CONTEXT), noise_floor=True
     ).noise_floor
     assert coarse is not None
     assert fine is not None
@@ -362,20 +401,21 @@ def test_the_noise_floor_is_that_of_the_dtype() -> None:
     # Noise of relative size 2^-7 against 2^-23 in each layer: KL grows with its square.
     assert floors[0] > 1e6 * floors[1] > 0
     # The hooks are gone: the model is itself again.
-    assert mean_kl(found) == mean_kl(compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT))
+    assert mean_kl(found) == mean_kl(
+        compare_models(folders.bf16(), folders.base(), words(), cut=Cut(context=CONTEXT))
+    )
 
 
 @pytest.mark.sweep
 def test_the_noise_floor_of_a_folder_is_measured_on_few_windows() -> None:
-    found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT)
+    found = compare_models(folders.bf16(), folders.base(), words(), cut=Cut(context=CONTEXT))
     few, windows = found.noise_floor, len(found.text)
     first = compare_models(
         folders.bf16(),
         folders.base(),
         words(),
-        context=CONTEXT,
+        cut=Cut(context=CONTEXT, most_windows=-(-windows // 32)),
         noise_floor=True,
-        most_windows=-(-windows // 32),
     ).noise_floor
     assert few is not None
     assert first is not None
@@ -383,7 +423,7 @@ def test_the_noise_floor_of_a_folder_is_measured_on_few_windows() -> None:
     assert few.comparison.divergences == first.comparison.divergences
     rows = f"in the first {few.comparison.rows} tokens scored (--noise-floor takes all)"
     assert rows in " ".join(str(found).split())
-    off = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT, noise_floor=False)
+    off = compare_models(folders.bf16(), folders.base(), words(), cut=Cut(context=CONTEXT), noise_floor=False)
     assert off.noise_floor is None
 
 
@@ -416,11 +456,13 @@ class DictModel(torch.nn.Module):
 
 def test_layers_that_return_no_tensor_have_no_noise_floor() -> None:
     models, tokenizer = (DictModel(0), DictModel(1)), make_tokenizer()
-    found = compare_models(*models, words(), tokenizer=tokenizer, context=CONTEXT)
+    found = compare_models(*models, words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT))
     assert found.noise_floor is None
     assert mean_kl(found) > 0
     with refused(ModelError, wanted="layers that return a tensor"):
-        compare_models(*models, words(), tokenizer=tokenizer, context=CONTEXT, noise_floor=True)
+        compare_models(
+            *models, words(), loading=Loading(tokenizer=tokenizer), cut=Cut(context=CONTEXT), noise_floor=True
+        )
 
 
 class _StopError(Exception):
@@ -436,9 +478,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> No
         if total is not None and done > total / 2:
             raise _StopError
 
-    whole = as_json(compare_models(folders.base(), rivals, words(), context=CONTEXT))
+    whole = as_json(compare_models(folders.base(), rivals, words(), cut=Cut(context=CONTEXT)))
     with pytest.raises(_StopError):
-        compare_models(folders.base(), rivals, words(), context=CONTEXT, resume=state, progress=stop)
+        compare_models(
+            folders.base(), rivals, words(), cut=Cut(context=CONTEXT), run=Run(resume=state, progress=stop)
+        )
     identity, records = fuzz_states.records_of(state)
     assert len(records) > 3
     fuzz_states.forge(state, identity, records[:-1])  # as one that was killed before the last record
@@ -447,9 +491,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> No
         folders.base(),
         rivals,
         words(),
-        context=CONTEXT,
-        resume=state,
-        progress=lambda done, _: seen.append(done),
+        cut=Cut(context=CONTEXT),
+        run=Run(resume=state, progress=lambda done, _: seen.append(done)),
     )
     assert as_json(again) == whole
     assert seen[0] > whole["candidates"][0]["comparison"]["rows"] / 4
@@ -464,26 +507,48 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
             raise _StopError
 
     with pytest.raises(_StopError):
-        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
+        compare_models(
+            folders.base(),
+            folders.int8(),
+            words(),
+            cut=Cut(context=CONTEXT),
+            run=Run(resume=state, progress=stop),
+        )
     before = state.read_bytes()
     with refused(FileError, wanted="the same inputs and options"):
-        compare_models(folders.base(), folders.bf16(), words(), context=CONTEXT, resume=state)
+        compare_models(
+            folders.base(), folders.bf16(), words(), cut=Cut(context=CONTEXT), run=Run(resume=state)
+        )
     with refused(FileError, wanted="the same inputs and options"):
-        compare_models(folders.base(), folders.int8(), words(5000), context=CONTEXT, resume=state)
+        compare_models(
+            folders.base(), folders.int8(), words(5000), cut=Cut(context=CONTEXT), run=Run(resume=state)
+        )
     assert state.read_bytes() == before
     changed = tmp_path / "changed"
     shutil.copytree(folders.int8(), changed)
     with pytest.raises(_StopError):
         compare_models(
-            folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed", progress=stop
+            folders.base(),
+            changed,
+            words(),
+            cut=Cut(context=CONTEXT),
+            run=Run(resume=tmp_path / "of_changed", progress=stop),
         )
     os.utime(changed / "model.safetensors", (1, 1))  # as other weights of the same size
     with refused(FileError, wanted="the same inputs and options"):
-        compare_models(folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed")
+        compare_models(
+            folders.base(),
+            changed,
+            words(),
+            cut=Cut(context=CONTEXT),
+            run=Run(resume=tmp_path / "of_changed"),
+        )
     other = tmp_path / "notes.txt"
     other.write_text("my notes\n")
     with refused(FileError, wanted="that an earlier run wrote"):
-        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=other)
+        compare_models(
+            folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT), run=Run(resume=other)
+        )
     assert other.read_text() == "my notes\n"
 
 
@@ -496,7 +561,13 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
             raise _StopError
 
     with pytest.raises(_StopError):
-        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
+        compare_models(
+            folders.base(),
+            folders.int8(),
+            words(),
+            cut=Cut(context=CONTEXT),
+            run=Run(resume=state, progress=stop),
+        )
     identity, records = fuzz_states.records_of(state)
     text = json.dumps(records[0])
     for damage in ("[1]", "{}", text.replace('"shape": [', '"shape": [9, '), text.replace('"kl"', '"lk"')):
@@ -514,17 +585,19 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
 def _refused_as_damaged(state: Path) -> None:
     before = state.read_bytes()
     with pytest.raises(FileError, match="a damaged one"):
-        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state)
+        compare_models(
+            folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT), run=Run(resume=state)
+        )
     assert state.read_bytes() == before
 
 
 @pytest.mark.sweep
 def test_of_a_short_text_every_token_is_kept() -> None:
-    found = compare_models(folders.base(), folders.int8(), words(2500), context=CONTEXT)
+    found = compare_models(folders.base(), folders.int8(), words(2500), cut=Cut(context=CONTEXT))
     assert found.whole_text
     tokens = [token.index for passage in found.candidates[0].passages for token in passage.tokens]
     assert tokens == found.text.labels.tolist()
-    long = compare_models(folders.base(), folders.int8(), text(), context=CONTEXT)
+    long = compare_models(folders.base(), folders.int8(), text(), cut=Cut(context=CONTEXT))
     assert not long.whole_text
     means = [passage.kl_mean for passage in long.candidates[0].passages]
     assert means == sorted(means, reverse=True)
@@ -571,7 +644,7 @@ def test_what_is_no_model_is_refused_in_one_line(
 def test_too_short_a_text_names_the_remedy() -> None:
     with refused(ModelError, instead=r"--context 128"):
         compare_models(folders.base(), folders.int8(), words(300))
-    found = compare_models(folders.base(), folders.int8(), words(300), context=48)
+    found = compare_models(folders.base(), folders.int8(), words(300), cut=Cut(context=48))
     assert found.windows >= 1
 
 
@@ -581,7 +654,13 @@ def test_too_short_a_text_names_the_remedy() -> None:
 def test_candidates_of_one_name_are_numbered() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     others = [make_model(noise=noise) for noise in (0.2, 0.1)]
-    found = compare_models(model, [*others, folders.int8()], words(900), tokenizer=tokenizer, context=CONTEXT)
+    found = compare_models(
+        model,
+        [*others, folders.int8()],
+        words(900),
+        loading=Loading(tokenizer=tokenizer),
+        cut=Cut(context=CONTEXT),
+    )
     name = found.base.name
     assert sorted(each.model.name for each in found.candidates) == sorted(
         [f"{name} (2)", f"{name} (3)", str(folders.int8())]
@@ -595,10 +674,12 @@ def test_candidates_of_one_name_are_numbered() -> None:
 
 
 def test_the_same_path_twice_has_two_names() -> None:
-    found = compare_models(folders.int8(), [folders.int8(), folders.int8()], words(900), context=CONTEXT)
+    found = compare_models(
+        folders.int8(), [folders.int8(), folders.int8()], words(900), cut=Cut(context=CONTEXT)
+    )
     name = str(folders.int8())
     assert [each.model.name for each in found.candidates] == [f"{name} (2)", f"{name} (3)"]
-    alone = compare_models(folders.int8(), folders.int8(), words(900), context=CONTEXT)
+    alone = compare_models(folders.int8(), folders.int8(), words(900), cut=Cut(context=CONTEXT))
     assert f"{name} (2) predicts the same as {name}" in " ".join(str(alone).split())
 
 
@@ -606,9 +687,9 @@ def test_the_same_path_twice_has_two_names() -> None:
 @pytest.mark.parametrize("one_at_a_time", [False, True])
 def test_a_mapping_gives_names(one_at_a_time: bool) -> None:
     base, given = folders.base(), {"eight bits": folders.int8(), "half": folders.bf16()}
-    found = compare_models(base, given, words(900), context=CONTEXT, one_at_a_time=one_at_a_time)
+    found = compare_models(base, given, words(900), cut=Cut(context=CONTEXT), one_at_a_time=one_at_a_time)
     plain = compare_models(
-        base, list(given.values()), words(900), context=CONTEXT, one_at_a_time=one_at_a_time
+        base, list(given.values()), words(900), cut=Cut(context=CONTEXT), one_at_a_time=one_at_a_time
     )
     assert found.base.name == plain.base.name == str(base)
     for name, path in given.items():
@@ -623,7 +704,7 @@ def mean_of(candidate: Any) -> float:
 
 def test_a_mapping_keeps_its_names_where_the_base_has_one_of_them() -> None:
     base = str(folders.base())
-    found = compare_models(base, {base: folders.int8()}, words(900), context=CONTEXT)
+    found = compare_models(base, {base: folders.int8()}, words(900), cut=Cut(context=CONTEXT))
     assert (found.base.name, found.candidates[0].model.name) == (f"{base} (P)", base)
     assert found[base].comparison.p_name == f"{base} (P)"
 
@@ -646,9 +727,11 @@ def test_windows_that_resemble_their_neighbors_are_taken_in_blocks() -> None:
     with torch.no_grad():
         digits = tokenizer("1 2 3 4 5 6 7 8 9 ", add_special_tokens=False)["input_ids"]
         candidate.model.embed_tokens.weight[digits] *= 1.5
-    options: Any = {"tokenizer": tokenizer, "context": 8, "bootstrap": 20}
+    options: Any = {"loading": Loading(tokenizer=tokenizer), "cut": Cut(context=8)}
     found, plain = (
-        compare_models(base, candidate, "".join(stretches), independent=independent, **options)
+        compare_models(
+            base, candidate, "".join(stretches), run=Run(bootstrap=20, independent=independent), **options
+        )
         for independent in (False, True)
     )
     notes = found.candidates[0].comparison.notes
@@ -661,4 +744,4 @@ def test_windows_that_resemble_their_neighbors_are_taken_in_blocks() -> None:
     assert ends[1] is not None
     assert ends[0][1] - ends[0][0] > 1.3 * (ends[1][1] - ends[1][0])
     with refused(ArgumentTypeError, argument="independent"):
-        compare_models(base, candidate, "text", independent=1, **options)  # pyright: ignore[reportArgumentType]
+        compare_models(base, candidate, "text", run=Run(independent=1), **options)  # pyright: ignore[reportArgumentType]

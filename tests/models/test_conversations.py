@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from kullback.errors import ArgumentValueError, FileError, KullbackError, ModelError
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import ModelInfo
-from kullback.models.text import make_windows, read_texts, take_texts
+from kullback.models.text import Cut, read_texts, take_texts
 from tests.models import tiny
 from tests.refusals import refused
 
@@ -61,7 +61,7 @@ def read(records: list[Any], template: str = TOOLS_TEMPLATE, folder: Path | None
         (folder / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
         texts = read_texts(folder / "records.jsonl")
     reader = Reader(template)
-    windows, _ = make_windows(reader, take_texts("compare_models", texts), context=512, score="assistant")
+    windows, _ = Cut(score="assistant").windows(reader, take_texts("compare_models", texts))
     decode = reader.tokenizer.decode
     return decode(windows.tokens.tolist()), decode(windows.tokens[windows.scored].tolist())
 
@@ -195,7 +195,7 @@ class SaysNone(Reader):
 def test_a_null_that_a_template_writes_as_a_word_is_refused_with_a_remedy_that_works() -> None:
     def window(message: dict[str, Any]) -> Any:
         texts = take_texts("compare_models", [[USER, message]])
-        return make_windows(SaysNone(), texts, context=512, score="assistant")[0]
+        return Cut(score="assistant").windows(SaysNone(), texts)[0]
 
     with refused(ModelError, instead='write "content": ""'):
         window(CALLS)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kullback.errors import ModelError
-from kullback.models import compare_models, open_model
+from kullback.models import Cut, Loading, Run, compare_models, open_model
 from kullback.models.parameters import parameter_count
 from tests.models.test_compare import CONTEXT, log_softmax, words
 from tests.models.tiny import CLASSES, make_model, make_tokenizer
@@ -60,7 +60,12 @@ def test_a_head_that_depends_on_all_rows_gets_whole_windows() -> None:
         right = float((np.exp(p) * (p - q)).sum(-1).mean())
         for size in (7 * 4 * CLASSES, 1 << 30):
             found = compare_models(
-                base, model, words(1200), tokenizer=tokenizer, context=CONTEXT, block_bytes=size, bootstrap=0
+                base,
+                model,
+                words(1200),
+                loading=Loading(tokenizer=tokenizer),
+                cut=Cut(context=CONTEXT),
+                run=Run(block_bytes=size, bootstrap=0),
             )
             mean = found.candidates[0].comparison.divergences["kl_pq"].mean
             assert mean == pytest.approx(right, rel=1e-4), (change.__name__, size)
@@ -88,10 +93,24 @@ def test_windows_beyond_the_positions_are_refused_in_a_line() -> None:
         with pytest.raises(
             ModelError, match="windows of at most 32 tokens, as many as the model has positions; got 48"
         ) as caught:
-            compare_models(model, model, words(1200), tokenizer=tokenizer, context=48, bootstrap=0)
+            compare_models(
+                model,
+                model,
+                words(1200),
+                loading=Loading(tokenizer=tokenizer),
+                cut=Cut(context=48),
+                run=Run(bootstrap=0),
+            )
         assert "\n" not in str(caught.value), name
         assert "--context 32" in str(caught.value), name
-        found = compare_models(model, model, words(1200), tokenizer=tokenizer, context=32, bootstrap=0)
+        found = compare_models(
+            model,
+            model,
+            words(1200),
+            loading=Loading(tokenizer=tokenizer),
+            cut=Cut(context=32),
+            run=Run(bootstrap=0),
+        )
         assert found.candidates[0].comparison.divergences["kl_pq"].mean == 0, name
 
 
@@ -150,5 +169,5 @@ def test_the_parameters_of_a_dynamically_quantized_model_are_those_of_the_model(
     count = sum(x.numel() for x in model.parameters())
     assert parameter_count(model) == count
     assert parameter_count(quantized(model)) == count
-    info = open_model(quantized(model), tokenizer=make_tokenizer()).info
+    info = open_model(quantized(model), loading=Loading(tokenizer=make_tokenizer())).info
     assert info.parameters == count

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from kullback.errors import ArgumentValueError, FileError, ModelError
 from kullback.io import Reference, open_top_k
-from kullback.models import ModelComparison, compare_models, record_reference
+from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, record_reference
 from kullback.predictions.checkpoint import KeptState
 from kullback.report import html, json as report, terminal
 from tests.models import folders
@@ -34,14 +34,16 @@ def words(count: int = 6000) -> str:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded") / "base.klref"
-    assert record_reference(folders.base(), words(), path, top=32, tail_draws=16, context=CONTEXT) == []
+    assert (
+        record_reference(folders.base(), words(), path, top=32, tail_draws=16, cut=Cut(context=CONTEXT)) == []
+    )
     return path
 
 
 @pytest.fixture(scope="module")
 def whole() -> ModelComparison:
     """The same, from all logits."""
-    return compare_models(folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT)
+    return compare_models(folders.base(), [folders.int8(), folders.bf16()], words(), cut=Cut(context=CONTEXT))
 
 
 @pytest.mark.sweep
@@ -87,15 +89,25 @@ def test_the_mean_of_many_drawings_is_the_divergence(tmp_path: Path, whole: Mode
     for seed in range(40):
         path = tmp_path / f"{seed}.klref"
         record_reference(
-            folders.base(), words(), path, top=8, tail_draws=8, context=CONTEXT, seed=seed, most_windows=20
+            folders.base(),
+            words(),
+            path,
+            top=8,
+            tail_draws=8,
+            cut=Cut(context=CONTEXT, most_windows=20),
+            seed=seed,
         )
-        drawn = compare_models(path, folders.int8(), bootstrap=0).candidates[0].drawn
+        drawn = compare_models(path, folders.int8(), run=Run(bootstrap=0)).candidates[0].drawn
         assert drawn is not None
         means.append(drawn["kl_pq"].mean)
         if seed == 0:
             true = (
                 compare_models(
-                    folders.base(), folders.int8(), words(), context=CONTEXT, most_windows=20, bootstrap=0
+                    folders.base(),
+                    folders.int8(),
+                    words(),
+                    cut=Cut(context=CONTEXT, most_windows=20),
+                    run=Run(bootstrap=0),
                 )
                 .candidates[0]
                 .comparison.divergences["kl_pq"]
@@ -114,15 +126,19 @@ def test_a_reference_is_of_one_tokenizer_and_one_text(recorded: Path) -> None:
     with refused(ModelError, wanted="512 classes"):
         compare_models(recorded, folders.padded())
     with refused(FileError, wanted="a reference of this text"):
-        compare_models(recorded, folders.int8(), words(5000), context=CONTEXT)
-    same = compare_models(recorded, folders.int8(), words(), context=CONTEXT)
+        compare_models(recorded, folders.int8(), words(5000), cut=Cut(context=CONTEXT))
+    same = compare_models(recorded, folders.int8(), words(), cut=Cut(context=CONTEXT))
     assert same.windows == compare_models(recorded, folders.int8()).windows
 
 
 @pytest.mark.sweep
 def test_one_model_at_a_time_says_the_same(whole: ModelComparison) -> None:
     found = compare_models(
-        folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT, one_at_a_time=True
+        folders.base(),
+        [folders.int8(), folders.bf16()],
+        words(),
+        cut=Cut(context=CONTEXT),
+        one_at_a_time=True,
     )
     assert found.base.name == str(folders.base())
     for candidate, exact in zip(found.candidates, whole.candidates, strict=True):
@@ -131,7 +147,7 @@ def test_one_model_at_a_time_says_the_same(whole: ModelComparison) -> None:
     assert found.differences[0].mean == pytest.approx(whole.differences[0].mean, rel=0.05)
     for path in ("a.state", KeptState(Path("a.state"))):
         with refused(ArgumentValueError, got=r"^a\.state$", instead="^resume without one_at_a_time"):
-            compare_models(folders.base(), folders.int8(), words(), one_at_a_time=True, resume=path)
+            compare_models(folders.base(), folders.int8(), words(), one_at_a_time=True, run=Run(resume=path))
 
 
 class _StopError(Exception):
@@ -146,8 +162,8 @@ def test_a_stopped_comparison_with_a_reference_goes_on(recorded: Path, tmp_path:
 
     state = tmp_path / "state"
     with pytest.raises(_StopError):
-        compare_models(recorded, folders.int8(), resume=state, progress=stop)
-    again = compare_models(recorded, folders.int8(), resume=state)
+        compare_models(recorded, folders.int8(), run=Run(resume=state, progress=stop))
+    again = compare_models(recorded, folders.int8(), run=Run(resume=state))
     assert json.loads(report.dumps(again)) == json.loads(
         report.dumps(compare_models(recorded, folders.int8()))
     )
@@ -165,9 +181,13 @@ def test_a_reference_is_altered_and_refused(recorded: Path, tmp_path: Path) -> N
 def test_a_server_is_bounded(speaks: str, whole: ModelComparison) -> None:
     with served(folders.int8()) as address:
         found = compare_models(
-            folders.base(), f"{address}/{speaks}", words(), context=CONTEXT, most_windows=12, server_top=20
+            folders.base(),
+            f"{address}/{speaks}",
+            words(),
+            cut=Cut(context=CONTEXT, most_windows=12),
+            loading=Loading(server_top=20),
         )
-    exact = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, most_windows=12)
+    exact = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT, most_windows=12))
     candidate, true = found.candidates[0], exact.candidates[0].comparison
     assert candidate.known == "top classes"
     assert candidate.certain is not None
@@ -195,8 +215,12 @@ def test_a_server_can_be_compared_with_a_reference_and_its_text(recorded: Path) 
     with served(folders.int8()) as address:
         with refused(ArgumentValueError, wanted="the text of the reference"):
             compare_models(recorded, f"{address}/vllm")
-        found = compare_models(recorded, f"{address}/vllm", words(), context=CONTEXT)
-    exact = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT).candidates[0].comparison
+        found = compare_models(recorded, f"{address}/vllm", words(), cut=Cut(context=CONTEXT))
+    exact = (
+        compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
+        .candidates[0]
+        .comparison
+    )
     assert found.candidates[0].certain is not None
     low, high = found.candidates[0].certain["tv"]
     assert low <= exact.divergences["tv"].mean <= high
@@ -204,7 +228,7 @@ def test_a_server_can_be_compared_with_a_reference_and_its_text(recorded: Path) 
 
 @pytest.mark.sweep
 def test_stored_top_classes_are_bounded(tmp_path: Path) -> None:
-    windows = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT).text
+    windows = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT)).text
     from kullback.models import open_model
 
     rows = torch.cat(list(open_model(folders.int8()).logits(windows, 64))).log_softmax(-1)
@@ -214,8 +238,12 @@ def test_stored_top_classes_are_bounded(tmp_path: Path) -> None:
         {"indices": indices.contiguous(), "log_probs": values.contiguous(), "labels": windows.labels}, path
     )
     with open_top_k(path, classes=512) as source:
-        found = compare_models(folders.base(), source, words(), context=CONTEXT)
-    exact = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT).candidates[0].comparison
+        found = compare_models(folders.base(), source, words(), cut=Cut(context=CONTEXT))
+    exact = (
+        compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
+        .candidates[0]
+        .comparison
+    )
     assert found.candidates[0].certain is not None
     for name in NAMES:
         low, high = found.candidates[0].certain[name]
@@ -224,7 +252,7 @@ def test_stored_top_classes_are_bounded(tmp_path: Path) -> None:
     held["labels"] = held["labels"].flip(0).contiguous()
     save_file(held, path)
     with open_top_k(path, classes=512) as source, refused(FileError, wanted="scored tokens of the text"):
-        compare_models(folders.base(), source, words(), context=CONTEXT)
+        compare_models(folders.base(), source, words(), cut=Cut(context=CONTEXT))
 
 
 def test_the_reference_tells_its_model(recorded: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +22,12 @@ from kullback.errors import ArgumentValueError, FileError, ModelError
 from kullback.io import PartialRows, Reference, ReferenceWriter, RowSource, open_rows
 from kullback.io.windows import Windows
 from kullback.models import (
+    Cut,
     LanguageModel,
+    Loading,
     ModelComparison,
     ModelInfo,
+    Run,
     Token,
     Vocabulary,
     compare_models,
@@ -33,6 +37,7 @@ from kullback.models.pairing import PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.side import DenseSide, ReferenceSide
 from kullback.partial_rows import summarize_rows
+from kullback.predictions.measure import COLUMNS, LABEL_COLUMNS, measure
 from kullback.predictions.sources import Clusters
 from kullback.report import html, json as report, markdown
 from tests.models import folders
@@ -73,7 +78,7 @@ def tables(noise: float = 0.3) -> tuple[Tensor, Tensor]:
 
 
 def recorded(path: Path, model: LanguageModel, **options: Any) -> Path:
-    sizes: dict[str, Any] = {"top": 16, "tail_draws": 16, "context": CONTEXT}
+    sizes: dict[str, Any] = {"top": 16, "tail_draws": 16, "cut": Cut(context=CONTEXT)}
     record_reference(model, options.pop("words", WORDS), path, **(sizes | options))
     return path
 
@@ -90,10 +95,10 @@ def means(found: ModelComparison, place: int = 0) -> dict[str, float]:
 def test_a_reference_as_candidate_says_what_holds_of_all_classes(tmp_path: Path, noise: float) -> None:
     p, q = tables(noise)
     base, other = Bytes("base", p), Bytes("other", q)
-    exact = compare_models(base, other, WORDS, context=CONTEXT)
+    exact = compare_models(base, other, WORDS, cut=Cut(context=CONTEXT))
     true, all_of = means(exact), exact.candidates[0].comparison
     path = recorded(tmp_path / "q.klref", other)
-    found = compare_models(base, path, WORDS, context=CONTEXT)
+    found = compare_models(base, path, WORDS, cut=Cut(context=CONTEXT))
     candidate = found.candidates[0]
     assert candidate.known == "reference"
     assert candidate.comparison.rows == all_of.rows
@@ -150,7 +155,7 @@ def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
     """What a pairing says of each divergence in each row, by itself, shape (rows, 4)."""
     windows = Windows(torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([False, True]))
     settings = PairingSettings(
-        windows, Clusters(windows.clusters, ["window 0"]), worst=1, bootstrap=0, seed=0
+        windows, Clusters(windows.clusters, ["window 0"]), Run(worst=1, bootstrap=0), seed=0
     )
     sides = [
         ReferenceSide(ModelInfo("r", "reference"), windows, SimpleNamespace(tail_draws=draws))  # type: ignore[arg-type]
@@ -161,10 +166,40 @@ def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
     found: list[list[float]] = []
     for row in range(len(blocks[0])):
         made = pairing(*sides, settings)
-        made.add(made.measured(0, *(block[row : row + 1] for block in blocks), (0, 1)))
+        made.add(made.measured(0, *(block[row : row + 1] for block in blocks)))
         divergences = made.result()[0].comparison.divergences
         found.append([divergences[name].maximum for name in NAMES])
     return torch.tensor(found, dtype=torch.float64)
+
+
+def test_labels_and_top_classes_are_those_of_the_whole_rows() -> None:
+    generator = torch.Generator().manual_seed(7)
+    base, noise = 2 * torch.randn(2, 31, 12, generator=generator, dtype=torch.float64)
+    candidate, labels = base + noise / 6, torch.arange(31) % 12
+    base[30, 6] = candidate[30, 6] = -INF  # the label of the last row has no mass
+    windows = Windows(torch.cat([labels[:1], labels]), torch.tensor([0, 32]), torch.arange(32) > 0)
+    settings = PairingSettings(
+        windows, Clusters(windows.clusters, ["window 0"]), worst=0, bootstrap=0, seed=0
+    )
+    reference = ReferenceSide(ModelInfo("r", "reference"), windows, SimpleNamespace(tail_draws=3))  # type: ignore[arg-type]
+    dense = DenseSide(ModelInfo("d", "rows"), windows, None)  # type: ignore[arg-type]
+    uniforms = torch.rand(31, 3, generator=generator, dtype=torch.float64)
+    log_p = base.log_softmax(-1)
+    block = summarize_rows(base.clone(), labels, top=5, uniforms=uniforms)
+    block = replace(  # without the rounding to float32
+        block,
+        top_log_probs=log_p.gather(-1, block.top_indices.long()),
+        label_log_probs=log_p.gather(-1, labels[:, None])[:, 0],
+    )
+    table = ReferencePairing(reference, dense, settings).measured(0, block, candidate, (0, 31))[0]
+    names = (*COLUMNS, *LABEL_COLUMNS)
+    expected = measure(base, candidate, ("logits", "logits"), labels).table
+    columns = names.index("confidence"), len(names)
+    torch.testing.assert_close(
+        table[:, slice(*columns)], expected[:, slice(*columns)], rtol=1e-12, atol=1e-14, equal_nan=True
+    )
+    assert table[30, names.index("cross_entropy_p")] == INF
+    assert table[30, names.index("difference")] == 0
 
 
 @pytest.mark.sweep
@@ -203,12 +238,12 @@ def test_estimates_of_a_candidate_are_unbiased_over_all_draws(name: str, scale: 
 def test_the_mean_of_many_drawings_of_a_candidate_is_the_divergence(tmp_path: Path) -> None:
     p, q = tables(0.3)
     base, other = Bytes("base", p), Bytes("other", q)
-    true = means(compare_models(base, other, WORDS, context=CONTEXT, bootstrap=0))
+    true = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT), run=Run(bootstrap=0)))
     held: dict[str, list[float]] = {name: [] for name in NAMES}
     covered = dict.fromkeys(NAMES, 0)
     for seed in range(60):
         path = recorded(tmp_path / f"{seed}.klref", other, top=8, tail_draws=8, seed=seed)
-        drawn = compare_models(base, path, bootstrap=0).candidates[0].drawn
+        drawn = compare_models(base, path, run=Run(bootstrap=0)).candidates[0].drawn
         assert drawn is not None
         for name in NAMES:
             held[name].append(drawn[name].mean)
@@ -227,7 +262,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
     p[:, 255] = p.logsumexp(-1) + math.log(0.02)
     q[:, 255] = q.logsumexp(-1) + math.log(1e-9)
     base, other = Bytes("base", p), Bytes("other", q)
-    true = means(compare_models(base, other, WORDS, context=CONTEXT))["kl_pq"]
+    true = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)))["kl_pq"]
     path = recorded(tmp_path / "q.klref", other)
     found = compare_models(base, path)
     candidate = found.candidates[0]
@@ -239,7 +274,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
     assert kl.interval[1] == INF
     assert kl.reason == "heavy tail"
     assert candidate.is_open_above
-    reverse = means(compare_models(base, other, WORDS, context=CONTEXT))["kl_qp"]
+    reverse = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)))["kl_qp"]
     assert candidate.comparison.divergences["kl_qp"].mean == pytest.approx(reverse, rel=0.1)
     # Next to a model that is known whole, its place on the scoreboard is unclear.
     worse = Bytes("worse", p + 0.9 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0)))
@@ -261,7 +296,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
 def test_two_references_bound_the_divergence(tmp_path: Path) -> None:
     p, q = tables(0.3)
     base, other = Bytes("base", p), Bytes("other", q)
-    exact = compare_models(base, other, WORDS, context=CONTEXT).candidates[0].comparison
+    exact = compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)).candidates[0].comparison
     paths = [
         recorded(tmp_path / "p.klref", base), recorded(tmp_path / "q.klref", other, top=24, seed=1)
     ]  # fmt: skip
@@ -320,7 +355,7 @@ def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path, monkeypatch:
     assert "; the first is" in shown
     assert "near.klref is closer: only a lower bound of" in shown
     assert "the order is clear" not in shown
-    found = compare_models(Bytes("base", p), [Bytes("near", near), of_near], WORDS, context=CONTEXT)
+    found = compare_models(Bytes("base", p), [Bytes("near", near), of_near], WORDS, cut=Cut(context=CONTEXT))
     shown = " ".join(str(found).split())
     assert shown.startswith("It is unclear which of 2 candidates is closest to base")
     assert "the order is unclear" in shown
@@ -374,7 +409,7 @@ def test_a_reference_beside_itself_is_not_said_to_be_the_same(tmp_path: Path) ->
 def test_a_reference_without_draws_is_a_list(tmp_path: Path) -> None:
     p, q = tables(0.3)
     base, other = Bytes("base", p), Bytes("other", q)
-    exact = means(compare_models(base, other, WORDS, context=CONTEXT))
+    exact = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)))
     of_q = recorded(tmp_path / "q.klref", other, tail_draws=0)
     of_p = recorded(tmp_path / "p.klref", base, tail_draws=0)
     for found in (compare_models(base, of_q), compare_models(of_p, other), compare_models(of_p, of_q)):
@@ -445,9 +480,9 @@ def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path
     with pytest.raises(
         FileError, match=r"candidate = .*q.klref: wanted a reference of this text; .*leave the text out"
     ):
-        compare_models(base, path, WORDS[1:], context=CONTEXT)
+        compare_models(base, path, WORDS[1:], cut=Cut(context=CONTEXT))
     with refused(FileError, wanted="a reference of this text$", got=r"^one of other tokens \(context 48"):
-        compare_models(base, path, WORDS, context=32)
+        compare_models(base, path, WORDS, cut=Cut(context=32))
     assert compare_models(base, path).windows  # the remedy
     with pytest.raises(FileError, match=r"candidate = .*short.klref.*record both of one text"):
         compare_models(of_base, shorter)
@@ -456,7 +491,7 @@ def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path
     with refused(ArgumentValueError, instead=r"texts=.*without --text"):
         compare_models(of_base, path, WORDS)
     with refused(ArgumentValueError, instead="llama_cpp=False"):
-        compare_models(base, path, llama_cpp=True)
+        compare_models(base, path, run=Run(llama_cpp=True))
 
     class Reversed(Bytes):
         vocabulary = Vocabulary([Token(bytes([255 - byte])) for byte in range(256)])
@@ -464,7 +499,7 @@ def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path
     with refused(ModelError, wanted="the tokenizer that .*q.klref was recorded with"):
         compare_models(Reversed("reversed", p), path)
     with refused(ModelError, wanted="the tokenizer that .*q.klref was recorded with"):
-        compare_models(Reversed("reversed", p), path, WORDS, context=CONTEXT)
+        compare_models(Reversed("reversed", p), path, WORDS, cut=Cut(context=CONTEXT))
     reversed_ = recorded(tmp_path / "reversed.klref", Reversed("reversed", p))
     with pytest.raises(
         ModelError, match=r"reversed.klref: wanted the tokenizer that .*p.klref was recorded with"
@@ -487,7 +522,7 @@ def test_a_file_of_logits_is_compared_with_a_reference(tmp_path: Path) -> None:
     import numpy as np
 
     np.save(tmp_path / "p.npy", rows.numpy())
-    found = compare_models(tmp_path / "p.npy", path, representation="logits")
+    found = compare_models(tmp_path / "p.npy", path, loading=Loading(representation="logits"))
     assert means(found) == pytest.approx(means(compare_models(base, path)), rel=1e-9)
     source: RowSource
     with open_rows(tmp_path / "p.npy", representation="logits") as source:
@@ -509,8 +544,8 @@ def test_a_stopped_comparison_with_a_candidate_reference_goes_on(tmp_path: Path)
 
     state = tmp_path / "state"
     with pytest.raises(_StopError):
-        compare_models(base, path, resume=state, progress=stop)
-    again = compare_models(base, path, resume=state)
+        compare_models(base, path, run=Run(resume=state, progress=stop))
+    again = compare_models(base, path, run=Run(resume=state))
     assert report.dumps(again) == report.dumps(compare_models(base, path))
 
 
@@ -518,15 +553,15 @@ def test_a_stopped_comparison_with_a_candidate_reference_goes_on(tmp_path: Path)
 def test_the_command_needs_no_text_beside_a_reference(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     path = tmp_path / "int8.klref"
-    record_reference(folders.int8(), text()[:3000], path, context=CONTEXT)
+    record_reference(folders.int8(), text()[:3000], path, cut=Cut(context=CONTEXT))
     page = tmp_path / "report.json"
     code, said = gated(folders.base(), path, folders.bf16(), "--json", page, "--noise-floor")
     assert code == 0, said
     held = {Path(each["model"]["name"]).name: each for each in json.loads(page.read_text())["candidates"]}
     assert held["int8.klref"]["known"] == "reference"
     assert held["bf16"]["known"] == "all classes"
-    exact = means(compare_models(folders.base(), folders.int8(), text()[:3000], context=CONTEXT))
+    exact = means(compare_models(folders.base(), folders.int8(), text()[:3000], cut=Cut(context=CONTEXT)))
     assert held["int8.klref"]["drawn"]["kl_pq"]["mean"] == pytest.approx(exact["kl_pq"], rel=0.05)
-    one = compare_models(folders.base(), path, text()[:3000], context=CONTEXT, one_at_a_time=True)
+    one = compare_models(folders.base(), path, text()[:3000], cut=Cut(context=CONTEXT), one_at_a_time=True)
     assert one.candidates[0].known == "top classes"
     assert means(one)["kl_pq"] <= exact["kl_pq"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kullback.models import compare_models
+from kullback.models import Cut, compare_models
 from tests.models import folders
 from tests.models.test_compare import CONTEXT, words
 from tests.models.tiny import make_tokenizer
@@ -26,5 +26,5 @@ def test_a_quantized_folder_is_near_its_base_and_not_the_same(tmp_path: Path, na
     )
     model.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    found = compare_models(folders.base(), tmp_path, words(), context=CONTEXT)
+    found = compare_models(folders.base(), tmp_path, words(), cut=Cut(context=CONTEXT))
     assert 1e-7 < found.candidates[0].comparison.divergences["kl_pq"].mean < 1e-2

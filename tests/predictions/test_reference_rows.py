@@ -18,7 +18,6 @@ from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.io import PartialRows
 from kullback.partial_rows import summarize_rows
 from kullback.predictions.drawn_means import drawn_mean, population_mean, row_estimates
-from kullback.predictions.measure import COLUMNS, LABEL_COLUMNS, measure
 from kullback.predictions.reference_rows import ReferenceRows, join_rows, measure_reference
 
 INF = math.inf
@@ -198,28 +197,6 @@ def test_infinities_that_are_certain() -> None:
     assert found["kl_qp"].bound.isfinite().all()
 
 
-def test_labels_and_top_classes_are_those_of_the_whole_rows() -> None:
-    base, labels = logits_of(30, 12), torch.arange(30) % 12
-    candidate = base + logits_of(30, 12, 1) / 3
-    rows = measure_reference(block_of(base, 4, 3, labels=labels), candidate)
-    table = measure(base, candidate, ("logits", "logits"), labels).table
-    columns = dict(zip((*COLUMNS, *LABEL_COLUMNS), table.T, strict=True))
-    columns["same_top"] = columns["top1_agreement"]
-    for name in ("confidence", "same_top", "cross_entropy_p", "cross_entropy_q", "difference", "delta_prob"):
-        torch.testing.assert_close(getattr(rows, name), columns[name], rtol=1e-12, atol=1e-14)
-    a, b = base.topk(4).indices, candidate.topk(4).indices
-    matching = [next((j for j in range(4) if x[j] != y[j]), 4) for x, y in zip(a, b, strict=True)]
-    assert rows.matching.tolist() == matching
-    assert 0 < rows.same_top.mean() < 1
-
-
-def test_a_label_without_mass_on_both_sides() -> None:
-    base = torch.tensor([[1.0, 0.0, -INF]])
-    rows = measure_reference(block_of(base, 1, 2, labels=torch.tensor([2])), base)
-    assert (float(rows.difference[0]), float(rows.delta_prob[0])) == (0.0, 0.0)
-    assert float(rows.cross_entropy_p[0]) == INF
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_do_not_depend_on_the_blocks(dtype: torch.dtype) -> None:
     base = logits_of(9, 11).to(dtype)
@@ -232,7 +209,7 @@ def test_rows_do_not_depend_on_the_blocks(dtype: torch.dtype) -> None:
     for name in NAMES:
         for a, b in zip(whole.divergences[name], joined.divergences[name], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15)
-    assert torch.equal(whole.matching, joined.matching)
+    assert torch.equal(whole.spread, joined.spread)
 
 
 def test_logits_that_do_not_fit() -> None:

@@ -27,6 +27,7 @@ from kullback.predictions import checkpoint, compare_two_predictions
 from kullback.predictions.checkpoint import Checkpoint, fingerprint
 from kullback.predictions.collect import TABLE_ROWS, Collector
 from kullback.predictions.measure import measure
+from kullback.predictions.run import Run
 from tests import fuzz, fuzz_states
 from tests.forked import MAIN, python
 from tests.refusals import refused
@@ -172,7 +173,7 @@ def test_the_statistics_do_not_depend_on_how_many_rows_come_at_a_time():
     found = measure(p, q, ("logits", "logits"), None)
     answers: list[str] = []
     for rows in (1000, 33, len(p)):
-        collector = Collector(len(p), None, None, worst=0, bootstrap=0, generator=None)
+        collector = Collector(len(p), None, None, Run(worst=0, bootstrap=0))
         for table in found.table.split(rows):
             collector.add(table, [])
         side = compare_two_predictions.open_source(p, "logits", None, "p")
@@ -355,7 +356,7 @@ def test_a_power_failure_at_any_change_of_the_disk_goes_on_to_the_same_report(ar
     database.execute("PRAGMA cache_size = 1")
     database.execute("PRAGMA cache_spill = 1")
     database.set_progress_handler(image, 1)
-    torn.add({**records[-1], "padding": "x" * 100_000})
+    torn.add([{**records[-1][0], "padding": "x" * 100_000}])
     torn.close(remove=False)
     changed = [each for each in images if each[1]]
     assert len({each[0] for each in changed}) > 1  # pages of an unfinished record are among these
@@ -543,13 +544,13 @@ def test_tables_have_no_state(command):
 
 @pytest.mark.parametrize("given", [3, b"state", ["state"], True])
 def test_a_state_is_a_path(given, arrays):
-    from kullback.models import compare_models
+    from kullback.models import Run
 
     said = r"\(resume=...\): wanted the path of a file, or None; got "
     with pytest.raises(ArgumentTypeError, match=f"compare_predictions{said}"):
         compare_predictions(Logits(arrays["p"]), Logits(arrays["q"]), resume=given)
-    with pytest.raises(ArgumentTypeError, match=f"compare_models{said}"):
-        compare_models("p.gguf", "q.gguf", "words", resume=given)
+    with pytest.raises(ArgumentTypeError, match=f"Run{said}"):
+        Run(resume=given)
 
 
 def test_an_empty_file_that_was_there_is_removed_too(arrays, tmp_path):

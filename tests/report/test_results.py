@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from kullback import Logits, compare_predictions, compare_tables
-from kullback.report import html, json as report_json
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +55,6 @@ def test_parts_of_a_comparison_of_tables_have_short_reprs(tables):
     for part in (*tables.columns, *tables.joint):
         assert len(repr(part)) < 120
     assert repr(tables["plan"]).startswith("ColumnComparison('plan', psi=0.")
-
-
-@pytest.mark.heavy
-def test_pages_and_json_are_those_of_the_reports(tables, predictions):
-    assert tables.to_html() == html.render(tables)
-    assert tables.to_json() == report_json.dumps(tables)
-    assert predictions.to_html() == html.render(predictions)
-    assert predictions.to_json() == report_json.dumps(predictions)
 
 
 def test_a_notebook_shows_the_table_of_the_page(result):
@@ -142,7 +133,9 @@ kullback.common.optional.find_spec = lambda name: None
 import pyarrow as pa
 from kullback import compare_tables
 found = compare_tables(pa.table({"x": [1, 2] * 30}), pa.table({"x": [1, 2] * 30}))
-assert str(found) == repr(found), found
+said = str(found).splitlines()
+assert said[0] == "No difference is seen in 1 column.", said
+assert [line.split()[:3] for line in said if line.startswith("x ")] == [["x", "none", "seen"]], said
 assert found._repr_html_() is None
 print(len(found.to_json()))
 """

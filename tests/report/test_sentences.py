@@ -94,7 +94,7 @@ def test_a_test_prints_one_line_and_is_its_p_value():
     assert str(found).endswith(f"99 permutations; {found.effect}")
     html = found._repr_html_()
     assert html.count("<table>") == 2
-    assert f"<td>{found.p_value:.3g}</td>" in html
+    assert f'<th scope="row">{found.p_value:.3g}</th>' in html
     alone = TwoSampleTest(0.5, 1.0, None, 99, "energy", ("<why>",))
     assert alone._repr_html_().count("<table>") == 1
     assert "&lt;why&gt;" in alone._repr_html_()

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 import pytest
 import torch
 
 import kullback
 from kullback import Estimate, Logits, Probs, Samples, estimate, kl_estimate
 from kullback.generators.divergence import NAMED
+from tests.report.media import Page
 
 plt = pytest.importorskip("matplotlib.pyplot")
 CARETUPBASE = pytest.importorskip("matplotlib.lines").CARETUPBASE
-
-
-class Cells(HTMLParser):
-    """The texts of a table's cells, row by row, and the other texts; every tag has to be closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag != "br":
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in {"td", "th"}:
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in {"td", "th"}:
-            self.rows[-1][-1] += data
-        elif data.strip():
-            self.texts.append(data.strip())
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +22,7 @@ def _closed_figures():
 
 def test_a_batch_has_a_row_for_each_element():
     estimate = kl_estimate(Logits(torch.tensor([[2.0, 0.0], [0.0, 0.0]])), Logits(torch.zeros(2)))
-    cells = Cells(estimate._repr_html_())
+    cells = Page(estimate._repr_html_())
     assert cells.rows[0] == ["element", "value", "bound on the error"]
     assert [row[0] for row in cells.rows[1:]] == ["0", "1"]
     assert float(cells.rows[1][1]) == pytest.approx(estimate.value[0].item(), rel=1e-5)
@@ -65,7 +34,7 @@ def test_a_scalar_from_draws_shows_its_interval_and_how_many_there_were():
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 500, generator=draw)
     estimate = kl_estimate(Samples(x), Samples(y))
-    cells = Cells(estimate._repr_html_())
+    cells = Page(estimate._repr_html_())
     assert cells.rows[0] == ["value", "standard error", "interval"]
     low, high = (end.item() for end in estimate.interval)
     assert cells.rows[1][2] == f"{low:.6g} to {high:.6g}"
@@ -77,7 +46,7 @@ def test_notes_are_shown_and_escaped():
     html = estimate._repr_html_()
     assert "<script>" not in html
     assert "<method>" not in html
-    assert "p < q & <script>alert(1)</script>" in "".join(Cells(html).texts)
+    assert "p < q & <script>alert(1)</script>" in "".join(Page(html).texts)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +54,17 @@ def test_notes_are_shown_and_escaped():
 )
 def test_twenty_elements_at_most(shape, last):
     value = torch.zeros(shape, requires_grad=True)
-    cells = Cells(Estimate(value, value, "closed_form")._repr_html_())
+    cells = Page(Estimate(value, value, "closed_form")._repr_html_())
     assert len(cells.rows) == 1 + min(value.numel(), 20)
     if last is not None:
         assert cells.rows[-1][0] == last
     told = f"The first 20 of {value.numel():,} elements."
-    assert (told in cells.texts) == (value.numel() > 20)
+    assert any(told in text for text in cells.texts) == (value.numel() > 20)
 
 
 def test_infinity_and_nan_are_written():
     value = torch.tensor([float("inf"), float("nan")])
-    assert [row[1] for row in Cells(Estimate(value, None, "series")._repr_html_()).rows] == [
+    assert [row[1] for row in Page(Estimate(value, None, "series")._repr_html_()).rows] == [
         "value",
         "inf",
         "nan",
@@ -132,9 +101,9 @@ def test_standard_errors_are_drawn_where_there_is_no_interval():
 def test_a_diagnosis_shows_all_that_its_text_does():
     p = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])
     found = kullback.diagnose(p, p.flip(-1), reduction="mean")
-    cells = Cells(found._repr_html_())
+    cells = Page(found._repr_html_())
     held = {row[0]: row[1:] for row in cells.rows}
-    assert held["input"][2] == "probabilities"
+    assert held["input"][3] == "probabilities"
     assert float(held["sum"][0]) == pytest.approx(found.values["sum"], rel=1e-5)
     assert "> mean" in held
     text = " ".join(cells.texts)
@@ -147,10 +116,10 @@ def test_a_diagnosis_shows_all_that_its_text_does():
 
 def test_a_right_call_and_one_that_raises():
     q, p = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])
-    right = Cells(kullback.diagnose(q.log(), p, reduction="batchmean")._repr_html_())
+    right = Page(kullback.diagnose(q.log(), p, reduction="batchmean")._repr_html_())
     assert any("No problems found." in text for text in right.texts)
     wrong = kullback.diagnose(q, torch.zeros(3, 7), reduction="sum")
-    assert wrong.raises in " ".join(Cells(wrong._repr_html_()).texts)
+    assert wrong.raises in " ".join(Page(wrong._repr_html_()).texts)
 
 
 def test_a_kind_of_your_own_has_its_name_and_its_unit():

@@ -20,6 +20,12 @@ from tests.refusals import refused
 
 TABLE = pd.DataFrame({"amount": [1.0, 2.0, 3.0] * 20, "word": ["a", "b", "c"] * 20})
 TWICE = pd.concat([TABLE, TABLE], axis=1)
+NO_COLUMN = "compare_tables({argument}=...): wanted columns of {where}; got 'no'; there are 'amount', 'word'"
+BINS = "an integer from 2 to 1,000,000"
+
+
+def with_options(**options):
+    return compare_tables(TABLE, TABLE, **options)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,21 @@ TWICE = pd.concat([TABLE, TABLE], axis=1)
         (lambda: compare_tables(TABLE, TABLE, joint=3), "compare_tables(joint=...): wanted groups"),
         (lambda: compare_tables(TABLE, TABLE, joint=[3]), "compare_tables(joint=...): wanted groups"),
         (lambda: compare_tables(TABLE, TABLE, joint=[("a", 3)]), "compare_tables(joint=...): wanted groups"),
+        (
+            lambda: compare_tables(TABLE, TABLE, ["no"]),
+            NO_COLUMN.format(argument="columns", where="the tables"),
+        ),
+        (
+            lambda: with_options(joint=[("amount", "no")]),
+            NO_COLUMN.format(argument="joint", where="the tables"),
+        ),
+        (lambda: with_options(joint=[("word",)]), "compare_tables(joint=...): wanted groups of two or more"),
+        (lambda: with_options(joint="word"), "compare_tables(joint=...): wanted groups of two or more"),
+        (lambda: with_options(weights="no"), NO_COLUMN.format(argument="weights", where="P")),
+        (lambda: with_options(cluster="no"), NO_COLUMN.format(argument="cluster", where="P")),
+        (lambda: with_options(bins=1), f"compare_tables(bins=...): wanted {BINS}"),
+        (lambda: with_options(bins=10**5000), f"compare_tables(bins=...): wanted {BINS}"),
+        (lambda: with_options(confidence=1.5), "compare_tables(confidence=...): wanted a number between 0"),
         (lambda: compare_tables(TABLE, TABLE, bins="x"), "compare_tables(bins=...): wanted an integer"),
         (lambda: compare_tables(TABLE, TABLE, bins=2.5), "compare_tables(bins=...): wanted an integer"),
         (

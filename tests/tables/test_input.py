@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
+import io
 import json
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from kullback.cli.commands import kullback
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, OptionalDependencyError
 from kullback.tables import compare_tables, profile_table
 from tests.refusals import refused
@@ -240,6 +243,46 @@ def test_integers_of_json_keep_their_64_bits(tmp_path):
     column = [profile_table(tmp_path / f"{place}.ndjson").columns["x"] for place in range(3)]
     assert [(each.minimum, each.maximum) for each in column[:2]] == [tuple(ends) for ends in rows[:2]]
     assert [each.integer for each in column] == [True, True, False]  # no 64 bits hold the last
+
+
+class Recorded:
+    """A connection of DuckDB whose calls that open files are recorded."""
+
+    def __init__(self, connection, opened):
+        self.connection, self.opened = connection, opened
+
+    def __getattr__(self, name):
+        if name.startswith(("read_", "from_", "sql", "query")):
+            self.opened.append(name)
+        return getattr(self.connection, name)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "opened"),
+    [("csv", ["open", "read_csv"]), ("parquet", ["read_parquet"]), ("ndjson", ["read_json"])],
+)
+def test_a_file_is_opened_once_on_the_way_to_the_page(suffix, opened, tmp_path, monkeypatch):
+    """One relation of DuckDB reads a file as often as its columns need; of a CSV file, Python reads the header."""
+    path, other, page = tmp_path / f"p.{suffix}", tmp_path / f"q.{suffix}", tmp_path / "page.html"
+    random = np.random.default_rng(0)
+    table = pa.table({"far": 300 + random.normal(size=200), "text": random.normal(size=200).astype(str)})
+    for each in (path, other):
+        WRITERS[f"t.{suffix}"](table, each)
+    recorded: list[str] = []
+    connect, python_open = duckdb.connect, io.open
+
+    def recording_open(file, *arguments, **options):
+        recorded.extend(["open"] if str(file) == str(path) else [])
+        return python_open(file, *arguments, **options)
+
+    connections = iter([recorded, []])  # P's and Q's
+    monkeypatch.setattr(duckdb, "connect", lambda **options: Recorded(connect(**options), next(connections)))
+    monkeypatch.setattr(io, "open", recording_open)
+    monkeypatch.setattr("builtins.open", recording_open)
+    arguments = ["compare", str(path), str(other), "--as", "table", "--html", str(page)]
+    done = CliRunner().invoke(kullback, arguments)
+    assert (done.exit_code, page.exists()) == (0, True), done.output
+    assert recorded == opened
 
 
 def test_several_files_count_like_one(plain, tmp_path):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from kullback.common.row_statistics import FURTHER
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 from kullback.errors import BY_CALL, ArgumentValueError, quoted
 from kullback.results.verdict import Outcome, Verdict
@@ -233,7 +234,10 @@ def judge_comparison(
 ) -> Judgment:
     """Return the outcome of a limit for a comparison of predictions; `Compared` describes the arguments."""
     name = limit.metric
-    metric = MEANS.get(name) or ESTIMATES[name]
+    metric = MEANS.get(name) or ESTIMATES.get(name) or Metric(name.removesuffix(".value"))
+    further = comparison.further if metric.path in FURTHER else {}
+    if metric.path in FURTHER and metric.path not in further:
+        return Judgment("unclear", f"{name} is unknown, because not all classes are known")
     if metric.path.startswith("labels.") and comparison.labels is None:
         raise ArgumentValueError.at(
             f"--fail-{limit.side} {name}=...",
@@ -243,9 +247,10 @@ def judge_comparison(
             instead="--labels FILE",
             wording="{got}. Write: {instead}",
         )
-    of = comparison.divergences.get(metric.path) or attrgetter(metric.path)(comparison)
+    of = further.get(metric.path) or comparison.divergences.get(metric.path)
+    of = of or attrgetter(metric.path)(comparison)
     value = getattr(of, metric.part)
-    if name in ESTIMATES:
+    if name.endswith(".value"):
         bounds = None if certain is None else _possible(metric, value, certain)
         if bounds is None:
             return limit.judgment_of_estimate(name, value)
@@ -345,7 +350,8 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
     has_column = not bracket or (
         metrics.have_columns and metric != WHOLE and column[:-1] and column[-1] == "]"
     )
-    if not has_column or not (metric in metrics.means or metric in metrics.estimates):
+    is_of_user = not metrics.have_columns and metric.removesuffix(".value") in FURTHER
+    if not has_column or not (metric in metrics.means or metric in metrics.estimates or is_of_user):
         changed = _new_form(metric, metrics) if has_column else None
         raise ArgumentValueError.at(
             f"--fail-{side} {text}",

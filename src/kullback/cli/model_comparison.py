@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_cpp
 from kullback.cli.settings import Settings
+from kullback.common.constraints import taken
 from kullback.common.progress import progress_bar
 from kullback.errors import ArgumentValueError, printable
-from kullback.models import ModelComparison, compare_models, is_reference
+from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, is_reference
 from kullback.predictions.checkpoint import kept_state
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def run_model_comparison(
     files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
     outputs = Outputs.of(settings, full=bool(settings["--full"]))
     as_llama_cpp = prints_as_llama_cpp(settings, outputs)
+    arguments = settings.arguments("models")
     check_outputs(outputs, [*files, text], state=resume)
     with kept_state(resume) as state:
         with (
@@ -56,9 +59,10 @@ def run_model_comparison(
                 base,
                 list(candidates),
                 text,
-                resume=state,
-                progress=progress,
-                **settings.arguments("models"),
+                cut=taken(Cut, arguments),
+                loading=taken(Loading, arguments),
+                run=replace(taken(Run, arguments), resume=state, progress=progress),
+                **arguments,
             )
         compared = [
             Compared(each.model.name, each.comparison, each.certain if each.is_lower_bound else None)

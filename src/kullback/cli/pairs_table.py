@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kullback.common.display import open_console
+from kullback.common.formats import counted
 from kullback.errors import BY_CALL, ArgumentValueError
 from kullback.pairs.coverage import MEANING, Entry, families, is_univariate, matrix
 from kullback.pairs.registry import WRAPPERS
-from kullback.report.formats import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -48,11 +48,16 @@ def record(model: str, settings: Settings) -> None:
     tokens, the mass of all others, and random draws from the others. With it, you can compare another model with this
     one without having this one.
     """
-    from kullback.models import record_reference
+    from kullback.common.constraints import taken
+    from kullback.models import Cut, Loading, record_reference
 
     text, output = settings["--text"], settings["--output"]
     check_files([("--text", text), ("--config", settings["--config"])], [output], [model])
+    arguments = settings.arguments()
+    cut, loading = taken(Cut, arguments), taken(Loading, arguments)
     with progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress:
-        notes = record_reference(model, text, output, progress=progress, **settings.arguments())
+        notes = record_reference(
+            model, text, output, cut=cut, loading=loading, progress=progress, **arguments
+        )
     for note in notes:
         click.echo(note)

@@ -76,7 +76,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
             instead="--merge to take them as one",
             wording=BY_CALL,
         )
-    from kullback.report.formats import counted
+    from kullback.common.formats import counted
     from kullback.report.subjects.batches import Batches
     from kullback.tables import reference_profile as profiles
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together

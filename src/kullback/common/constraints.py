@@ -16,15 +16,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from kullback.errors import KullbackError, Name, Text, invalid_type, invalid_value, safe_repr
 
 # `_MOST` is the largest integer that fits into a tensor of int64.
 _MOST = 2**63 - 1
+_Settings = TypeVar("_Settings", bound=Any)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +275,23 @@ class Arguments:
                     value = constraint.check(call or self.calls[0], name, value)
                 checked[name] = value
         return checked
+
+    def settle(self, settings: object) -> None:
+        """Check the attributes of a frozen dataclass, and replace each by its checked value."""
+        for name, value in self.check(**vars(settings)).items():
+            object.__setattr__(settings, name, value)
+
+
+def taken(kind: type[_Settings], options: dict[str, Any]) -> _Settings:
+    """Return a settings object, a dataclass, of the options that are its attributes, and remove them from `options`.
+
+    Example:
+        >>> from kullback.models import Cut
+        >>> options = {"context": 64, "seed": 3}
+        >>> taken(Cut, options), options
+        (Cut(context=64, score='second-half', most_windows=None), {'seed': 3})
+    """
+    return kind(**{each.name: options.pop(each.name) for each in fields(kind) if each.name in options})
 
 
 def refuse_both(call: str, independent: object, cluster: object) -> None:

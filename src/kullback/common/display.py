@@ -6,8 +6,7 @@ import inspect
 import io
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +70,14 @@ class Shown:
         return self._report("frame").to_pandas(self)
 
     def __str__(self) -> str:
-        """Return the text report, as wide as the terminal; if rich is not installed, return the repr."""
+        """Return the text report, as wide as the terminal if rich is installed; that of a single number is one line."""
+        page, terminal = self._report("subjects").document(self), self._report("terminal")
+        if page.in_one_line:
+            return page.outcome
         if not is_installed("rich"):
-            return repr(self)
+            return without_commands(terminal.render_plain(page))
         text = io.StringIO()
-        self._report("terminal").render(self, open_console(file=text, no_color=True, highlight=False))
+        terminal.render(page, open_console(file=text, no_color=True, highlight=False))
         lines = "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
         return without_commands(lines)
 
@@ -86,6 +88,17 @@ class Shown:
     def _report(self, medium: str) -> Any:
         """Return the module of `kullback.report` for a medium, such as "html"."""
         return import_module(f"kullback.report.{medium}")
+
+
+class ShownNumber(Shown):
+    """The base class of results that `float` converts to their main number."""
+
+    def __float__(self) -> float:
+        raise NotImplementedError
+
+    def __format__(self, spec: str) -> str:
+        """Return the main number in the format `spec`; with an empty `spec`, return `str(self)`."""
+        return format(float(self), spec) if spec else str(self)
 
 
 def without_commands(text: str) -> str:
@@ -136,23 +149,3 @@ def shown_options(
         for name, value in values.items()
         if name in always or value != options[name].default
     )
-
-
-def html_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Return an HTML table for notebooks, with all text escaped.
-
-    Example:
-        >>> print(html_table(["value"], [["a < b"]]))
-        <table>
-        <thead><tr><th>value</th></tr></thead>
-        <tbody>
-        <tr><td>a &lt; b</td></tr>
-        </tbody>
-        </table>
-    """
-
-    def row(cells: Sequence[object], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    body = "\n".join(row(cells, "td") for cells in rows)
-    return f"<table>\n<thead>{row(header, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"

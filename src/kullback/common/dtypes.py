@@ -13,6 +13,12 @@ def accurate_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def float64_copy(x: Tensor) -> Tensor:
+    """Return a copy in float64, without a gradient: on the device, or on the CPU if the device lacks float64."""
+    device = x.device if accurate_dtype(x.device) == torch.float64 else "cpu"
+    return x.detach().to(device, torch.float64, copy=True)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype without the name of its module, such as ``float32``."""
     return str(dtype).removeprefix("torch.")

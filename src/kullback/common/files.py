@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from typing import BinaryIO
 from kullback.errors import BY_EVENT, FileError, printable
 
 PathLike = str | os.PathLike[str]
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
 def same_file(a: PathLike, b: PathLike) -> bool:
@@ -24,6 +26,25 @@ def same_file(a: PathLike, b: PathLike) -> bool:
         return Path(a).samefile(b)
     except OSError:
         return _resolved(a) == _resolved(b)
+
+
+def file_stamp(path: Path) -> tuple[int, int, str]:
+    """Return the size and time of change of a file, and a digest of its beginning, its end and places between."""
+    status = path.stat()
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        last = max(0, status.st_size - _SAMPLE_BYTES)
+        for place in range(_SAMPLES):
+            file.seek(last * place // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return status.st_size, status.st_mtime_ns, digest.hexdigest()
+
+
+def file_stamps(name: str) -> list[tuple[str, tuple[int, int, str]]]:
+    """Return the name and the `file_stamp` of a file, or of every file in a folder; nothing for other names."""
+    path = Path(name)
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    return [(each.name, file_stamp(each)) for each in files if each.is_file()]
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:

@@ -8,67 +8,50 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kullback.common.arrays import Floats
-
-_Number = TypeVar("_Number", float, Floats, Tensor)
 
 # If one of two p-values is 1, their Cauchy combination would be 1 too. So larger p-values count as this number.
 _LARGEST_P = 0.99
 
 
-@overload
-def normal_quantile(probability: float) -> float: ...
-@overload
-def normal_quantile(probability: Floats) -> Floats: ...
-def normal_quantile(probability: float | Floats) -> float | Floats:
-    """Return the number below which a standard normal variable lies with this probability.
+def normal_quantile(probability: float) -> float:
+    """Return the number below which a standard normal variable lies with this probability."""
+    return float(normal_scores(probability))
 
-    Example:
-        >>> normal_quantile(0.975)
-        1.959963984540...
-    """
+
+def normal_scores(shares: Any) -> Floats:
+    """Return the normal scores of the values with these shares of the ranks below them, the normal quantiles."""
     from scipy.special import ndtri
 
-    return ndtri(probability) if isinstance(probability, np.ndarray) else float(ndtri(probability))
+    return ndtri(shares)
 
 
-@overload
-def student_quantile(probability: float, dof: float) -> float: ...
-@overload
-def student_quantile(probability: float, dof: Floats) -> Floats: ...
-def student_quantile(probability: float, dof: float | Floats) -> float | Floats:
-    """Return the number below which a variable with Student's t distribution lies with this probability.
-
-    Arguments:
-        probability: the probability, between 0 and 1.
-        dof: the degrees of freedom, a positive number that need not be whole.
-
-    Example:
-        >>> student_quantile(0.975, 1), student_quantile(0.975, 7.5)
-        (12.7062047361..., 2.3330396268...)
-    """
+def student_quantile(probability: float, dof: float) -> float:
+    """Return the quantile of Student's t; the degrees of freedom need not be whole."""
     from scipy.special import stdtrit
 
-    quantile = stdtrit(dof, probability)
-    return quantile if isinstance(dof, np.ndarray) else float(quantile)
+    return float(stdtrit(dof, probability))
+
+
+def student_quantiles(quantile: float, dof: Tensor) -> Tensor:
+    """Return the quantiles of Student's t with the probability that the normal `quantile` has."""
+    from scipy.special import ndtr, stdtrit
+
+    return torch.as_tensor(stdtrit(dof.cpu().numpy(), ndtr(quantile))).to(dof)
 
 
 @lru_cache(maxsize=256)
 def two_sided_quantile(confidence: float, groups: float | None = None) -> float:
     """Return half the width, in standard errors, of a two-sided interval.
 
-    Arguments:
-        confidence: the probability within the interval.
-        groups: the number of independent groups from which the standard error was computed, which need not be whole.
-            The interval is then from Student's t with `groups` - 1 degrees of freedom. By default, it is normal.
-
-    Returns:
-        the quantile; it is infinite for fewer than two groups.
+    The interval is normal or, for a standard error computed from `groups`, from Student's t with `groups` - 1 degrees
+    of freedom. For fewer than two groups, the result is infinite.
 
     Example:
         >>> [round(two_sided_quantile(0.95, groups), 4) for groups in (None, 30, 5, 2, 1)]
@@ -80,32 +63,21 @@ def two_sided_quantile(confidence: float, groups: float | None = None) -> float:
 
 
 def student_ratio(confidence: float, groups: float) -> float:
-    """Return the ratio of the two-sided quantile of Student's t to the normal one, for a standard error from groups."""
+    """Return the ratio of the two-sided quantile of Student's t, for `groups`, to the normal one."""
     return two_sided_quantile(confidence, groups) / two_sided_quantile(confidence)
 
 
-def wilson_limit(events: _Number, number: _Number | float, quantile: _Number | float, side: int) -> _Number:
-    r"""Return Wilson's lower or upper limit of a proportion.
+def wilson_limit(events: Any, number: Any, quantile: Any, side: int) -> Any:
+    r"""Return Wilson's limit of the proportion of `events` in `number` draws: the lower for side -1, the upper for 1.
 
     .. math:: \frac{x + z^2 / 2 \pm z \sqrt{x (1 - x / n) + z^2 / 4}}{n + z^2}
 
-    SciPy's limits (`binomtest(...).proportion_ci`) accept neither arrays nor numbers that are not whole. Here x and n
-    may be effective numbers (`test_scipys_limits_of_proportions_accept_whole_numbers_only`).
-
-    Arguments:
-        events: the number of events x, from 0 to n. Half an event less for the lower limit, and half an event more for
-            the upper limit, are the continuity correction.
-        number: the number of draws n.
-        quantile: the quantile z of the normal distribution.
-        side: -1 for the lower limit, 1 for the upper limit.
-
-    Example:
-        >>> [round(wilson_limit(3.0, 10.0, 1.96, side), 4) for side in (-1, 1)]
-        [0.1078, 0.6032]
-
-    References:
-        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+    The arguments are numbers, arrays or tensors. Half an event less for the lower limit, and half an event more for the
+    upper limit, are the continuity correction. Probable inference, the law of succession, and statistical inference
+    (Wilson, 1927)
     """
+    # SciPy's limits, `binomtest(...).proportion_ci`, accept neither arrays nor effective numbers of draws, which are
+    # not whole: `test_scipys_limits_of_proportions_accept_whole_numbers_only`.
     reach = quantile * (events * (1 - events / number) + quantile**2 / 4) ** 0.5
     return (events + quantile**2 / 2 + side * reach) / (number + quantile**2)
 
@@ -113,12 +85,7 @@ def wilson_limit(events: _Number, number: _Number | float, quantile: _Number | f
 def wilson_interval(proportion: float, number: float, confidence: float) -> tuple[float, float]:
     """Return Wilson's interval of a proportion of `number` independent draws, with continuity correction.
 
-    Example:
-        >>> [round(limit, 4) for limit in wilson_interval(0.3, 10, 0.95)]
-        [0.0809, 0.6463]
-
-    References:
-        Two-Sided Confidence Intervals for the Single Proportion, method 4 (Newcombe, 1998)
+    Two-Sided Confidence Intervals for the Single Proportion, method 4 (Newcombe, 1998)
     """
     events, quantile = proportion * number, two_sided_quantile(confidence)
     low = wilson_limit(max(events - 0.5, 0.0), number, quantile, -1)
@@ -126,57 +93,22 @@ def wilson_interval(proportion: float, number: float, confidence: float) -> tupl
     return 0.0 if proportion == 0 else max(0.0, low), 1.0 if proportion == 1 else min(1.0, high)
 
 
-def normal_scores(ranks: Floats, number: int, offset: float) -> Floats:
-    r"""Return the normal scores of ranks from 1 to n, the quantiles of :math:`(r - o) / (n + 1 - 2 o)`.
-
-    Arguments:
-        ranks: the ranks r.
-        number: the number of ranked values n.
-        offset: the offset o: 0 for van der Waerden's scores, 1/2 for Hazen's.
-
-    Example:
-        >>> normal_scores(np.array([1.0, 2.0, 3.0]), 3, 0.0).round(3)
-        array([-0.674,  0.   ,  0.674])
-    """
-    return normal_quantile((ranks - offset) / (number + 1 - 2 * offset))
-
-
 def chi_square_scores(ratio: Any, dof: Any) -> Any:
-    r"""Return the nearly normal scores of chi-square variables, given their ratios x to their degrees of freedom.
+    """Return the nearly normal scores of chi-square variables, given their ratios to their degrees of freedom.
 
-    .. math:: \frac{\sqrt[3]{x} - (1 - c)}{\sqrt c}, \qquad c = \frac{2}{9 \nu}
-
-    SciPy has the exact distribution, which underflows in the tails: the score of 10 standard deviations has a tail of
-    1e-23, that of 40 has none in float64 (`test_scores_exist_where_scipys_tail_is_zero`).
-
-    Arguments:
-        ratio: the ratio x of the variable to its degrees of freedom: a number or an array.
-        dof: the degrees of freedom, which need not be whole.
-
-    Example:
-        >>> round(float(chi_square_scores(18.307 / 10, 10)), 2)  # the 95 % quantile of 10 degrees of freedom
-        1.65
-
-    References:
-        The distribution of chi-square (Wilson and Hilferty, 1931)
+    The distribution of chi-square (Wilson and Hilferty, 1931)
     """
+    # SciPy's distribution function underflows at 40 standard deviations, where these scores still differ:
+    # `test_scores_exist_where_scipys_tail_is_zero`.
     cubed = 2 / (9 * dof)
     return (np.cbrt(ratio) - (1 - cubed)) / np.sqrt(cubed)
 
 
 def false_discovery_rates(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple testing: at most 5 % of the corrected ones below 0.05 are expected to be false
-    positives.
+    positives. NaN marks a test that was not made.
 
-    Arguments:
-        p_values: the p-values; NaN for a test that could not be made, which is left out.
-
-    Example:
-        >>> false_discovery_rates([0.01, 0.04, float("nan"), 0.5])
-        [0.03, 0.06, nan, 0.5]
-
-    References:
-        Controlling the false discovery rate (Benjamini and Hochberg, 1995)
+    Controlling the false discovery rate (Benjamini and Hochberg, 1995)
     """
     from scipy.stats import false_discovery_control
 
@@ -188,14 +120,9 @@ def false_discovery_rates(p_values: Sequence[float]) -> list[float]:
 
 
 def of_independent_tests(p_values: Sequence[float]) -> float:
-    """Return the p-value of several independent tests of one hypothesis; NaN means that the test could not be made.
+    """Return one p-value for several independent tests of one hypothesis; NaN marks a test that was not made.
 
-    Example:
-        >>> round(of_independent_tests([0.01, 0.5]), 4)
-        0.0199
-
-    References:
-        Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)
+    Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)
     """
     made = [value for value in p_values if not math.isnan(value)]
     if not made:
@@ -206,15 +133,8 @@ def of_independent_tests(p_values: Sequence[float]) -> float:
 def of_tests_on_the_same_rows(p_values: Sequence[float]) -> float:
     """Return one p-value for several tests of one hypothesis on the same rows; NaN marks a test that was not made.
 
-    SciPy's `combine_pvalues` has no method for dependent tests.
-
-    Example:
-        >>> round(of_tests_on_the_same_rows([0.01, 0.5]), 4)
-        0.02
-
-    References:
-        Cauchy combination test: a powerful test with analytic p-value calculation under arbitrary dependency structures
-            (Liu and Xie, 2020)
+    Cauchy combination test: a powerful test with analytic p-value calculation under arbitrary dependency structures
+    (Liu and Xie, 2020)
     """
     made = np.array([value for value in p_values if not math.isnan(value)])
     if len(made) < 2:

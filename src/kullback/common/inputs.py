@@ -108,6 +108,11 @@ def _sharable(x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any
     return x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy()
 
 
+def tensor_bytes(x: Tensor) -> Any:
+    """Return the memory of a tensor, in the form that a digest takes."""
+    return x.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+
+
 def number_from(x: object) -> float:
     """Return a real number as a float, and NaN for any other object; NaN fails every range check.
 

@@ -107,6 +107,6 @@ def _scores_of_sides(sides: Sequence[Floats], n: int) -> Floats:
     for place, side in enumerate(sides):
         some = side[:n]
         ranks = np.argsort(np.lexsort((rng.random(some.shape), some), axis=0), axis=0)  # equal ones by chance
-        normal = normal_scores(ranks + 1.0, len(some), offset=0.5)
+        normal = normal_scores((ranks + 0.5) / len(some))
         scores[: len(some), place * columns : (place + 1) * columns] = normal
     return scores

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments
 from kullback.common.inputs import as_tensor, can_inspect, whole_from
-from kullback.diagnosis.call_checks import findings_of
 from kullback.diagnosis.case import Case
+from kullback.diagnosis.checks import findings_of
+from kullback.diagnosis.class_axes import ClassAxes
 from kullback.diagnosis.diagnosis_result import Diagnosis, TensorSummary, conclude
 from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
@@ -78,28 +79,24 @@ def diagnose(
     word = check_reduction("diagnose", reduction)
     _ARGUMENTS.check(log_target=log_target)
     a, b = _readable("input", input), _readable("target", target)
-    dims = _checked_dim(dim, a, b)
+    axes = _checked_dim(dim, a, b)
     with torch.no_grad():
-        case = Case(a, b, word, log_target, dims)
+        case = Case(a, b, word, log_target, axes)
         return conclude(case, findings_of(case), suggest(case))
 
 
-def _checked_dim(dim: object, input: Tensor, target: Tensor) -> int | tuple[int, ...]:
-    """Return the checked dimension of the classes, or a sorted tuple of negative dimensions."""
+def _checked_dim(dim: object, input: Tensor, target: Tensor) -> ClassAxes:
+    """Return the checked dimensions of the classes."""
     numbers = [
-        whole_from(number) for number in cast("tuple[object, ...]", dim if isinstance(dim, tuple) else (dim,))
+        whole_from(each) for each in cast("tuple[object, ...]", dim if isinstance(dim, tuple) else (dim,))
     ]
     ndim = max(input.ndim, 1)
-    negative = sorted(
-        {axis - ndim if axis >= 0 else axis for axis in numbers if axis is not None and -ndim <= axis < ndim}
-    )
+    negative = sorted({axis % ndim - ndim for axis in numbers if axis is not None and -ndim <= axis < ndim})
     if not numbers or len(negative) < len(numbers):
         wanted = f"a dimension of input, which has shape {tuple(input.shape)}, or a tuple of different ones"
         instead = "dim=-1 when the last dimension holds the classes"
         raise invalid_value("diagnose", "dim", wanted=wanted, got=safe_repr(dim), instead=instead)
-    if len(negative) == 1:
-        return cast("int", numbers[0])
-    if target.ndim < -negative[0]:
+    if len(negative) > 1 and target.ndim < -negative[0]:
         raise invalid_value(
             "diagnose",
             "dim",
@@ -107,7 +104,7 @@ def _checked_dim(dim: object, input: Tensor, target: Tensor) -> int | tuple[int,
             got=safe_repr(dim),
             instead="dim=-1, or target.expand(input.shape)",
         )
-    return tuple(negative)
+    return ClassAxes(tuple(negative))
 
 
 def _readable(name: str, x: object) -> Tensor:

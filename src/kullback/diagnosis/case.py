@@ -3,96 +3,110 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL
-from kullback.diagnosis.maps import Maps, maps_of
-from kullback.diagnosis.reading import Reading, are_independent, read, read_labels
-from kullback.diagnosis.scan import Occurrences
-from kullback.diagnosis.shapes import fit, labels_of
-from kullback.diagnosis.values import Overlap, RowValues, independent_values, row_values, torch_values
+from kullback.diagnosis.class_axes import ClassAxes, axes_of_maps
+from kullback.diagnosis.reading import Reading, Role, are_independent
+from kullback.diagnosis.scan import Index, Occurrences
+from kullback.diagnosis.shapes import Repair, fit, labels_of
+from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
 from kullback.losses.reduction import Reduction
 
 
 class Case:
     """The arguments of a call and the facts about them; P is `target`, and Q is `input`.
 
-    `paired` contains both tensors after `repair`, so that their rows match. `forward` is KL(target || input), and
-    `backward` is KL(input || target). `dim`, the dimension of the classes, is negative. If both tensors are normalized
-    along another dimension only, `dim` becomes that dimension. If `maps` is not None, several dimensions contain the
-    classes, and they are joined to the dimension `dim` of `input` and `target`.
+    `paired` contains both tensors after `repair`, so that their rows match. `axes` has the dimensions of the classes.
+    If both tensors are normalized along another dimension only, it becomes `axes`. Several dimensions are joined to the
+    dimension `dim` of `input` and `target`. `forward` is KL(target || input), and `backward` is KL(input || target).
     """
 
     def __init__(
-        self,
-        input: Tensor,
-        target: Tensor,
-        reduction: Reduction,
-        log_target: bool,
-        dim: int | tuple[int, ...],
+        self, input: Tensor, target: Tensor, reduction: Reduction, log_target: bool, asked: ClassAxes
     ) -> None:
-        self.log_target = log_target
         self.reduction: Reduction = reduction
+        self.log_target, self.asked = log_target, asked
         self.shapes = tuple(input.shape), tuple(target.shape)
-        self.values, self.error = torch_values(input, target, log_target, dim if isinstance(dim, int) else -1)
-        self.maps = Maps(dim) if isinstance(dim, tuple) else maps_of(input, target)
-        self.are_maps_asked = isinstance(dim, tuple)
-        if self.maps is not None:
-            input, target, dim = self.maps.join(input), self.maps.join(target), self.maps.joined_dim
-        assert isinstance(dim, int)  # noqa: S101 - for the type checker
-        self.input, self.target = input, target
-        self.asked_dim = self.dim = dim = dim - input.ndim if dim >= 0 else dim
-        self.labels = self.broadcasts = self.repair = None
+        dim = -1 if asked.are_several else asked.dims[0]
+        self.values, self.error = torch_values(input, target, log_target, dim)
+        self.axes = asked if asked.are_several else axes_of_maps(input, target) or asked
+        self.labels: str | None = None
+        self.broadcasts: Index | None = None
+        self.repair = Repair("none")
         self.paired: tuple[Tensor, Tensor] | None = None
         self.read_input: Reading | None = None
         self.read_target: Reading | None = None
+        self.are_independent = False
         self.forward: RowValues | None = None
         self.backward: RowValues | None = None
-        self.overlap: Overlap | None = None
-        self.are_independent = False
+        self.overlap = Overlap(input.reshape(-1), -1)
+        self._examine(input, target)
+
+    def _examine(self, whole_input: Tensor, whole_target: Tensor) -> None:
+        """Infer the contents of both tensors, and compare their rows."""
+        self.input, self.target = input, target = self.axes.join(whole_input), self.axes.join(whole_target)
         if not (input.ndim and input.numel() and target.numel()):
             return
-        self.labels = labels_of(input, target, dim)
+        self.labels = labels_of(input, target, self.dim)
         if self.labels:
-            self.read_input, self.read_target = read(input, dim, logs_expected=True), read_labels(target)
+            self.read_input = Reading(input, self.dim, self._roles[0])
+            self.read_target = Reading(target.reshape(-1), -1, self._roles[1], are_labels=True)
             return
-        self.broadcasts, self.repair = fit(input, target, dim)
-        if self.repair:
+        self.broadcasts, self.repair = fit(input, target, self.dim)
+        if self.repair.how != "none":
             self.paired = self.repair.on_input(input), self.repair.on_target(target)
-        self._read()
-        if self.paired and self.read_input and self.read_target:
-            q, p = self.paired
-            self.are_independent = (
-                self.repair is not None
-                and self.repair.how in ("same", "expand")
-                and self.maps is None
-                and are_independent(self.read_target, self.read_input)
-            )
-            if self.are_independent:
-                self.forward, self.backward = independent_values(
-                    p, q, self.read_target, self.read_input, self.dim
-                )
-                return
+        other = self._read()
+        if other is not None and self.axes.are_several:
+            self.axes = ClassAxes((other,))
+            self._examine(whole_input, whole_target)
+        elif self.paired and self.read_input and self.read_target:
+            (q, p), readings = self.paired, (self.read_target, self.read_input)
+            matched = self.repair.keeps_entries and not self.axes.are_several
+            self.are_independent = matched and are_independent(*readings)
             self.forward, self.backward, self.overlap = row_values(
-                p, q, self.read_target, self.read_input, self.dim
+                p, q, *readings, self.dim, of_labels=self.are_independent
             )
 
-    def _read(self) -> None:
-        """Infer the contents of both tensors before any classes are cut off, because shortened rows do not sum to
-        one.
+    def _read(self) -> int | None:
+        """Infer the contents before any classes are cut off, because shortened rows do not sum to one.
+
+        Return the other dimension along which both tensors are normalized; a single one becomes that of the classes.
         """
-        whole = not (self.paired and self.repair) or self.repair.how == "cut-classes"
-        a, b = (self.input, self.target) if whole or not self.paired else self.paired
-        self.read_input = read(a, self.dim, logs_expected=True)
+        is_cut = self.paired is None or self.repair.how == "cut-classes"
+        a, b = (self.input, self.target) if is_cut or self.paired is None else self.paired
+        self.read_input = Reading(a, self.dim, self._roles[0])
         if b.ndim < -self.dim:
-            return
-        self.read_target = read(b, self.dim, logs_expected=self.log_target)
-        other = self.read_input.other_dim
-        if other is not None and other == self.read_target.other_dim and not whole:
-            self.dim = other
-            self.read_input = read(a, other, logs_expected=True)
-            self.read_target = read(b, other, logs_expected=self.log_target)
+            return None
+        self.read_target = Reading(b, self.dim, self._roles[1])
+        other, dim = self.read_input.other_dim, self.dim
+        if is_cut or other is None or other != self.read_target.other_dim:
+            return None
+        if self.axes.are_several:  # only the dimensions behind the joined ones keep their numbers
+            return other if other > dim else None
+        self.axes = ClassAxes((other,))
+        self.read_input, self.read_target = (
+            Reading(a, other, self._roles[0]),
+            Reading(b, other, self._roles[1]),
+        )
+        return other
+
+    @property
+    def _roles(self) -> tuple[Role, Role]:
+        joined = self.axes.code
+        return Role("input", f"input{joined}", True), Role("target", f"target{joined}", self.log_target)
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the classes of `input` and `target`, negative."""
+        return self.axes.joined_dim
+
+    @property
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield "input", self.input
+        yield "target", self.target
 
     @property
     def call(self) -> str:
@@ -109,7 +123,8 @@ class Case:
     @property
     def rows(self) -> int:
         """The number of pairs of rows in torch's result, or 1 if torch raises an error."""
-        return math.prod(self.values["none"]) // max(self.classes, 1) if self.values else 1
+        shape = self.values.get("none")
+        return math.prod(shape) // max(self.classes, 1) if isinstance(shape, tuple) else 1
 
     @property
     def batch_size(self) -> int:
@@ -120,7 +135,7 @@ class Case:
     def stray_labels(self) -> Occurrences:
         """The entries of `target` that are neither class indices nor the default `ignore_index` of torch."""
         labels = self.target.long().reshape(self.target.shape or (1,))
-        occurrences = Occurrences(tuple(labels.shape), -1)
+        occurrences = Occurrences(labels, -1)
         occurrences.add(((labels < 0) & (labels != NO_LABEL)) | (labels >= self.classes), 0)
         return occurrences
 

@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
+from kullback.kernels.blocks import elements_of_block
 from kullback.representations import SUM_TOLERANCE
 
 Index = tuple[int, ...]
-
-# These are the numbers of elements in a block. Blocks are small on a CPU, so that temporaries fit into the cache, and
-# large on an accelerator.
-_BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 24
 
 # Rows whose sum differs from one by at most this number count as approximately normalized.
 _NEARLY_ONE = 0.05
@@ -25,8 +22,7 @@ _NEARLY_ONE = 0.05
 
 def row_blocks(x: Tensor, dim: int, limit: int | None = None) -> Iterator[Tensor]:
     """Yield the rows of `x` along `dim`, in order, as matrices with about `limit` elements; `x` is not copied."""
-    rows = x.movedim(dim, -1)
-    limit = limit or (_BLOCK_ON_CPU if x.device.type == "cpu" else _BLOCK_ELSEWHERE)
+    rows, limit = x.movedim(dim, -1), limit or elements_of_block(x)
     if rows.ndim == 1:
         yield rows[None]
         return
@@ -39,19 +35,43 @@ def row_blocks(x: Tensor, dim: int, limit: int | None = None) -> Iterator[Tensor
 
 def aligned_blocks(a: Tensor, b: Tensor, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield corresponding rows of two tensors that broadcast, in blocks on the device of the first tensor."""
-    limit = _BLOCK_ON_CPU if a.device.type == "cpu" else _BLOCK_ELSEWHERE
+    limit = elements_of_block(a)
     a, b = torch.broadcast_tensors(a, b)
     for one, other in zip(row_blocks(a, dim, limit), row_blocks(b, dim, limit), strict=True):
         yield one, other.to(one.device)
 
 
+def row_sums(rows: Tensor, *, in_logs: bool) -> Tensor:
+    """Return the sum of each row, or of its exponentials."""
+    return torch.logsumexp(rows, -1).exp() if in_logs else rows.sum(-1)
+
+
+def tolerance_of(x: Tensor) -> float:
+    """Return how far from 1 a sum of probabilities in the dtype of `x` may be."""
+    return SUM_TOLERANCE.get(x.dtype, 1e-6)
+
+
+def normalized_along(x: Tensor, dim: int, *, in_logs: bool) -> bool:
+    """Return whether every row of `x` along `dim` sums to one; reading stops at the first block with another sum."""
+    return all(
+        bool(((row_sums(upcast(block), in_logs=in_logs) - 1).abs() <= tolerance_of(x)).all())
+        for block in row_blocks(x, dim)
+    )
+
+
 class Occurrences:
     """The number of entries (or rows) of a tensor that have a property, and the index of the first such entry."""
 
-    def __init__(self, shape: Index, dim: int, *, rows: bool = False) -> None:
+    def __init__(self, x: Tensor, dim: int, *, rows: bool = False) -> None:
         self.count = 0
         self.first: Index | None = None
-        self._shape, self._axis, self._rows = shape, dim % len(shape), rows
+        self._shape, self._axis, self._rows = tuple(x.shape), dim % x.ndim, rows
+        self._size = x.numel() // x.shape[dim] if rows else x.numel()
+
+    @property
+    def places(self) -> str:
+        """How many of all entries (or rows), and the index of the first occurrence, in words."""
+        return f"{self.count} of {self._size}{'' if self._rows else ' entries'}, {self.where}"
 
     @property
     def where(self) -> str:
@@ -67,29 +87,41 @@ class Occurrences:
 
     def _index(self, flat: int) -> Index:
         """Return the index of the entry (or row) with the number `flat`, counted in the order of `row_blocks`."""
-        before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
-        classes = () if self._rows else (self._shape[self._axis],)
-        index = [int(i) for i in np.unravel_index(flat, (*before, *after, *classes))]
+        shape = list(self._shape)
+        classes = [shape.pop(self._axis)]
+        index = [int(i) for i in np.unravel_index(flat, shape if self._rows else shape + classes)]
         if not self._rows:
             index.insert(self._axis, index.pop())
         return tuple(index)
 
 
 class RowSums:
-    """The sums of rows: the smallest and the largest sum, and how many sums are 1 within the tolerance or approximately
-    1.
-    """
+    """The smallest and the largest sum of a row, and how many sums are 1 within the tolerance or approximately 1."""
 
-    def __init__(self, shape: Index, dim: int, tolerance: float) -> None:
+    def __init__(self, x: Tensor, dim: int) -> None:
         self.low, self.high = math.inf, -math.inf
         self.rows = self.near = 0
-        self.off = Occurrences(shape, dim, rows=True)
-        self._tolerance = tolerance
+        self.off = Occurrences(x, dim, rows=True)
+        self.tolerance = tolerance_of(x)
 
     @property
     def exact(self) -> int:
         """The number of sums that are one within the tolerance."""
         return self.rows - self.off.count
+
+    @property
+    def all_exact(self) -> bool:
+        return self.exact == self.rows
+
+    @property
+    def are_one(self) -> bool:
+        """Whether at least half of the sums are 1 up to rounding, or all sums are approximately 1."""
+        return self.rows > 0 and (2 * self.exact >= self.rows or self.near == self.rows)
+
+    @property
+    def are_near(self) -> bool:
+        """Whether all sums are approximately one, as those of rounded probabilities are."""
+        return self.near == self.rows > 2 * self.exact
 
     def add(self, sums: Tensor, counted: Tensor, offset: int) -> None:
         """Add the sums of a block's rows where `counted` is True; `offset` is the number of rows before the block."""
@@ -99,7 +131,7 @@ class RowSums:
         self.low, self.high = min(self.low, float(selected.min())), max(self.high, float(selected.max()))
         self.rows += selected.numel()
         self.near += int(((distance <= _NEARLY_ONE) & counted).count_nonzero())
-        self.off.add(~(distance <= self._tolerance) & counted, offset)
+        self.off.add(~(distance <= self.tolerance) & counted, offset)
 
 
 class _Floor:
@@ -111,59 +143,53 @@ class _Floor:
     probability.
     """
 
-    def __init__(self, eps: float) -> None:
-        self.eps = eps
-        self.squares = self.depth = 0.0
-        self.rows = 0
-        self.respected = True
+    def __init__(self, x: Tensor, classes: int) -> None:
+        self._eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+        self._classes, self._rows, self._respected = classes, 0, classes > 1
+        self._squares = self._depth = 0.0
 
     def add(self, x: Tensor, judged: Tensor) -> None:
-        classes = x.shape[-1]
-        if not self.respected or classes == 1 or not bool(judged.any()):
+        if not self._respected or not bool(judged.any()):
             return
         x = x[judged]
         logs = x if bool((x < 0).any()) else x.log()
         away = logs - logs.mean(-1, keepdim=True)
-        depth = 1 / classes + 2 * self.eps * (1 + logs.abs().amax(-1))
-        self.respected = bool((away.amin(-1) >= -depth).all())
-        self.squares += float(away.square().sum()) / (classes - 1)
-        self.depth = max(self.depth, float(depth.max()))
-        self.rows += x.shape[0]
+        depth = 1 / self._classes + 2 * self._eps * (1 + logs.abs().amax(-1))
+        self._respected = bool((away.amin(-1) >= -depth).all())
+        self._squares += float(away.square().sum()) / (self._classes - 1)
+        self._depth = max(self._depth, float(depth.max()))
+        self._rows += x.shape[0]
 
-    def log_probability(self, classes: int) -> float:
-        if not self.respected or not self.rows or not self.squares:
+    def log_probability(self) -> float:
+        if not self._respected or not self._rows or not self._squares:
             return 0.0
-        spread = math.sqrt(self.squares / self.rows)
-        return self.rows * (classes - 1) * math.log(0.5 * math.erfc(-self.depth / spread / math.sqrt(2)))
+        spread = math.sqrt(self._squares / self._rows)
+        chance = 0.5 * math.erfc(-self._depth / spread / math.sqrt(2))
+        return self._rows * (self._classes - 1) * math.log(chance)
 
 
 class Scan:
     """The result of one pass over a non-empty tensor `x` with the classes along `dim`.
 
     `sums` contains the sums of the rows, and `masses` the sums of the exponentials of the rows.
+    `log_probability_of_floor` is the log-probability that scores of this variance are, by chance, never more than 1/V
+    below their mean.
     """
 
     def __init__(self, x: Tensor, dim: int) -> None:
-        shape = tuple(x.shape)
-        self.dtype, self.dim, self.classes, self.size = x.dtype, dim, shape[dim], x.numel()
-        self.nan, self.plus_infinity, self.minus_infinity = (Occurrences(shape, dim) for _ in range(3))
-        self.negative, self.zero = Occurrences(shape, dim), Occurrences(shape, dim)
-        self.zero_rows, self.masked_rows = (
-            Occurrences(shape, dim, rows=True),
-            Occurrences(shape, dim, rows=True),
-        )
-        self.tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
-        self.sums, self.masses = RowSums(shape, dim, self.tolerance), RowSums(shape, dim, self.tolerance)
+        self.dtype, self.classes, self.size = x.dtype, x.shape[dim], x.numel()
+        entries = [Occurrences(x, dim) for _ in range(5)]
+        self.nan, self.plus_infinity, self.minus_infinity, self.negative, self.zero = entries
+        self.zero_rows, self.masked_rows = (Occurrences(x, dim, rows=True) for _ in range(2))
+        self.sums, self.masses = RowSums(x, dim), RowSums(x, dim)
         self.low, self.high, self.whole = math.inf, -math.inf, True
-        floor, rows = _Floor(torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0), 0
+        floor, before = _Floor(x, self.classes), 0
         for block in row_blocks(x, dim):
-            upcasted = upcast(block)
-            floor.add(upcasted, self._add(upcasted, rows))
-            rows += block.shape[0]
+            rows = upcast(block)
+            floor.add(rows, self._add(rows, before))
+            before += len(rows)
         self.whole = self.whole and self.low <= self.high
-        # `_Floor` gives the log-probability that scores of this variance are, by chance, never more than 1/V below
-        # their mean.
-        self.log_probability_of_floor = floor.log_probability(self.classes)
+        self.log_probability_of_floor = floor.log_probability()
 
     def _add(self, rows: Tensor, before: int) -> Tensor:
         """Add a block that follows `before` rows; return a mask of the block's rows that are finite and have a nonzero
@@ -181,9 +207,7 @@ class Scan:
             usable = ~(nan | above).any(-1)
             has_sum, has_mass = usable & ~below.any(-1), usable & ~below.all(-1)
             numbers = rows[rows.isfinite()]
-            low, high = (
-                (float(end) for end in numbers.aminmax()) if numbers.numel() else (math.inf, -math.inf)
-            )
+            low, high = map(float, numbers.aminmax()) if numbers.numel() else (math.inf, -math.inf)
         self.low, self.high = min(self.low, low), max(self.high, high)
         self.whole = self.whole and bool((numbers == numbers.round()).all())
         if low < 0:
@@ -193,17 +217,6 @@ class Scan:
             self.zero.add(zero, first)
             self.zero_rows.add(zero.all(-1), before)
             has_sum = has_sum & ~zero.all(-1)
-        self.sums.add(rows.sum(-1), has_sum, before)
-        self.masses.add(torch.logsumexp(rows, -1).exp(), has_mass, before)
+        self.sums.add(row_sums(rows, in_logs=False), has_sum, before)
+        self.masses.add(row_sums(rows, in_logs=True), has_mass, before)
         return has_sum
-
-
-def normalized_along(x: Tensor, dim: int, *, in_logs: bool) -> bool:
-    """Return whether every row of `x` along `dim` sums to one; reading stops at the first block with another sum."""
-    tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
-    for block in row_blocks(x, dim):
-        rows = upcast(block)
-        sums = torch.logsumexp(rows, -1).exp() if in_logs else rows.sum(-1)
-        if not bool(((sums - 1).abs() <= tolerance).all()):
-            return False
-    return True

@@ -16,7 +16,7 @@ from kullback.common.words import NO_LABEL
 from kullback.diagnosis.scan import Index
 
 How: TypeAlias = Literal[
-    "same", "expand", "reshape", "move", "cut-classes", "cut-rows", "unsqueeze", "binary"
+    "none", "same", "expand", "reshape", "move", "cut-classes", "cut-rows", "unsqueeze", "binary"
 ]
 _Change: TypeAlias = tuple[How, str, Callable[[Tensor], Tensor]]
 
@@ -31,9 +31,14 @@ class Repair:
     on_input: Callable[[Tensor], Tensor] = lambda x: x
     on_target: Callable[[Tensor], Tensor] = lambda x: x
 
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether torch pairs the entries that belong together."""
+        return self.how in ("same", "expand")
 
-def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair | None]:
-    """Return torch's broadcast shape or None, and the repair that pairs the rows or None; `dim` is negative."""
+
+def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair]:
+    """Return torch's broadcast shape or None, and the repair that pairs the rows; `dim` is negative."""
     a, b = tuple(input.shape), tuple(target.shape)
     try:
         broadcasts = np.broadcast_shapes(a, b)  # torch.broadcast_shapes would import sympy
@@ -53,7 +58,7 @@ def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair |
     repair = _cut(a, b, dim) or _binary(input, target, dim)
     if repair is None and broadcasts is not None and same_classes:
         repair = Repair("expand")
-    return broadcasts, repair
+    return broadcasts, repair or Repair("none")
 
 
 def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from kullback.common.words import NO_LABEL
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.maps import Maps
+from kullback.diagnosis.class_axes import ClassAxes
 from kullback.diagnosis.reading import Reading
 from kullback.losses.reduction import Reduction
+
+_NAMES = ("input", "target")
+_REDUCED: dict[Reduction, str] = {"none": "", "sum": ".sum()", "mean": ".mean()", "batchmean": ".mean()"}
 
 
 @dataclass(frozen=True)
@@ -38,111 +42,103 @@ class _SuggestedArgument:
     in_logs: bool
     exact: bool
     has_zeros: bool
-    dim: int
-    needs: str | None = None
-    maps: Maps | None = None
+    axes: ClassAxes
+    needs: str = ""
 
     @property
     def wrapped(self) -> str:
         names = ("LogProbs", "Logits") if self.in_logs else ("Probs", "Counts")
-        dims = self.dim if self.maps is None else self.maps.dims
-        dim = "" if dims == -1 else f", dim={dims}"
+        dim = "" if self.axes.shown == -1 else f", dim={self.axes.shown}"
         return f"{names[0 if self.exact else 1]}({self.code}{dim})"
 
     @property
     def log_probs(self) -> str:
         if self.in_logs:
-            return self.code if self.exact else f"{self.code}.log_softmax({self.dim})"
+            return self.code if self.exact else f"{self.code}.log_softmax({self.axes.joined_dim})"
         return f"{self.probs}.log()"
 
     @property
     def probs(self) -> str:
+        dim = self.axes.joined_dim
         if self.in_logs:
-            return f"{self.code}.exp()" if self.exact else f"{self.code}.softmax({self.dim})"
-        return self.code if self.exact else f"F.normalize({self.code}, p=1, dim={self.dim})"
+            return f"{self.code}.exp()" if self.exact else f"{self.code}.softmax({dim})"
+        return self.code if self.exact else f"F.normalize({self.code}, p=1, dim={dim})"
 
 
 def suggest(case: Case) -> Suggestion | None:
     """Return the code, or None if the contents of the tensors are unclear."""
-    a, b = case.read_input, case.read_target
-    if case.labels and a and case.maps is None:
+    a, b, several = case.read_input, case.read_target, case.axes.are_several
+    if case.labels and a and not several:
         is_clear = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
         return _cross_entropy(case, case.labels, a) if is_clear else None
-    if not (case.paired and a and b) or case.classes == 1:
+    if (
+        not (case.paired and a and b)
+        or case.classes == 1
+        or "nothing" in (a.representation, b.representation)
+    ):
         return None
-    if case.maps is not None and not (case.repair and case.repair.how in ("same", "expand")):
-        return None
-    if "nothing" in (a.representation, b.representation):
+    if several and not case.repair.keeps_entries:
         return None
     if case.are_independent:
-        return _independent_labels(case, a, b)
-    lines, codes, dim, picked = _prepared(case, a, b)
-    q, p = (_side(name, code, case, r, dim) for name, code, r in zip(_NAMES, codes, (a, b), strict=True))
-    if case.maps is not None and not picked:
-        q, p = (replace(side, maps=case.maps) for side in (q, p))
-    first = 0
-    if case.reversed:
-        p, q, first = q, p, 1
-    needs = tuple(side.needs for side in (q, p) if side.needs)
-    kl = case.backward if case.reversed else case.forward
-    value = kl.mean * (kl.rows if case.reduction == "sum" else 1) if kl and kl.rows else None
+        return _independent_labels(case, (a, b))
+    lines, codes, axes = _prepared(case, (a, b))
+    q, p = (_side(name, code, case, r, axes) for name, code, r in zip(_NAMES, codes, (a, b), strict=True))
+    # The divisor of batchmean has to be the number of rows of the first argument.
     rows = torch.broadcast_tensors(*case.paired)[0].numel() // case.classes
-    one_by_one = not picked and case.paired[first].shape[0] != rows
-    if case.maps is not None and not picked:
-        one_by_one = case.shapes[first][0] != rows
+    sizes = [shape[0] for shape in case.shapes] if several else [side.shape[0] for side in case.paired]
+    one_by_one = not lines and sizes[case.reversed] != rows
+    if case.reversed:
+        p, q = q, p
+    needs = tuple(side.needs for side in (q, p) if side.needs)
     return Suggestion(
         "\n".join([*lines, f"kl_divergence({p.wrapped}, {q.wrapped}){_REDUCED[case.reduction]}"]),
         "\n".join([*lines, _torch_call(p, q, case, one_by_one)]),
         needs,
-        None if needs or case.reduction == "none" else value,
+        None if needs else _value(case),
     )
 
 
-_NAMES = ("input", "target")
-_REDUCED: dict[Reduction, str] = {"none": "", "sum": ".sum()", "mean": ".mean()", "batchmean": ".mean()"}
+def _value(case: Case) -> float | None:
+    """Return the value of the suggested code, or None if it is not one number."""
+    kl = case.backward if case.reversed else case.forward
+    if case.reduction == "none" or not (kl and kl.rows):
+        return None
+    return kl.mean * (kl.rows if case.reduction == "sum" else 1)
 
 
-def _independent_labels(case: Case, a: Reading, b: Reading) -> Suggestion:
+def _independent_labels(case: Case, readings: tuple[Reading, Reading]) -> Suggestion:
     """Return code for the sum over the labels of the divergences between Bernoulli distributions."""
-    codes = [_cast(code, case, r) for code, r in zip(_NAMES, (a, b), strict=True)]
+    codes = [_cast(code, case, r) for code, r in zip(_NAMES, readings, strict=True)]
     q, p = (
-        f"torch.distributions.Bernoulli(logits={code} - (-{code}.expm1()).log())"
-        if r.in_logs
-        else f"torch.distributions.Bernoulli({code})"
-        for code, r in zip(codes, (a, b), strict=True)
+        f"torch.distributions.Bernoulli({f'logits={code} - (-{code}.expm1()).log()' if r.in_logs else code})"
+        for code, r in zip(codes, readings, strict=True)
     )
-    probs = [f"{code}.exp()" if r.in_logs else code for code, r in zip(codes, (a, b), strict=True)]
+    probs = [f"{code}.exp()" if r.in_logs else code for code, r in zip(codes, readings, strict=True)]
     entropies = (f'F.binary_cross_entropy({x}, {probs[1]}, reduction="none")' for x in probs)
     reduced = f".sum({case.dim}){_REDUCED[case.reduction]}"
-    kl = case.forward
-    value = None
-    if kl and kl.rows and case.reduction != "none":
-        value = kl.mean * (kl.rows if case.reduction == "sum" else 1)
-    return Suggestion(f"kl_divergence({p}, {q}){reduced}", f"({' - '.join(entropies)}){reduced}", value=value)
+    return Suggestion(
+        f"kl_divergence({p}, {q}){reduced}", f"({' - '.join(entropies)}){reduced}", value=_value(case)
+    )
 
 
-def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str, str], int, bool]:
-    """Return the first lines of code, the code of both tensors, the dimension of the classes, and whether rows are left
-    out.
-    """
-    repair = case.repair
-    codes = (repair.input, repair.target) if repair else _NAMES
+def _prepared(case: Case, readings: tuple[Reading, Reading]) -> tuple[list[str], Sequence[str], ClassAxes]:
+    """Return the code of both tensors and the dimensions of their classes, after lines that leave rows out, if any."""
+    a, b = readings
+    codes = [case.repair.input, case.repair.target]
     if case.input.device != case.target.device:
-        codes = codes[0], f"{codes[1]}.to(input.device)"
-    codes = _cast(codes[0], case, a), _cast(codes[1], case, b)
+        codes[1] = f"{codes[1]}.to(input.device)"
+    codes = [_cast(code, case, r) for code, r in zip(codes, readings, strict=True)]
     if not (a.invalid or b.invalid or a.empty_rows.count or b.empty_rows.count):
-        return [], codes, case.dim, False
+        return [], codes, case.axes
     lines: list[str] = []
-    if repair and repair.how == "expand":
+    if case.repair.how == "expand":
         lines.append(f"input, target = torch.broadcast_tensors({codes[0]}, {codes[1]})")
-        codes = _NAMES
-    if case.maps is not None:
-        codes = f"{codes[0]}{case.maps.code}", f"{codes[1]}{case.maps.code}"
-    if case.dim != -1:
-        codes = f"{codes[0]}.movedim({case.dim}, -1)", f"{codes[1]}.movedim({case.dim}, -1)"
-    tests = [test for code, reading in zip(codes, (a, b), strict=True) for test in _row_tests(code, reading)]
+        codes = list(_NAMES)
+    last = "" if case.dim == -1 else f".movedim({case.dim}, -1)"
+    codes = [f"{code}{case.axes.code}{last}" for code in codes]
+    tests = [test for code, r in zip(codes, readings, strict=True) for test in _row_tests(code, r)]
     lines.append("keep = " + " & ".join(tests))
-    return lines, (f"{codes[0]}[keep]", f"{codes[1]}[keep]"), -1, True
+    return lines, [f"{code}[keep]" for code in codes], ClassAxes((-1,))
 
 
 def _row_tests(code: str, reading: Reading) -> list[str]:
@@ -155,37 +151,32 @@ def _row_tests(code: str, reading: Reading) -> list[str]:
 
 def _cast(code: str, case: Case, reading: Reading) -> str:
     """Return the code with a cast to the common dtype of both tensors, float32 or float64, if a cast is needed."""
-    floating = [x.dtype for x in (case.input, case.target) if x.is_floating_point()]
-    dtype = torch.float64 if torch.float64 in floating else torch.float32
-    if reading.scan.dtype == dtype:
+    dtype = torch.float64 if torch.float64 in (case.input.dtype, case.target.dtype) else torch.float32
+    if reading.dtype == dtype:
         return code
     return f"{code}.double()" if dtype == torch.float64 else f"{code}.float()"
 
 
-def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _SuggestedArgument:
+def _side(name: str, code: str, case: Case, reading: Reading, axes: ClassAxes) -> _SuggestedArgument:
     if reading.softmaxed_twice or reading.other_dim is not None:
-        needs = f"{name}_logits: the scores before any softmax"
+        scores = f"{name}_logits"
         return _SuggestedArgument(
-            f"{name}_logits", in_logs=True, exact=False, has_zeros=False, dim=dim, needs=needs
+            scores, True, False, False, axes, f"{scores}: the scores before any softmax"
         )
-    if not reading.in_logs and reading.scan.negative.count:
+    if not reading.in_logs and reading.negative.count:
         code = f"{code}.clamp(min=0)"
-    cut = case.repair is not None and case.repair.how == "cut-classes"
     # One-hot rows of integers are exact after the cast to floating point.
-    one_hot = reading.representation == "one-hot rows" and reading.sums.exact == reading.sums.rows
-    return _SuggestedArgument(
-        code, reading.in_logs, (reading.exact or one_hot) and not cut, reading.zeros.count > 0, dim
-    )
+    one_hot = reading.representation == "one-hot rows" and reading.row_sums.all_exact
+    exact = (reading.exact or one_hot) and case.repair.how != "cut-classes"
+    return _SuggestedArgument(code, reading.in_logs, exact, reading.zeros.count > 0, axes)
 
 
 def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:
-    dims: int | tuple[int, ...] = p.dim
-    if p.maps is not None and p.exact and q.exact:  # both sides are normalized: nothing to join
-        dims = p.maps.dims
-    elif p.maps is not None:
-        code = p.maps.code
-        p, q = (replace(side, code=side.code + code, maps=None) for side in (p, q))
-    masked = case.overlap is not None and case.overlap.both.count > 0
+    dims = p.axes.shown
+    if p.axes.are_several and not (p.exact and q.exact):  # a side that is not normalized has to be joined
+        dims = p.axes.joined_dim
+        p, q = (replace(side, code=side.code + side.axes.code) for side in (p, q))
+    masked = case.overlap.both.count > 0
     log_target = p.in_logs and p.exact and not p.has_zeros
     arguments = f"{q.log_probs}, {p.log_probs if log_target else p.probs}"
     tail = ", log_target=True" if log_target else ""
@@ -206,12 +197,10 @@ def _cross_entropy(case: Case, labels: str, reading: Reading) -> Suggestion:
     scores = "input" if reading.in_logs else "input.log()"
     moved = scores if classes_second else f"{scores}.movedim({case.dim}, 1)"
     reduction = f', reduction="{case.reduction}"' if case.reduction in ("none", "sum") else ""
-    lines, picked = "", ""
+    lines = picked = ""
     if bool((case.target.long() == NO_LABEL).any()):
-        lines, picked = (
-            f"keep = {labels} != {NO_LABEL}  # which F.cross_entropy leaves out by itself\n",
-            "[keep]",
-        )
+        lines = f"keep = {labels} != {NO_LABEL}  # which F.cross_entropy leaves out by itself\n"
+        picked = "[keep]"
     rows = "input" if case.dim == -1 else f"input.movedim({case.dim}, -1)"
     wrapper = "Logits" if reading.in_logs else "Counts"
     one_hot = f"Counts(F.one_hot({labels}{picked}, {case.classes}))"

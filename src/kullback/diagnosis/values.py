@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,10 +12,13 @@ from torch.nn import functional as F
 
 from kullback.common.dtypes import upcast
 from kullback.diagnosis.reading import Reading
-from kullback.diagnosis.scan import Occurrences, aligned_blocks, row_blocks
+from kullback.diagnosis.scan import Index, Occurrences, aligned_blocks, row_blocks
 from kullback.generators import KL
 from kullback.kernels import finite_pair
 from kullback.representations import Counts, Logits, Representation
+
+TorchValues: TypeAlias = dict[str, float | Index]
+"""The value of `F.kl_div` for each reduction, and the shape of the result for ``"none"``."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +33,15 @@ class RowValues:
     undefined: int
 
 
-@dataclass(frozen=True)
 class Overlap:
-    """The entries at which both P and Q are 0, only P is 0, or only Q is 0; `size` is the number of all entries."""
+    """The entries at which both P and Q are 0, only P is 0, or only Q is 0."""
 
-    size: int
-    both: Occurrences
-    only_p: Occurrences
-    only_q: Occurrences
+    def __init__(self, like: Tensor, dim: int) -> None:
+        self.both, self.only_p, self.only_q = (Occurrences(like, dim) for _ in range(3))
 
 
-def torch_values(
-    input: Tensor, target: Tensor, log_target: bool, dim: int
-) -> tuple[dict[str, Any], str | None]:
-    """Return the value of `F.kl_div` for each reduction (the shape for ``"none"``), and its error message or None."""
+def torch_values(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tuple[TorchValues, str | None]:
+    """Return the values of `F.kl_div`, or its error message."""
     if input.device != target.device and not (input.ndim == 0 or target.ndim == 0):
         return {}, f"the tensors are on different devices, {input.device} and {target.device}"
     try:
@@ -52,13 +50,11 @@ def torch_values(
     except RuntimeError as error:
         return {}, str(error).splitlines()[0]
     divisors = {"sum": 1, "mean": math.prod(shape), "batchmean": input.shape[0] if input.ndim else 1}
-    values = {
-        name: float(torch.tensor(total / divisor, dtype=torch.float64, device="cpu").to(dtype))
-        if divisor
-        else math.nan
-        for name, divisor in divisors.items()
-    }
-    return {"none": shape, **values}, None
+    values: TorchValues = {"none": shape}
+    for name, divisor in divisors.items():
+        exact = torch.tensor(total / divisor if divisor else math.nan, dtype=torch.float64, device="cpu")
+        values[name] = float(exact.to(dtype))
+    return values, None
 
 
 def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tuple[float, torch.dtype]:
@@ -77,40 +73,37 @@ def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tup
 
 
 def row_values(
-    p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
+    p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int, *, of_labels: bool
 ) -> tuple[RowValues, RowValues, Overlap]:
-    """Return KL(P || Q) and KL(Q || P) of the rows, by their inferred contents, and the entries with probability 0."""
+    """Return KL(P || Q) and KL(Q || P) of the rows, by their inferred contents, and the entries with probability 0.
+
+    With `of_labels`, the classes are independent labels, and the divergence of a row is the sum over its labels.
+    """
     p, q = torch.broadcast_tensors(p, q)
-    forward, backward, offset = _RowTally(), _RowTally(), 0
-    both, only_p, only_q = (Occurrences(tuple(p.shape), dim) for _ in range(3))
+    forward, backward, overlap, offset = _RowTally(), _RowTally(), Overlap(p, dim), 0
+    has_zeros = not of_labels and (reading_p.zeros.count or reading_q.zeros.count)
+    represented = _represented_labels if of_labels else _represented
     for a, b in aligned_blocks(p, q, dim):
-        pair = finite_pair(_represented(a, reading_p), _represented(b, reading_q))
-        forward.add(KL().total(pair))
-        backward.add(KL().total(pair.swapped()))
-        if reading_p.zeros.count or reading_q.zeros.count:
-            empty_p, empty_q = (
-                rows == (-math.inf if r.in_logs else 0) for rows, r in ((a, reading_p), (b, reading_q))
-            )
-            both.add(empty_p & empty_q, offset)
-            only_p.add(empty_p & ~empty_q, offset)
-            only_q.add(empty_q & ~empty_p, offset)
+        pair = finite_pair(represented(a, reading_p), represented(b, reading_q))
+        for tally, sides in ((forward, pair), (backward, pair.swapped())):
+            values = KL().total(sides)
+            tally.add(values.sum(-1) if of_labels else values)
+        if has_zeros:
+            empty_p, empty_q = a == reading_p.empty_entry, b == reading_q.empty_entry
+            overlap.both.add(empty_p & empty_q, offset)
+            overlap.only_p.add(empty_p & ~empty_q, offset)
+            overlap.only_q.add(empty_q & ~empty_p, offset)
         offset += a.numel()
-    return forward.result(), backward.result(), Overlap(p.numel(), both, only_p, only_q)
+    return forward.result(), backward.result(), overlap
 
 
-def independent_values(
-    p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
-) -> tuple[RowValues, RowValues]:
-    """Return the sums of KL(P || Q) and of KL(Q || P) over the independent labels of each row."""
-    forward, backward = _RowTally(), _RowTally()
-    for a, b in aligned_blocks(p, q, dim):
-        pair = finite_pair(_with_absence(a, reading_p), _with_absence(b, reading_q))
-        forward.add(KL().total(pair).sum(-1))
-        backward.add(KL().total(pair.swapped()).sum(-1))
-    return forward.result(), backward.result()
+def _represented(rows: Tensor, reading: Reading) -> Representation:
+    """Return the rows as `Logits` or `Counts`, which normalize them; rows that cannot be normalized give NaN."""
+    rows = upcast(rows)
+    return Logits(rows, validate=False) if reading.in_logs else Counts(rows.clamp(min=0), validate=False)
 
 
-def _with_absence(labels: Tensor, reading: Reading) -> Representation:
+def _represented_labels(labels: Tensor, reading: Reading) -> Representation:
     """Return the Bernoulli distributions of labels as two classes, absent and present."""
     x = upcast(labels)
     if reading.in_logs:
@@ -128,30 +121,23 @@ def largest_cut(x: Tensor, reading: Reading, dim: int, kept: int) -> float:
     return largest
 
 
-def _represented(rows: Tensor, reading: Reading) -> Representation:
-    """Return the rows as `Logits` or `Counts`, which normalize them; rows that cannot be normalized give NaN."""
-    rows = upcast(rows)
-    return Logits(rows, validate=False) if reading.in_logs else Counts(rows.clamp(min=0), validate=False)
-
-
 class _RowTally:
     """Accumulates the values of rows for `RowValues`."""
 
     def __init__(self) -> None:
-        self.total, self.low, self.high = 0.0, math.inf, -math.inf
-        self.rows = self.infinite = self.undefined = 0
+        self._total, self._low, self._high = 0.0, math.inf, -math.inf
+        self._rows = self._infinite = self._undefined = 0
 
     def add(self, values: Tensor) -> None:
         defined = values[~values.isnan()]
-        self.undefined += values.numel() - defined.numel()
+        self._undefined += values.numel() - defined.numel()
         if defined.numel():
-            self.rows += defined.numel()
-            self.infinite += int(defined.isinf().count_nonzero())
-            self.total += float(defined.sum())
-            self.low, self.high = min(self.low, float(defined.min())), max(self.high, float(defined.max()))
+            self._rows += defined.numel()
+            self._infinite += int(defined.isinf().count_nonzero())
+            self._total += float(defined.sum())
+            self._low = min(self._low, float(defined.min()))
+            self._high = max(self._high, float(defined.max()))
 
     def result(self) -> RowValues:
-        mean, low, high = (
-            (self.total / self.rows, self.low, self.high) if self.rows else (math.nan, math.nan, math.nan)
-        )
-        return RowValues(mean, low, high, self.rows, self.infinite, self.undefined)
+        values = (self._total / self._rows, self._low, self._high) if self._rows else (math.nan,) * 3
+        return RowValues(*values, self._rows, self._infinite, self._undefined)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kullback.common.constraints import GENERATOR, Arguments, Whole
-from kullback.common.inference import chi_square_scores, normal_quantile, normal_scores
+from kullback.common.inference import chi_square_scores, normal_scores
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
@@ -294,7 +294,7 @@ def _of_ranks(pooled: Array) -> BinCounts:
     halves = distinct / 2  # the range of the halves does not overflow
     steps = np.diff(halves, append=halves[-1]) / max(halves[-1] - halves[0], np.finfo(float).tiny)
     middle = (below - totals / 2) / number
-    scores = normal_quantile(middle)
+    scores = normal_scores(middle)
     square, third = np.square(scores), scores**3 - 3 * scores
     # Equal values have the middle rank (Scholz and Stephens, 1987). The divisor is 0 if all values are equal.
     divisor = np.maximum(middle * (1 - middle) - totals / (4 * number), np.finfo(float).tiny)
@@ -421,7 +421,7 @@ def _standard_scores(points: Array) -> Float32s:
     """Return the normal scores of each component's ranks, scaled to standard deviation 1 unless all ranks are equal."""
     from scipy.stats import rankdata
 
-    scores = normal_scores(rankdata(points, axis=0), len(points), offset=0.0)
+    scores = normal_scores(rankdata(points, axis=0) / (len(points) + 1))
     spread = scores.std(0)
     return _centered(scores / np.where(spread > 0, spread, 1.0))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from kullback.common.display import Shown
+from kullback.common.formats import significant
 from kullback.errors import ConvergenceError, Explanation
 from kullback.generators import Divergence
 from kullback.results.estimate import Estimate
@@ -76,7 +77,7 @@ class Fit(Shown):
     def __repr__(self) -> str:
         name = type(self.distribution).__name__
         count = self.value.numel()
-        size = f"{float(self.value):.3g}" if count == 1 else f"{count} values"
+        size = significant(float(self.value), 3) if count == 1 else f"{count} values"
         steps = int(self.iterations.max()) if count else 0
         after = f" in {steps} iterations" if steps else ""
         return f"Fit({name}, {self.quantity}={size}, by {self.method}{after})"

@@ -35,6 +35,7 @@ from kullback.io.llama_cpp_base import write_llama_base
 from kullback.io.reference_file import Reference
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.row_sources import RowSource, open_rows, paired_blocks
+from kullback.io.row_stream import RowStream
 from kullback.io.tokens import read_tokens
 from kullback.io.top_k import (
     TOP_K_FORMATS,
@@ -60,6 +61,7 @@ __all__ = [
     "Reference",
     "ReferenceWriter",
     "RowSource",
+    "RowStream",
     "TopKSequence",
     "TopKSource",
     "Windows",

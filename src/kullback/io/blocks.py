@@ -1,7 +1,8 @@
-"""Blocks of rows: cut and joined, and the blocks of two sources side by side."""
+"""Blocks of rows: cut and joined, and the same rows of several streams."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Rows(Protocol):
-    """Rows that a slice or a mask selects from: a tensor, or a `RowBlock`."""
+    """Rows that a slice or a mask selects from: a tensor, or `PartialRows`."""
 
     def __len__(self) -> int: ...
 
@@ -21,8 +22,6 @@ class Rows(Protocol):
 
 
 _Rows = TypeVar("_Rows", bound=Rows)
-_P = TypeVar("_P", bound=Rows)
-_Q = TypeVar("_Q", bound=Rows)
 
 
 def join_tensors(blocks: list[Tensor]) -> Tensor:
@@ -56,29 +55,41 @@ def regroup(blocks: Iterable[_Rows], rows: int, join: Callable[[list[_Rows]], _R
 
 
 def in_step(
-    p: Iterator[_P], q: Iterator[_Q], differ: Callable[[int, int], Exception]
-) -> Iterator[tuple[int, _P, _Q]]:
-    """Iterate over the same rows of two sources.
+    streams: Sequence[Iterator[Any]],
+    differ: Callable[[int, Callable[[], list[int]]], Exception],
+    first: int = 0,
+) -> Iterator[tuple[int, list[Any]]]:
+    """Iterate over the same rows of several streams.
 
     Arguments:
-        p: the blocks of the first source.
-        q: the blocks of the second, of the same lengths.
-        differ: returns the error for sources with other numbers of rows than each other's.
+        streams: the blocks of each stream, of any lengths.
+        differ: returns the error if a stream ends before another. It takes the place of the stream, and a function that
+            counts the rows of all, for which it reads the others to their ends.
+        first: the number of the first row.
 
     Returns:
-        An iterator over the number of the first row and two blocks.
+        An iterator over the number of the first row, and a block of each stream, of as many rows.
     """
-    start = 0
+    blocks: list[Any] = [None] * len(streams)
     while True:
-        blocks = next(p, None), next(q, None)
-        a, b = blocks
-        if a is None and b is None:
+        for place, stream in enumerate(streams):
+            if blocks[place] is None:
+                blocks[place] = next(stream, None)
+        ended = [place for place, block in enumerate(blocks) if block is None]
+        if ended:
+            if len(ended) < len(blocks):
+                raise differ(ended[0], partial(_counts, first, blocks, streams))
             return
-        if a is None or b is None or len(a) != len(b):
-            counts = [
-                start + sum(map(len, chain([] if block is None else [block], others)))
-                for block, others in zip(blocks, (p, q), strict=True)
-            ]
-            raise differ(*counts)
-        yield start, a, b
-        start += len(a)
+        count = min(map(len, blocks))
+        if count:
+            yield first, [block if len(block) == count else block[:count] for block in blocks]
+        first += count
+        blocks = [block[count:] if len(block) > count else None for block in blocks]
+
+
+def _counts(first: int, blocks: Sequence[Any], streams: Sequence[Iterator[Any]]) -> list[int]:
+    """Return the number of rows of each stream, of which `first` rows were returned and a block is at hand."""
+    return [
+        first + sum(map(len, chain([] if block is None else [block], stream)))
+        for block, stream in zip(blocks, streams, strict=True)
+    ]

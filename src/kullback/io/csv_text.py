@@ -196,8 +196,8 @@ class CsvReader(Reader):
         empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
         return next(regroup(rows_from(self._tensors(), start), rows, join_tensors), empty)
 
-    def stream(self, rows: int) -> Iterator[Tensor]:
-        return regroup(self._tensors(), rows, join_tensors)
+    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+        return regroup(rows_from(self._tensors(), first), rows, join_tensors)
 
     def _tensors(self) -> Iterator[Tensor]:
         count = 0

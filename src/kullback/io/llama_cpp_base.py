@@ -25,6 +25,7 @@ from kullback.common.files import open_output
 from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
+from kullback.io.blocks import rows_from
 from kullback.io.reader import Reader, StoredMass
 from kullback.io.row_checks import PART, check_floating, check_rows
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
@@ -201,7 +202,11 @@ class LlamaBaseFile(Reader):
             block[rows] = _decode(raw[rows], self.classes)
         return block
 
-    def stream(self, rows: int) -> Iterator[Tensor]:
+    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+        # The recorded sums are of all rows.
+        return rows_from(self._whole(rows), first)
+
+    def _whole(self, rows: int) -> Iterator[Tensor]:
         """Iterate over all rows, decoded, and record their sums in `stored_mass`."""
         mass = StoredMass()
         for block in super().stream(rows):

@@ -111,8 +111,8 @@ class ParquetReader(Reader):
     def read(self, start: int, stop: int) -> Tensor:
         return next(regroup(self._tensors(start, stop - start), stop - start, join_tensors))
 
-    def stream(self, rows: int) -> Iterator[Tensor]:
-        return regroup(self._tensors(0, rows), rows, join_tensors)
+    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+        return regroup(self._tensors(first, rows), rows, join_tensors)
 
     def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:
         """Yield tensors of at most `rows` rows, from row `start` to the end."""

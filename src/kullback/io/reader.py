@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
+from kullback.common.files import file_stamp
 from kullback.io.source_files import Closes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
     from kullback.common.words import RepresentationName
     from kullback.io.source_files import FileReference
+    from kullback.io.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class Reader(Closes, ABC):
         class_names: the names of the classes, where the file has them.
         integer_classes: the classes with a type of whole numbers, where other classes have another type.
         has_classes_only: whether the format, or the caller, says that every column is a class.
+        clusters: the number of the cluster of each row, where the source knows it.
+        windows: the windows of tokens that the rows predict, where the source has them.
+        metadata: what is known of the windows.
     """
 
     ref: FileReference
@@ -86,15 +92,22 @@ class Reader(Closes, ABC):
     class_names: tuple[str, ...] | None = None
     integer_classes: frozenset[int] = frozenset()
     has_classes_only: bool = False
+    clusters: Tensor | None = None
+    windows: Windows | None = None
+    metadata: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop` as a new tensor; fewer only at the end of a file whose `rows` is None."""
 
-    def stream(self, rows: int) -> Iterator[Tensor]:
-        """Iterate over all rows in order, in blocks of `rows`; the last block may be shorter."""
-        for start in range(0, self.rows or 0, rows):
+    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+        """Iterate over the rows from row `first` on, in blocks of `rows`; the last block may be shorter."""
+        for start in range(first, self.rows or 0, rows):
             yield self.read(start, min(start + rows, self.rows or 0))
+
+    def identity(self) -> object:
+        """Return what the rows depend on, as a value that JSON can represent."""
+        return file_stamp(self.ref.path)
 
     def close(self) -> None:
         """Close the file, if the reader keeps one open."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, Constraint
+from kullback.common.dtypes import float64_copy
 from kullback.common.files import open_output
 from kullback.common.shared_constraints import SEED, STORED_TOP, TAIL_DRAWS
 from kullback.errors import invalid_type, invalid_value
@@ -163,9 +164,9 @@ class ReferenceWriter:
         """
         self._check_block(logits)
         self._settle_classes(logits.shape[1])
-        for part in logits.detach().split(rows_in_part(logits)):
+        for part in logits.split(rows_in_part(logits)):
             stop = self.written + len(part)
-            accurate = part.to("cpu" if part.device.type == "mps" else part.device, torch.float64, copy=True)
+            accurate = float64_copy(part)
             check_rows(accurate, "logits", self.written, self._ref)
             self._write(
                 summarize_rows(

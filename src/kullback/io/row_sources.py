@@ -32,8 +32,9 @@ from kullback.io.row_checks import (
     looks_like,
     pass_representation,
 )
+from kullback.io.row_stream import RowStream, StreamReader
 from kullback.io.safetensors_file import open_safetensors
-from kullback.io.source_files import Closes, FileReference, closed_on_error, find_format
+from kullback.io.source_files import FileReference, closed_on_error, find_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +120,7 @@ def open_rows(
             return RowSource(reader, wanted, None if format_ in ("csv", "parquet") else columns)
 
 
-class RowSource(Closes):
+class RowSource(RowStream):
     """An open file of N distributions over V classes; opened by `open_rows`, closed by ``with`` or ``close()``.
 
     Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Every block is
@@ -165,6 +166,7 @@ class RowSource(Closes):
     ) -> None:
         self._reader = reader
         self.path: Path = reader.ref.path
+        self.name = str(self.path)
         self.format = reader.format
         self.key = reader.key
         self.shape = reader.shape
@@ -179,7 +181,8 @@ class RowSource(Closes):
         if order is not None:
             self._arrange(order)
         self.dtype = reader.dtype
-        self.labels = reader.labels
+        self.labels, self.clusters = reader.labels, reader.clusters
+        self.windows, self.metadata = reader.windows, reader.metadata
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -261,12 +264,15 @@ class RowSource(Closes):
             sentences.append("the first rows look like probs, and are read as logits, as asked")
         return sentences + self._reader.caveats()
 
-    def blocks(self, max_bytes: int = BLOCK_BYTES, *, rows: int | None = None) -> Iterator[Tensor]:
+    def blocks(
+        self, max_bytes: int = BLOCK_BYTES, *, rows: int | None = None, first: int = 0
+    ) -> Iterator[Tensor]:
         """Iterate over all rows in order, in blocks.
 
         Arguments:
             max_bytes: the largest size of a block (but at least one row).
             rows: the number of rows in a block, instead of what fits `max_bytes`.
+            first: the row to begin with.
 
         Returns:
             An iterator over tensors of shape (rows, V), which the caller may modify in place.
@@ -282,9 +288,9 @@ class RowSource(Closes):
             ...     [tuple(block.shape) for block in source.blocks(max_bytes=32)]
             [(2, 4), (2, 4), (1, 4)]
         """
-        start = 0
+        start = first
         self.require_classes()
-        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]))
+        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]), first)
         while True:
             with self.ref.decoding(f"a {self.format} file"):
                 block = next(blocks, None)
@@ -333,6 +339,10 @@ class RowSource(Closes):
         block = self._arranged(block)
         check_rows(block, self.representation, start, self.ref)
         return block
+
+    def identity(self) -> object:
+        known = [self.format, self.key, self.shape, self.representation, self.class_names]
+        return [*known, self._reader.identity()]
 
     def _first_rows(self) -> Tensor:
         with self.ref.decoding(f"a {self.format} file"):
@@ -395,6 +405,11 @@ class RowSource(Closes):
         )
 
 
+def checked(stream: RowStream, name: str) -> RowSource:
+    """Return a stream as a source that checks its rows; `name` is the argument that it was passed as."""
+    return stream if isinstance(stream, RowSource) else RowSource(StreamReader(stream, name))
+
+
 def _rows_in_block(call: str, max_bytes: int, rows: int | None, sources: list[RowSource]) -> int:
     """Return how many rows of each of these sources fit `max_bytes`."""
     max_bytes, rows = _BLOCKS.check(call, max_bytes=max_bytes, rows=rows).values()
@@ -430,6 +445,18 @@ def paired_blocks(
         [(0, 3, 3), (3, 2, 2)]
     """
     count = _rows_in_block("paired_blocks", max_bytes, rows, [p, q])
+    q, differ = matched(p, q)
+    return ((start, *blocks) for start, blocks in in_step([x.blocks(rows=count) for x in (p, q)], differ))
+
+
+def matched(
+    p: RowSource, q: RowSource
+) -> tuple[RowSource, Callable[[int, Callable[[], list[int]]], FileError]]:
+    """Return Q with its classes in P's order, and the error of `in_step` if one ends before the other.
+
+    Raises:
+        FileError: they differ in their number of rows or of classes, or a class's name is in one of them only.
+    """
     q = q.in_order_of(p)
     for source in (p, q):  # before the first block, as some workers read no first one
         source.require_classes()
@@ -438,13 +465,13 @@ def paired_blocks(
         got = f"{counts[0]} and {counts[1]}"
         return p.ref.differs(q.ref, wanted=f"as many {what} in both", got=got, instead=instead)
 
-    def different_rows(*counts: int) -> FileError:
+    def different_rows(_: int, counts: Callable[[], list[int]]) -> FileError:
         # For a llama.cpp file the remedy names the windows.
-        return different("rows", counts, (q if q.format == "llama.cpp" else p).reader.alignment)
+        return different("rows", counts(), (q if q.format == "llama.cpp" else p).reader.alignment)
 
     if p.classes != q.classes:
         instead = "use one vocabulary, or cut both to the classes they share"
         raise different("classes", (p.classes, q.classes), instead)
     if p.rows is not None and q.rows is not None and p.rows != q.rows:
-        raise different_rows(p.rows, q.rows)
-    return in_step(p.blocks(rows=count), q.blocks(rows=count), different_rows)
+        raise different_rows(0, lambda: [p.rows or 0, q.rows or 0])
+    return q, different_rows

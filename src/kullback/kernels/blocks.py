@@ -20,6 +20,10 @@ def row_blocks(rows: Tensor) -> Iterator[slice]:
     if torch.compiler.is_compiling():
         return iter((slice(None),))
     n, classes = rows.shape
-    elements = _ELEMENTS_ON_CPU if rows.is_cpu else _ELEMENTS
-    step = max(1, elements // max(classes, 1))
+    step = max(1, elements_of_block(rows) // max(classes, 1))
     return (slice(start, start + step) for start in range(0, max(n, 1), step))
+
+
+def elements_of_block(x: Tensor) -> int:
+    """Return the number of elements of `x` in a block."""
+    return _ELEMENTS_ON_CPU if x.is_cpu else _ELEMENTS

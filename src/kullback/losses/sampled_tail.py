@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OfType, Whole
-from kullback.common.dtypes import upcast
+from kullback.common.dtypes import float64_copy, upcast
 from kullback.common.inputs import can_inspect, check_dense, first_of, first_value, is_integer
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence, FinitePair
@@ -107,8 +107,7 @@ class SampledTail(PartialTeacher):
         rows = logits.detach().reshape(-1, logits.shape[-1])
         uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64, device="cpu")
         labels = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
-        accurate = rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64, copy=True)
-        block = summarize_rows(accurate, labels, top=k, uniforms=uniforms)
+        block = summarize_rows(float64_copy(rows), labels, top=k, uniforms=uniforms)
         flat, shape = cls.from_reference(block, device=logits.device), logits.shape[:-1]
         rows = flat.top.indices, flat.top.log_probs, flat.tail_indices, flat.tail_log_probs
         indices, log_probs, *drawn = (x.reshape(*shape, x.shape[-1]) for x in rows)

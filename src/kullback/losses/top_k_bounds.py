@@ -68,7 +68,8 @@ def top_k_divergence_bounds(
     the error :math:`\varepsilon(1 + |x|)`, and the mass outside the list has the error :math:`(k + 1)\, \varepsilon`.
 
     Arguments:
-        p: P, a `TopK` of shape (..., k), or `PartialRows`.
+        p: P, a `TopK` of shape (..., k), or `PartialRows`. The list of rows of a reference file has their draws and
+            their labels, too.
         q: Q, for the same positions; k may differ.
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
         classes: the number of all classes. By default, the number that the rows store, or None if they store no
@@ -272,7 +273,7 @@ def _rows(x: TopK | PartialRows, name: str) -> tuple[PartialRows, torch.Size]:
         wanted, got = "a file that stores the mass outside the list", "only logits of the listed classes"
         instead = "log-probabilities among all classes, stored as 'indices' and 'log_probs'"
         raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
-    return x, torch.Size([len(x)])
+    return x.with_all_known(), torch.Size([len(x)])
 
 
 def _check_indices(name: str, rows: PartialRows, classes: int) -> None:

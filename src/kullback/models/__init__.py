@@ -4,17 +4,22 @@ from kullback.common.words import is_model
 from kullback.models.compare_language_models import compare_models
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.model_results import Candidate, ModelComparison, Passage, ReadToken
-from kullback.models.open_model import is_reference, open_model
+from kullback.models.open_model import Loading, is_reference, open_model
 from kullback.models.recording import record_reference
+from kullback.models.text import Cut
 from kullback.models.vocabulary import Token, Vocabulary
+from kullback.predictions.run import Run
 
 __all__ = [
     "Candidate",
+    "Cut",
     "LanguageModel",
+    "Loading",
     "ModelComparison",
     "ModelInfo",
     "Passage",
     "ReadToken",
+    "Run",
     "Token",
     "Vocabulary",
     "compare_models",

@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
-from kullback.common.shared_constraints import REPRESENTATION, SERVER_TOP
-from kullback.common.words import RepresentationName
-from kullback.errors import ModelError, invalid_type, invalid_value, safe_repr
+from kullback.common.row_statistics import FURTHER
+from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io.windows import Windows
+from kullback.models.differences import differences
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
-from kullback.models.match import Cut, Matched, match_sides, require_classes, shared_classes
+from kullback.models.match import Matched, match_sides, require_classes, shared_classes
 from kullback.models.model_results import Candidate, ModelComparison
 from kullback.models.noise import NoisyModel
-from kullback.models.open_model import OPENING, Opened, OpenOptions, Progress, is_reference, opened_in
+from kullback.models.open_model import LOADING, Loading, Opened, is_reference, opened_in
 from kullback.models.pairing import DensePairing, Pairing, PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
-from kullback.models.recording import BLOCK_BYTES, record
-from kullback.models.run import Run, differences
+from kullback.models.passages import LENGTH
+from kullback.models.recording import record_reference
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
-from kullback.models.text import CUTTING, Score, Text, take_texts
-from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_state, weights_stamp
-from kullback.predictions.compare_two_predictions import ARGUMENTS
+from kullback.models.text import CUT, Cut, Text, take_texts
+from kullback.predictions.reading import Reading
+from kullback.predictions.run import RUN, Run
 from kullback.predictions.sources import Clusters
 
 CALL = "compare_models"
@@ -43,11 +43,6 @@ RECORDED = {"top": 256, "tail_draws": 64}
 
 _ARGUMENTS = Arguments(
     CALL,
-    **ARGUMENTS.constraints,
-    **CUTTING,
-    **OPENING,
-    representation=REPRESENTATION,
-    server_top=SERVER_TOP,
     noise_floor=OfType((bool,), wanted="True, False or None", example=True, optional=True),
     one_at_a_time=FLAG,
 )
@@ -58,34 +53,18 @@ def compare_models(
     candidates: object,
     texts: object = None,
     *,
-    tokenizer: Any = None,
-    representation: RepresentationName | None = None,
-    context: int = 512,
-    score: Score = "second-half",
-    most_windows: int | None = None,
-    dtype: str = "auto",
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    hub: bool = False,
+    cut: Cut = CUT,
+    loading: Loading = LOADING,
+    run: Run = RUN,
     noise_floor: bool | None = None,
     one_at_a_time: bool = False,
-    independent: bool = False,
-    resume: str | os.PathLike[str] | None = None,
-    llama_cpp: bool = False,
-    api_key_env: str | None = None,
-    server_top: int = 20,
-    worst: int = 10,
-    bootstrap: int = 1000,
-    generator: torch.Generator | None = None,
-    block_bytes: int = BLOCK_BYTES,
-    progress: Progress | None = None,
 ) -> ModelComparison:
     r"""Compare causal language models with a base over a text: how far their predictions are from the base's.
 
     .. math:: \frac1N \sum_{n=1}^N KL\bigl(P(\cdot \mid x_{<n}) \,\|\, Q(\cdot \mid x_{<n})\bigr)
 
     over the scored tokens of the text, and everything else that `compare_predictions` reports, including perplexities.
-    All models read the same tokens. A window has `context` tokens and its second half is scored, as in
+    All models read the same tokens. A window has `cut.context` tokens and its second half is scored, as in
     ``llama-perplexity`` by default, so you can compare the numbers. Standard errors and intervals treat windows as the
     independent units, or documents if there are ten or more. Their order is examined. If it shows dependence, blocks of
     windows are the units, and a note gives the effective number of windows.
@@ -105,24 +84,16 @@ def compare_models(
     Arguments:
         base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module called with ``input_ids``
             that returns logits, a reference file (``.klref``), or a source of `kullback.io.open_rows` or
-            `kullback.io.open_top_k` with a row for each scored token.
+            `kullback.io.open_top_k`, or a `kullback.io.RowStream`, with a row for each scored token.
         candidates: Q, likewise, or the address of a server (``http://...``) with vLLM's, SGLang's or OpenAI's
             completions API. Pass one, a list, or a mapping from names to candidates. If two candidates of a list have
             the same name, the second is called ``"name (2)"``, and so on.
         texts: a text; a `pathlib.Path` of a text file, or of JSONL lines with ``"text"``, with ``"messages"`` and
             ``"tools"``, or with ``"prompt"`` and ``"completion"``; a list of texts, or of such records; or a list of
             conversations. Leave it out if a side is a reference file, which contains the tokens.
-        tokenizer: the tokenizer of the modules among the models.
-        representation: the kind of numbers in files of predictions, as for `compare_predictions`.
-        context: the number of tokens in a window, and the most that a conversation may have.
-        score: ``"second-half"`` of each window, ``"all"`` tokens, or the replies of the ``"assistant"`` in
-            conversations.
-        most_windows: how many windows to read; all by default.
-        dtype: the dtype of the weights of models in folders: ``"auto"`` as the folder declares, ``"float32"``,
-            ``"bfloat16"``, ``"float16"``.
-        device: the device of models in folders, such as ``"cuda"``.
-        trust_remote_code: whether code in the folder of a model may run.
-        hub: whether names may be names of models on the Hugging Face hub.
+        cut: how the text is cut into windows, and which tokens are scored.
+        loading: how the models and files are opened, such as a module's tokenizer, the dtype and the device.
+        run: the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
         noise_floor: whether to compare the base also with itself plus rounding noise of its dtype in every layer.
             Values of KL below this one are within rounding noise.
             True reads the whole text, for one more run of the base. None reads the first 32nd of the windows, if the
@@ -130,15 +101,6 @@ def compare_models(
         one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
             reference file, in a temporary folder, and each candidate is then compared with that; for a candidate that
             is a reference itself, this gives only bounds.
-        independent: whether windows, or documents, are known to be independent, so that their order is not examined.
-        resume: a file that keeps the finished windows. A run that was stopped continues from it and gives the same
-            result as an uninterrupted run. The file is removed at the end, even if it was there before and empty.
-        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, as for
-            `compare_predictions`. All logits of both sides must be known.
-        api_key_env: the name of the environment variable that holds the key of the servers.
-        server_top: the number of most probable tokens to ask a server for.
-        worst, bootstrap, generator, block_bytes: as for `compare_predictions`.
-        progress: called with the number of scored tokens and the total.
 
     Returns:
         a `ModelComparison`; divergences in nats.
@@ -152,18 +114,18 @@ def compare_models(
 
     Example:
         >>> from kullback.models import compare_models
-        >>> found = compare_models("llama-3-8b", ["q8.gguf", "q4.gguf"], "some long text")  # doctest: +SKIP
-        >>> found.candidates[0].comparison.divergences["kl_pq"].mean  # doctest: +SKIP
+        >>> comparison = compare_models("llama-3-8b", ["q8.gguf", "q4.gguf"], "some long text")  # doctest: +SKIP
+        >>> comparison.candidates[0].comparison.divergences["kl_pq"].mean  # doctest: +SKIP
         0.0021
 
     References:
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
-    worst, bootstrap, block_bytes, *_ = _ARGUMENTS.check(**locals()).values()
+    _ARGUMENTS.check(noise_floor=noise_floor, one_at_a_time=one_at_a_time)
     named = _named(candidates)
     several = named.values() if named is not None else candidates
-    given = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
-    if not given:
+    every_candidate = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
+    if not every_candidate:
         raise invalid_value(
             CALL,
             "candidates",
@@ -171,45 +133,25 @@ def compare_models(
             got="none",
             instead="candidates=['folder/of/model']",
         )
-    require_state(CALL, resume)
-    if one_at_a_time and resume is not None:
+    if one_at_a_time and run.resume is not None:
         raise invalid_value(
-            CALL,
+            "Run",
             "resume",
             wanted="none with one_at_a_time",
-            got=os.fspath(resume),
+            got=os.fspath(run.resume),
             instead="resume without one_at_a_time",
         )
     text = None if texts is None else take_texts(CALL, texts)
-    settings = _Settings(
-        cut=Cut(context, score, most_windows),
-        options=OpenOptions(
-            tokenizer=tokenizer,
-            representation=representation,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            hub=hub,
-            api_key_env=api_key_env,
-            server_top=server_top,
-        ),
-        worst=worst,
-        bootstrap=bootstrap,
-        seed=int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0))),
-        llama_cpp=llama_cpp,
-        independent=independent,
-        resume=resume,
-        block_bytes=block_bytes,
-        progress=progress,
-    )
+    seed = int(torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0)))
+    settings = _Settings(cut, loading, run, seed)
     with ExitStack() as stack:
         name = None
         if one_at_a_time and not is_reference(base):
             name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
             base = _recorded(stack, base, texts, settings)
-        opened = opened_in(stack, base, "base", settings.options)
+        opened = opened_in(stack, base, "base", settings.loading)
         # With one at a time, a group is a candidate by itself; the text is the same for all.
-        groups = [[each] for each in given] if one_at_a_time else [given]
+        groups = [[each] for each in every_candidate] if one_at_a_time else [every_candidate]
         parts = [
             _compare_group(
                 opened,
@@ -229,22 +171,14 @@ class _Settings:
     """Settings that all candidates share."""
 
     cut: Cut
-    options: OpenOptions
-    worst: int
-    bootstrap: int
+    loading: Loading
+    run: Run
     seed: int
-    llama_cpp: bool
-    independent: bool
-    resume: str | os.PathLike[str] | None
-    block_bytes: int
-    progress: Progress | None
 
     def of_pairings(self, matched: Matched) -> PairingSettings:
         """Return the settings of each pair of a base and a candidate."""
-        clusters = _clusters(matched.windows, matched.documents, independent=self.independent)
-        return PairingSettings(
-            matched.windows, clusters, self.worst, self.bootstrap, self.seed, self.llama_cpp
-        )
+        clusters = _clusters(matched.windows, matched.documents, independent=self.run.independent)
+        return PairingSettings(matched.windows, clusters, self.run, self.seed)
 
 
 class _Group(NamedTuple):
@@ -252,7 +186,7 @@ class _Group(NamedTuple):
 
     matched: Matched
     settings: PairingSettings
-    found: list[tuple[Candidate, Tensor]]
+    results: list[tuple[Candidate, Tensor]]
     floor: Candidate | None
     whole_text: bool
 
@@ -261,19 +195,19 @@ def _compare_group(
     opened: Opened, group: list[Any], text: Text | None, settings: _Settings, *, noise_floor: bool | None
 ) -> _Group:
     with ExitStack() as stack:
-        others = [opened_in(stack, each, "candidate", settings.options) for each in group]
+        others = [opened_in(stack, each, "candidate", settings.loading) for each in group]
         matched = match_sides(opened, others, text, settings.cut)
         of_pairings = settings.of_pairings(matched)
         base, *sides = matched.sides
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
         pairings = [_pairing(base, side, of_pairings) for side in sides]
-        _run(base, pairings, of_pairings, settings)
-        found = [pairing.result() for pairing in pairings]
-        floor = found.pop()[0] if noise_floor else None
+        _read(stack, base, pairings, of_pairings, settings)
+        results = [pairing.result() for pairing in pairings]
+        floor = results.pop()[0] if noise_floor else None
         if noise_floor is None:
             floor = _floor_of_few(opened, matched, settings)
-        return _Group(matched, of_pairings, found, floor, pairings[0].passages.whole_text)
+        return _Group(matched, of_pairings, results, floor, pairings[0].passages.whole_text)
 
 
 def _named(candidates: object) -> dict[str, object] | None:
@@ -304,20 +238,20 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
     matched, settings, _, floor, whole_text = parts[0]
     base = matched.sides[0].info
     base = base if name is None else replace(base, name=name)
-    found = [each for part in parts for each in part.found]
+    results = [each for part in parts for each in part.results]
     if names is None:
-        names = distinct([base.name, *(candidate.model.name for candidate, _ in found)])[1:]
+        names = distinct([base.name, *(candidate.model.name for candidate, _ in results)])[1:]
     elif base.name in names:
         base = replace(base, name=f"{base.name} (P)")
-    found = [
+    results = [
         (_called(candidate, base.name, each), errors)
-        for each, (candidate, errors) in zip(names, found, strict=True)
+        for each, (candidate, errors) in zip(names, results, strict=True)
     ]
-    found.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
+    results.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
     return ModelComparison(
         base=base,
-        candidates=[candidate for candidate, _ in found],
-        differences=differences(found, settings),
+        candidates=[candidate for candidate, _ in results],
+        differences=differences(results, settings),
         noise_floor=floor,
         text=matched.windows,
         context=matched.context,
@@ -335,11 +269,11 @@ def distinct(names: Sequence[str]) -> list[str]:
         >>> distinct(["base", "base", "int8", "base", "base (2)"])
         ['base', 'base (2)', 'int8', 'base (3)', 'base (2) (2)']
     """
-    found: list[str] = []
+    all_names: list[str] = []
     for name in names:
         others = (f"{name} ({number})" for number in count(2))
-        found.append(next(each for each in chain([name], others) if each not in found))
-    return found
+        all_names.append(next(each for each in chain([name], others) if each not in all_names))
+    return all_names
 
 
 def _called(candidate: Candidate, base: str, name: str) -> Candidate:
@@ -355,7 +289,15 @@ def _recorded(stack: ExitStack, base: object, texts: object, settings: _Settings
     """Record the base in a temporary folder, and return the file."""
     folder = stack.enter_context(TemporaryDirectory(prefix="kullback-"))
     path = Path(folder) / "base.klref"
-    record(base, texts, path, settings.options, settings.cut, RECORDED, progress=settings.progress)
+    record_reference(
+        base,
+        texts,
+        path,
+        **RECORDED,
+        cut=settings.cut,
+        loading=settings.loading,
+        progress=settings.run.progress,
+    )
     return path
 
 
@@ -376,13 +318,15 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     stop = int(matched.windows.offsets[number])
     tokens, offsets, scored = matched.windows.tokens, matched.windows.offsets, matched.windows.scored
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
-    of_pairings = replace(settings, llama_cpp=False).of_pairings(
+    of_pairings = replace(settings, run=replace(settings.run, llama_cpp=False)).of_pairings(
         matched._replace(windows=few, documents=matched.documents[:number])
     )
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)
-        Run(base, [pairing], of_pairings).all_windows(settings.block_bytes, None)
+        quiet = replace(settings, run=replace(settings.run, progress=None, resume=None))
+        with ExitStack() as stack:
+            _read(stack, base, [pairing], of_pairings, quiet)
     except ModelError:  # layers of another kind
         return None
     return pairing.result()[0]
@@ -392,9 +336,9 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
     if isinstance(base, DenseSide) and isinstance(side, DenseSide):
         return DensePairing(base, side, settings, shared_classes(base, side))
     require_classes(base, side)
-    if settings.llama_cpp:
+    if settings.run.llama_cpp:
         raise invalid_value(
-            CALL,
+            "Run",
             "llama_cpp",
             wanted="False if not all logits are known",
             got="True",
@@ -410,22 +354,48 @@ def _has_draws(side: ModelSide) -> bool:
     return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 
-def _run(base: ModelSide, pairings: list[Pairing], of_pairings: PairingSettings, settings: _Settings) -> None:
-    run = Run(base, pairings, of_pairings)
-    if settings.resume is None:
-        run.all_windows(settings.block_bytes, settings.progress)
-        return
-    infos = [side.info for side in (base, *(pairing.candidate for pairing in pairings))]
-    windows, cut = of_pairings.windows, settings.cut
-    identity = fingerprint(
-        tokens=windows.tokens,
-        scored=windows.scored.to(torch.uint8),
-        models=[vars(info) for info in infos],
-        weights=[weights_stamp(info.name) for info in infos],
-        options=[cut.context, cut.score, settings.worst, settings.options.representation],
+def _read(
+    stack: ExitStack,
+    base: ModelSide,
+    pairings: Sequence[Pairing],
+    of_pairings: PairingSettings,
+    settings: _Settings,
+) -> None:
+    """Read all sides in step, and measure each pairing."""
+    windows, run, cut = of_pairings.windows, settings.run, settings.cut
+    sides = [base, *(pairing.candidate for pairing in pairings)]
+
+    def ended(place: int, _counts: object) -> ModelError:
+        return ModelError.at(
+            printable(sides[place].name),
+            wanted="predictions for as many tokens as the other sides have",
+            got="fewer",
+            instead="use files and models of the same text, --context and --score",
+        )
+
+    rows = max(1, run.block_bytes // (4 * max(1, *(side.classes for side in sides))))
+    reading = Reading(
+        sides,
+        pairings,
+        run,
+        differ=ended,
+        rows_in_block=rows // LENGTH * LENGTH or rows,  # whole passages
+        rows=windows.rows,
+        begins={windows.rows, *(windows.clusters.diff() != 0).nonzero().squeeze(-1).add(1).tolist()},
     )
-    with checkpoint_of(settings.resume, identity) as checkpoint:
-        run.all_windows(settings.block_bytes, settings.progress, checkpoint)
+
+    def identity() -> dict[str, object]:
+        return {
+            "tokens": windows.tokens,
+            "scored": windows.scored.to(torch.uint8),
+            "sides": [side.identity() for side in sides],
+            "options": [cut.context, cut.score, run.worst, settings.loading.representation, list(FURTHER)],
+        }
+
+    rows = reading.all_rows(stack, identity)
+    if rows != windows.rows:
+        wanted, instead = f"predictions for {windows.rows} tokens", "a model or file ended early"
+        raise ModelError.at("", wanted=wanted, got=str(rows), instead=instead)
 
 
 def _clusters(windows: Windows, documents: Tensor, *, independent: bool) -> Clusters:

@@ -50,17 +50,17 @@ class Completion:
 Document = str | Conversation | Completion
 
 
-def read_record(given: object) -> Document:
+def read_record(record: object) -> Document:
     """Return the document in a record, or in a list of messages.
 
     Raises:
         WrongRecordError: it is something else, or a template could not render all of it.
     """
-    if isinstance(given, list | tuple):
-        return Conversation(_messages(cast("Sequence[Any]", given)))
-    if not isinstance(given, Mapping):
+    if isinstance(record, list | tuple):
+        return Conversation(_messages(cast("Sequence[Any]", record)))
+    if not isinstance(record, Mapping):
         raise WrongRecordError("neither")
-    fields = cast("Mapping[str, Any]", given)
+    fields = cast("Mapping[str, Any]", record)
     if isinstance(fields.get("text"), str):
         return fields["text"]
     for name in UNSUPPORTED:
@@ -89,17 +89,17 @@ def texts_of(document: Document) -> list[str]:
     return [message["content"] for message in document.messages if message["content"]]
 
 
-def _messages(given: object) -> list[Message]:
-    if not isinstance(given, list | tuple) or not given:
+def _messages(record: object) -> list[Message]:
+    if not isinstance(record, list | tuple) or not record:
         raise WrongRecordError("neither")
-    return [_message(each, number) for number, each in enumerate(cast("Sequence[Any]", given), 1)]
+    return [_message(each, number) for number, each in enumerate(cast("Sequence[Any]", record), 1)]
 
 
-def _message(given: object, number: int) -> Message:
+def _message(record: object, number: int) -> Message:
     """Return a message with its content as text and the arguments of its calls as objects, as templates take them."""
-    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
+    if not isinstance(record, Mapping) or not isinstance(record.get("role"), str):
         raise WrongRecordError("neither")
-    message = dict(cast("Mapping[str, Any]", given))
+    message = dict(cast("Mapping[str, Any]", record))
     content = message.get("content")
     if isinstance(content, list | tuple):
         parts = cast("Sequence[Any]", content)
@@ -122,8 +122,8 @@ def _message(given: object, number: int) -> Message:
     return message
 
 
-def _call(given: object, number: int) -> dict[str, Any]:
-    call = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+def _call(record: object, number: int) -> dict[str, Any]:
+    call = cast("Mapping[str, Any]", record) if isinstance(record, Mapping) else {}
     function = call.get("function", call)
     arguments = function.get("arguments", {}) if isinstance(function, Mapping) else None
     if isinstance(arguments, str):  # as OpenAI's API has them
@@ -139,8 +139,8 @@ def _call(given: object, number: int) -> dict[str, Any]:
     return {**call, "function": function} if "function" in call else function
 
 
-def _tools(given: object) -> list[Any] | None:
-    tools = given
+def _tools(record: object) -> list[Any] | None:
+    tools = record
     if isinstance(tools, str):  # as tables have them, whose columns are of one type
         try:
             tools = json.loads(tools)

@@ -158,8 +158,8 @@ class GGUFModel(LanguageModel):
             self._model = None
 
     def _rows(self, context: Any, outputs: int) -> Tensor:
-        held = ctypes.addressof(self._llama.llama_get_logits(context).contents)
-        array = (ctypes.c_float * (outputs * self.classes)).from_address(held)
+        address = ctypes.addressof(self._llama.llama_get_logits(context).contents)
+        array = (ctypes.c_float * (outputs * self.classes)).from_address(address)
         return torch.frombuffer(array, dtype=torch.float32).view(outputs, self.classes).clone()
 
     def _decode(self, context: Any, batch: Any, ids: list[int], wanted: list[bool], places: range) -> int:
@@ -234,20 +234,20 @@ class GGUFModel(LanguageModel):
 
     def _metadata(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(256)
-        found = self._llama.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace") if found >= 0 else ""
+        length = self._llama.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
 
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
         content = text.encode("utf-8", "replace")
         size = len(content) + 8  # no token is empty; a tokenizer may add a space
         for _ in range(2):
             buffer = (self._llama.llama_token * size)()
-            found = self._llama.llama_tokenize(
+            count = self._llama.llama_tokenize(
                 self._vocab, content, len(content), buffer, size, False, special
             )
-            if found >= 0:
-                return list(buffer[:found])
-            size = -found
+            if count >= 0:
+                return list(buffer[:count])
+            size = -count
         raise ModelError.at(
             printable(self.name),
             wanted="a text that llama.cpp can cut into tokens",
@@ -269,10 +269,10 @@ class GGUFModel(LanguageModel):
         size = 64
         for _ in range(2):
             buffer = ctypes.create_string_buffer(size)
-            found = self._llama.llama_token_to_piece(self._vocab, number, buffer, size, 0, special)
-            if found >= 0:
-                return buffer.raw[:found]
-            size = -found
+            length = self._llama.llama_token_to_piece(self._vocab, number, buffer, size, 0, special)
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
         return b""
 
 
@@ -281,10 +281,10 @@ def _batches(wanted: list[bool], size: int, rows: int) -> Iterator[range]:
     end = len(wanted) - wanted[::-1].index(True) if any(wanted) else 0  # nothing later is asked for
     start = 0
     while start < end:
-        stop = given = 0
+        stop = outputs = 0
         for stop in range(start + 1, min(end, start + size) + 1):
-            given += wanted[stop - 1]
-            if given == rows:
+            outputs += wanted[stop - 1]
+            if outputs == rows:
                 break
         yield range(start, stop)
         start = stop

@@ -62,7 +62,7 @@ class HuggingFaceModel(LanguageModel):
                 instead="score the whole text (--score all), or save the template with the tokenizer",
             )
         try:
-            found = self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=None if tools is None else list(tools),
                 add_generation_prompt=reply_follows,
@@ -70,7 +70,7 @@ class HuggingFaceModel(LanguageModel):
             )
         except Exception as error:  # of the template, which is a program of its own
             raise refused_conversation(self.name, error) from error
-        return str(found)
+        return str(text)
 
     def chat_encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -93,8 +93,8 @@ class HuggingFaceModel(LanguageModel):
         with _once(_body(self.model)) as once:
             for part in places.split(rows):
                 with once():
-                    found = self._call(inputs, logits_to_keep=part.to(device))
-                yield found
+                    logits = self._call(inputs, logits_to_keep=part.to(device))
+                yield logits
 
     def _call(self, inputs: Tensor, **options: Any) -> Tensor:
         try:
@@ -177,7 +177,7 @@ def _body(model: torch.nn.Module) -> torch.nn.Module | None:
 @contextmanager
 def _once(body: torch.nn.Module | None) -> Generator[Callable[[], Any]]:
     """Make a module compute its output in the first call, and return the same output in later calls."""
-    held: list[Any] = []
+    outputs: list[Any] = []
 
     @contextmanager
     def once() -> Generator[None]:
@@ -187,9 +187,9 @@ def _once(body: torch.nn.Module | None) -> Generator[Callable[[], Any]]:
         forward, own = body.forward, vars(body).get("forward")
 
         def remembered(*args: Any, **kwargs: Any) -> Any:
-            if not held:
-                held.append(forward(*args, **kwargs))
-            return held[0]
+            if not outputs:
+                outputs.append(forward(*args, **kwargs))
+            return outputs[0]
 
         body.forward = remembered
         try:
@@ -312,8 +312,8 @@ def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         parameters = parameter_count(model)
     else:
-        held = quantization if isinstance(quantization, dict) else quantization.to_dict()
-        dtype, parameters = str(held.get("quant_method", "quantized")), None
+        settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
+        dtype, parameters = str(settings.get("quant_method", "quantized")), None
     folder = Path(name)
     files = [path for pattern in WEIGHTS for path in folder.glob(pattern)] if folder.is_dir() else []
     size = sum(path.stat().st_size for path in files) or None

@@ -17,22 +17,12 @@ from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
-from kullback.models.text import Score, Text, make_windows
+from kullback.models.text import Cut, Text
 from kullback.models.vocabulary import SharedClasses, share_classes
 
 CALL = "compare_models"
-
-
-class Cut(NamedTuple):
-    """How a text is cut into windows."""
-
-    context: int
-    score: Score
-    most_windows: int | None
-
-    def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
-        """Return the windows of a text in a model's tokens, and the document of each."""
-        return make_windows(model, text, context=self.context, score=self.score, most=self.most_windows)
+# A side that has the windows of its rows.
+Holder = Reference | RowSource
 
 
 class Matched(NamedTuple):
@@ -67,16 +57,16 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     everyone = [base, *others]
     reader = next((each for each in everyone if isinstance(each, LanguageModel) and _reads(each)), None)
     context, score = cut.context, str(cut.score)
-    held = _reference_of_windows(everyone, text)
+    holder = _holder_of_windows(everyone, text)
     left_out = 0
-    if held is not None:
-        windows, documents = held.windows, torch.zeros(len(held.windows), dtype=torch.int64)
-        stored = held.metadata
+    if holder is not None:
+        windows, documents = _windows_of(holder), torch.zeros(len(_windows_of(holder)), dtype=torch.int64)
+        stored = holder.metadata
         context = int(stored["context"]) if stored.get("context", "").isdecimal() else 0
         context = context or int(windows.offsets.diff().max())
         score = stored.get("score", score)
         if text is not None and reader is not None:
-            _require_reference_of(held, reader, text, cut)
+            _require_holder_of(holder, reader, text, cut)
         elif text is not None and not any(isinstance(each, ServerModel) for each in everyone):
             raise invalid_value(
                 CALL,
@@ -99,7 +89,7 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
         windows, documents = cut.windows(reader, text)
         if cut.most_windows is None:
             left_out = len(text.documents) - len(documents.unique())
-    matcher = _Matcher(held, reader, windows, text, cut)
+    matcher = _Matcher(holder, reader, windows, text, cut)
     sides = [matcher.side(each) for each in everyone]
     words = None
     if reader is not None:
@@ -112,12 +102,20 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     return Matched(sides, windows, documents, context, score, words, notes)
 
 
-def _reference_of_windows(everyone: Sequence[Opened], text: Text | None) -> Reference | None:
-    """Return the reference whose windows the comparison uses: the base, or without a text the first reference."""
-    references = (each for each in everyone if isinstance(each, Reference))
-    if isinstance(everyone[0], Reference) or text is None or not any(map(_reads, everyone)):
-        return next(references, None)
+def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder | None:
+    """Return the side whose windows the comparison uses: the base, or without a text the first that has windows."""
+    holders = (each for each in everyone if _holds_windows(each))
+    if _holds_windows(everyone[0]) or text is None or not any(map(_reads, everyone)):
+        return cast("Holder | None", next(holders, None))
     return None
+
+
+def _holds_windows(opened: Opened) -> bool:
+    return isinstance(opened, Reference) or (isinstance(opened, RowSource) and opened.windows is not None)
+
+
+def _windows_of(holder: Holder) -> Windows:
+    return cast("Windows", holder.windows)
 
 
 def _reads(opened: Opened) -> bool:
@@ -134,14 +132,14 @@ class _Matcher:
     """Gives each side the windows that the comparison uses.
 
     Attributes:
-        held: the reference that holds the windows, or None.
+        holder: the reference or stream that has the windows, or None.
         reader: the first model that can cut a text, or None.
         windows: the windows.
         text: the text, or None.
         cut: how it is cut.
     """
 
-    held: Reference | None
+    holder: Holder | None
     reader: LanguageModel | None
     windows: Windows
     text: Text | None
@@ -149,24 +147,24 @@ class _Matcher:
 
     def side(self, opened: Opened) -> ModelSide:
         """Return an opened model or file as a side."""
+        if _holds_windows(opened) and opened is not self.holder:
+            self._require_same_windows(cast("Holder", opened))
         if isinstance(opened, Reference):
-            if opened is not self.held:
-                self._require_same_windows(opened)
             return ReferenceSide.of(opened)
         if isinstance(opened, RowSource):
             return DenseSide.of_file(opened, self.windows)
         if isinstance(opened, TopKSource | ServerModel):
             return self._listed(opened)
         windows = self.windows
-        if self.held is not None:
+        if self.holder is not None:
             # The reference does not store the tokens' texts.
-            _require_fingerprint(printable(opened.name), opened.vocabulary.fingerprint, self.held)
+            _require_fingerprint(printable(opened.name), opened.vocabulary.fingerprint, self.holder)
         elif self.reader is not None and opened is not self.reader:
             windows = self._own_windows(opened, self.reader)
         return DenseSide(opened.info, windows, opened)
 
     def _listed(self, opened: TopKSource | ServerModel) -> ListedSide:
-        known = self.held or self.reader
+        known = self.holder or self.reader
         classes = 0 if known is None else known.classes
         if isinstance(opened, TopKSource):
             info = ModelInfo(opened.name, opened.format, None, opened.classes or classes)
@@ -201,10 +199,10 @@ class _Matcher:
             instead="compare models of one tokenizer",
         )
 
-    def _require_same_windows(self, opened: Reference) -> None:
-        """Refuse a reference whose tokens differ from the tokens of the comparison."""
-        if self.held is not None:
-            _require_fingerprint(opened.ref.shown, opened.metadata.get("tokenizer"), self.held)
+    def _require_same_windows(self, opened: Holder) -> None:
+        """Refuse a side whose tokens differ from the tokens of the comparison."""
+        if self.holder is not None:
+            _require_fingerprint(opened.ref.shown, opened.metadata.get("tokenizer"), self.holder)
             instead = "record both of one text, with one --context and --score"
         else:
             reader = cast("LanguageModel", self.reader)
@@ -214,12 +212,12 @@ class _Matcher:
 
     def _require_same_text(self, server: ServerModel) -> None:
         """Refuse a server that cuts the text into other tokens."""
-        if self.held is not None and (self.reader is None or self.text is None):
+        if self.holder is not None and (self.reader is None or self.text is None):
             if self.text is None:
                 raise _without_text(
                     "the text of the reference, which shows whether the server reads the same tokens"
                 )
-            _require_reference_of(self.held, server, self.text, self.cut)
+            _require_holder_of(self.holder, server, self.text, self.cut)
             return
         reader = self.reader
         if reader is None:
@@ -241,13 +239,13 @@ class _Matcher:
                 server.require_same_tokens(each, reader.encode)
 
 
-def _require_fingerprint(name: str, fingerprint: str | None, held: Reference) -> None:
-    """Refuse a vocabulary that differs from the vocabulary of a reference."""
-    wanted = held.metadata.get("tokenizer")
+def _require_fingerprint(name: str, fingerprint: str | None, holder: Holder) -> None:
+    """Refuse a vocabulary that differs from the vocabulary of a reference or stream."""
+    wanted = holder.metadata.get("tokenizer")
     if None not in (wanted, fingerprint) and wanted != fingerprint:
         raise ModelError.at(
             name,
-            wanted=f"the tokenizer that {held.ref.shown} was recorded with",
+            wanted=f"the tokenizer that {holder.ref.shown} was recorded with",
             got=(
                 f"another (fingerprint {printable(str(fingerprint)[:12])} for {printable(str(wanted)[:12])})"
             ),
@@ -255,18 +253,18 @@ def _require_fingerprint(name: str, fingerprint: str | None, held: Reference) ->
         )
 
 
-def _require_reference_of(held: Reference, reader: LanguageModel, text: Text, cut: Cut) -> None:
+def _require_holder_of(holder: Holder, reader: LanguageModel, text: Text, cut: Cut) -> None:
     """Refuse a text that is not the one a reference was recorded with."""
     windows, _ = cut.windows(reader, text)
-    _require_windows(held, windows, "leave the text out, or record the reference again")
+    _require_windows(holder, windows, "leave the text out, or record the reference again")
 
 
-def _require_windows(reference: Reference, windows: Windows, instead: str) -> None:
+def _require_windows(holder: Holder, windows: Windows, instead: str) -> None:
     """Refuse a reference of other windows."""
-    own, stored = reference.windows, reference.metadata
+    own, stored = _windows_of(holder), holder.metadata
     pairs = (own.tokens, windows.tokens), (own.offsets, windows.offsets), (own.scored, windows.scored)
     if not all(torch.equal(*pair) for pair in pairs):
-        raise reference.ref.error(
+        raise holder.ref.error(
             wanted="a reference of this text",
             got=f"one of other tokens (context {printable(stored.get('context', 'unknown'))}, score "
             f"{printable(stored.get('score', 'unknown'))})",

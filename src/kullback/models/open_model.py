@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 
 import torch
 
-from kullback.common.constraints import FLAG, Arguments, Constraint
-from kullback.common.shared_constraints import DTYPE
+from kullback.common.constraints import FLAG, Arguments
+from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
-from kullback.io import Reference, RowSource, TopKSource, open_rows, open_top_k
+from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
+from kullback.io.row_sources import checked
 from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.parameters import parameter_count
@@ -23,35 +23,63 @@ from kullback.models.server import ServerModel
 
 LISTS = (".json", ".jsonl", ".ndjson")
 
-Progress = Callable[[int, int | None], object]
+_LOADING = Arguments(
+    "Loading",
+    representation=REPRESENTATION,
+    dtype=DTYPE,
+    trust_remote_code=FLAG,
+    hub=FLAG,
+    server_top=SERVER_TOP,
+)
 
-OPENING: dict[str, Constraint] = {
-    "dtype": DTYPE,
-    "trust_remote_code": FLAG,
-    "hub": FLAG,
-}
-_ARGUMENTS = Arguments("open_model", **OPENING)
+
+@dataclass(frozen=True)
+class Loading:
+    """How the sides of a comparison are opened.
+
+    Attributes:
+        tokenizer: the tokenizer of the modules among the models.
+        representation: the kind of numbers in files of predictions, as for `compare_predictions`.
+        dtype: the dtype of the weights of models in folders: ``"auto"`` as the folder declares, ``"float32"``,
+            ``"bfloat16"``, ``"float16"``.
+        device: the device of models in folders, such as ``"cuda"``.
+        trust_remote_code: whether code in the folder of a model may run.
+        hub: whether names may be names of models on the Hugging Face hub.
+        api_key_env: the name of the environment variable that holds the key of the servers.
+        server_top: the number of most probable tokens to ask a server for.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: an attribute has a wrong type or value.
+
+    Example:
+        >>> Loading(dtype="int3")
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: Loading(dtype=...): wanted one of 'auto', ... Write: dtype='auto'
+    """
+
+    tokenizer: Any = None
+    representation: RepresentationName | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    trust_remote_code: bool = False
+    hub: bool = False
+    api_key_env: str | None = None
+    server_top: int = 20
+
+    def __post_init__(self) -> None:
+        _LOADING.settle(self)
 
 
-def open_model(
-    model: object,
-    *,
-    tokenizer: Any = None,
-    dtype: str = "auto",
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    hub: bool = False,
-    argument: str = "model",
-) -> LanguageModel:
+LOADING = Loading()
+
+
+def open_model(model: object, loading: Loading = LOADING, *, argument: str = "model") -> LanguageModel:
     """Open a language model.
 
     Arguments:
         model: a folder of a Hugging Face model, a ``.gguf`` file, or a module.
-        tokenizer: the tokenizer of a module.
-        dtype: of the weights of a folder.
-        device: where a folder runs.
-        trust_remote_code: whether code in the folder may run.
-        hub: whether a name may be the name of a model on the Hugging Face hub.
+        loading: how it is opened.
         argument: the argument that it was passed as, for error messages.
 
     Raises:
@@ -63,17 +91,40 @@ def open_model(
             ...
         kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model, ...
     """
-    _ARGUMENTS.check(**locals())
-    options = OpenOptions(
-        tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
+    if isinstance(model, LanguageModel):
+        return model
+    if isinstance(model, torch.nn.Module):
+        return _module(model, loading.tokenizer, argument)
+    if not isinstance(model, str | os.PathLike):
+        raise invalid_type(
+            "compare_models",
+            argument,
+            wanted="a path, a module, or an open source of rows",
+            got=type(model).__name__,
+            instead=f"{argument}='folder/of/model'",
+        )
+    name = os.fspath(model)
+    path = Path(name)
+    if name.lower().endswith(".gguf") and path.is_file():
+        from kullback.models.gguf import GGUFModel
+
+        return GGUFModel(path, device=loading.device)
+    if (path.is_dir() and (path / "config.json").is_file()) or (loading.hub and not path.exists()):
+        weights = {"dtype": loading.dtype, "device": loading.device}
+        return open_folder(name, **weights, trust_remote_code=loading.trust_remote_code, hub=loading.hub)
+    sort = ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
+    raise ModelError.at(
+        f"{argument} = {printable(name)}",
+        wanted="a folder of a Hugging Face model, a .gguf file or a server",
+        got=f"{sort or 'nothing there'}",
+        instead="check the path, or add --hub (Loading(hub=True)) for a name on the Hugging Face hub",
     )
-    return options.model(model, argument)
 
 
 def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFaceModel:
     if tokenizer is None:
         raise invalid_value(
-            "compare_models",
+            "Loading",
             "tokenizer",
             wanted=f"the tokenizer of the module {argument}",
             got="none",
@@ -91,84 +142,43 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
     return HuggingFaceModel(model, tokenizer, info)
 
 
-@dataclass(frozen=True)
-class OpenOptions:
-    """How the sides of a comparison are opened."""
-
-    tokenizer: Any = None
-    representation: RepresentationName | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    trust_remote_code: bool = False
-    hub: bool = False
-    api_key_env: str | None = None
-    server_top: int = 20
-
-    def model(self, given: object, argument: str = "model") -> LanguageModel:
-        """Open a language model; `open_model` with these options."""
-        if isinstance(given, LanguageModel):
-            return given
-        if isinstance(given, torch.nn.Module):
-            return _module(given, self.tokenizer, argument)
-        if not isinstance(given, str | os.PathLike):
-            raise invalid_type(
-                "compare_models",
-                argument,
-                wanted="a path, a module, or an open source of rows",
-                got=type(given).__name__,
-                instead=f"{argument}='folder/of/model'",
-            )
-        name = os.fspath(given)
-        path = Path(name)
-        if name.lower().endswith(".gguf") and path.is_file():
-            from kullback.models.gguf import GGUFModel
-
-            return GGUFModel(path, device=self.device)
-        if (path.is_dir() and (path / "config.json").is_file()) or (self.hub and not path.exists()):
-            weights = {"dtype": self.dtype, "device": self.device}
-            return open_folder(name, **weights, trust_remote_code=self.trust_remote_code, hub=self.hub)
-        found = (
-            ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
-        )
-        raise ModelError.at(
-            f"{argument} = {printable(name)}",
-            wanted="a folder of a Hugging Face model, a .gguf file or a server",
-            got=f"{found or 'nothing there'}",
-            instead="check the path, or add --hub (hub=True) for a name on the Hugging Face hub",
-        )
-
-
 Opened = LanguageModel | RowSource | Reference | TopKSource
 
 
-def is_reference(given: object) -> bool:
+def is_reference(side: object) -> bool:
     """Whether an argument is a reference file, or its path."""
-    if isinstance(given, str | os.PathLike):
-        return os.fspath(given).lower().endswith(".klref")
-    return isinstance(given, Reference)
+    if isinstance(side, str | os.PathLike):
+        return os.fspath(side).lower().endswith(".klref")
+    return isinstance(side, Reference)
 
 
-def opened_in(stack: ExitStack, given: object, argument: str, options: OpenOptions) -> Opened:
+def opened_in(stack: ExitStack, side: object, argument: str, loading: Loading) -> Opened:
     """Open a side, and close it with the stack, unless it was given open."""
-    opened = open_side(given, argument, options)
-    if opened is not given:
+    opened = open_side(side, argument, loading)
+    if opened is not side:
         stack.callback(opened.close)
     return opened
 
 
-def open_side(given: object, argument: str, options: OpenOptions) -> Opened:
+def open_side(side: object, argument: str, loading: Loading) -> Opened:
     """Open a model, a server, a reference, a file of predictions, or one of top classes."""
-    if isinstance(given, RowSource | Reference | TopKSource):
-        return given
-    if isinstance(given, str | os.PathLike):
-        name = os.fspath(given)
+    if isinstance(side, RowStream):
+        return checked(side, argument)
+    if isinstance(side, Reference | TopKSource):
+        return side
+    if isinstance(side, str | os.PathLike):
+        name = os.fspath(side)
         path = Path(name)
         if is_reference(name):
             return Reference(path, name=argument)
         if name.startswith(("http://", "https://")):
-            return ServerModel(name, top=options.server_top, api_key_env=options.api_key_env)
-        if path.is_file() and path.suffix.lower() in LISTS:
-            return open_top_k(path, name=argument)
+            return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
         if path.is_file() and path.suffix.lower() != ".gguf":
-            return open_rows(path, representation=options.representation, name=argument)
-    return options.model(given, argument)
+            return _open_file(path, argument, loading)
+    return open_model(side, loading, argument=argument)
+
+
+def _open_file(path: Path, argument: str, loading: Loading) -> RowSource | TopKSource:
+    if path.suffix.lower() in LISTS:
+        return open_top_k(path, name=argument)
+    return open_rows(path, representation=loading.representation, name=argument)

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kullback.common.row_statistics import FURTHER, RowStatistic
 from kullback.io.windows import Windows
 from kullback.models.model_results import Candidate, Passage, ReadToken
-from kullback.models.passages import Passages, read_tokens
+from kullback.models.passages import Passages, decoded_passage, read_tokens
 from kullback.models.side import ModelSide
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
 from kullback.predictions.mean_intervals import MeanEstimator
 from kullback.predictions.measure import MeasuredRows, measure, rows_in_part
 from kullback.predictions.prediction_results import WorstRow
+from kullback.predictions.reading import Measure, Part
+from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters
 
 LOGITS = "logits", "logits"
-# Measured rows of one candidate: their table, the worst among them, and passages with the row each begins at.
-Part = tuple[Tensor, list[WorstRow], list[tuple[int, Passage]]]
 
 
 @dataclass(frozen=True)
@@ -32,32 +33,28 @@ class PairingSettings:
 
     windows: Windows
     clusters: Clusters
-    worst: int
-    bootstrap: int
+    run: Run
     seed: int
-    llama_cpp: bool = False
 
     def estimator(self) -> MeanEstimator:
         """Return a new estimator of one column's mean, whose draws are the same each time."""
         draws = torch.Generator().manual_seed(self.seed)
         examined = (0,) if self.clusters.in_order else ()
-        return MeanEstimator(1, self.bootstrap, draws, self.clusters.numbers, examined)
+        return MeanEstimator(1, self.run.bootstrap, draws, self.clusters.numbers, examined)
 
-    def collector(self, labels: Tensor) -> Collector:
+    def collector(self, labels: Tensor, further: Sequence[RowStatistic] = ()) -> Collector:
         """Return a new collector of statistics."""
         return Collector(
             self.windows.rows,
             labels,
             self.clusters,
-            worst=self.worst,
-            bootstrap=self.bootstrap,
-            generator=torch.Generator().manual_seed(self.seed),
-            llama_cpp=self.llama_cpp,
-            chunks=self.windows.clusters if self.llama_cpp else None,
+            replace(self.run, generator=torch.Generator().manual_seed(self.seed)),
+            chunks=self.windows.clusters if self.run.llama_cpp else None,
+            further=further,
         )
 
 
-class Pairing(ABC):
+class Pairing(Measure):
     """A base and a candidate.
 
     Arguments:
@@ -70,17 +67,17 @@ class Pairing(ABC):
         self.base, self.candidate, self.settings = base, candidate, settings
         self.passages = Passages(settings.windows)
 
-    def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
-        """Return blocks of the base and the candidate as `measured` takes them."""
-        return p, q
+    def ends(self, first: int, stop: int) -> list[int]:
+        return self.passages.ends(first, stop)
 
-    @abstractmethod
-    def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
-        """Measure one passage, the rows of a span of a block that begins at row `start`."""
+    def encoded(self, part: Part) -> dict[str, Any]:
+        return super().encoded(part) | {
+            "passages": [[first, asdict(passage)] for first, passage in part.passages]
+        }
 
-    @abstractmethod
-    def add(self, part: Part) -> None:
-        """Add measured rows, in order."""
+    def decoded(self, record: Any) -> Part:
+        passages = [(first, decoded_passage(each)) for first, each in record["passages"]]
+        return super().decoded(record)._replace(passages=passages)
 
     @abstractmethod
     def result(self) -> tuple[Candidate, Tensor]:
@@ -104,7 +101,7 @@ class DensePairing(Pairing):
         self._shared = shared
         labels = settings.windows.labels
         self._labels = labels if shared is None else shared.shared_numbers(labels)
-        self._collector = settings.collector(self._labels)
+        self._collector = settings.collector(self._labels, list(FURTHER.values()))
         self._kl: list[Tensor] = []
 
     def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
@@ -112,21 +109,19 @@ class DensePairing(Pairing):
             return p, q
         return self._shared.rows(p, of_p=True), self._shared.rows(q, of_p=False)
 
-    def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
-        first, stop = span
-        labels = self._labels[start + first : start + stop]
+    def measured(self, first: int, p: Any, q: Any) -> Part:
+        labels = self._labels[first : first + len(p)]
         step = rows_in_part(p.shape[-1])
 
         def parts() -> Iterator[MeasuredRows]:
-            for low in range(first, stop, step):
-                rows = slice(low, min(low + step, stop))
-                own_labels = labels[low - first : rows.stop - first]
-                yield measure(p[rows], q[rows], LOGITS, own_labels)
+            for low in range(0, len(p), step):
+                rows = slice(low, low + step)
+                yield measure(p[rows], q[rows], LOGITS, labels[rows], self._collector.further)
 
         tables: list[Tensor] = []
         worst: list[WorstRow] = []
         tokens: list[ReadToken] = []
-        row = start + first
+        row = first
         for part in parts():
             tables.append(part.table)
             worst += self._collector.worst.candidates(row, part)
@@ -139,27 +134,26 @@ class DensePairing(Pairing):
             # Few passages of a long text are wanted, so these are measured again.
             for part in () if tokens else parts():
                 tokens += read_tokens(part, labels[len(tokens) :])
-            passages.append((start + first, self.passages.passage(start + first, tokens)))
-        return table, worst, passages
+            passages.append((first, self.passages.passage(first, tokens)))
+        return Part(table, worst, passages)
 
     def add(self, part: Part) -> None:
-        table, worst, passages = part
-        self._collector.add(table, worst)
-        self._kl.append(table[:, 0].clone())
-        for first, passage in passages:
+        self._collector.add(part.table, part.worst)
+        self._kl.append(part.table[:, 0].clone())
+        for first, passage in part.passages:
             self.passages.add(first, passage)
 
     def result(self) -> tuple[Candidate, Tensor]:
         shared = self._shared
         notes = [] if shared is None else [_note_on_classes(shared)]
         comparison = self._collector.comparison(self.base, self.candidate, notes)
-        found = Candidate(
+        candidate = Candidate(
             self.candidate.info,
             comparison,
             self.passages.passages(),
             None if shared is None else len(shared.p),
         )
-        return found, torch.cat(self._kl)
+        return candidate, torch.cat(self._kl)
 
 
 def _note_on_classes(shared: SharedClasses) -> str:

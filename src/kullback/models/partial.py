@@ -10,20 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.row_statistics import BUILT_IN, TOP_CLASSES
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.models.model_results import Candidate, Passage, ReadToken
-from kullback.models.pairing import Pairing, PairingSettings, Part
+from kullback.models.pairing import Pairing, PairingSettings
 from kullback.models.side import ModelSide, ReferenceSide
-from kullback.partial_rows import PartialRows, rows_of_logits
-from kullback.predictions.collect import BOUNDS, complement
+from kullback.partial_rows import PartialRows, has_more_classes, rows_of_logits
+from kullback.predictions.collect import complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
-from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
+from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
+from kullback.predictions.reading import Part
 from kullback.predictions.reference_rows import ReferenceRows, measure_reference
 from kullback.results.value import Reason
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
+HIGHEST = {each.name: each.high for each in BUILT_IN}
 CHUNK = 4096  # rows that the collector takes in at a time
 
 
@@ -64,11 +67,8 @@ class _PartialPairing(Pairing):
         self._labels = settings.windows.labels
         self._collector = settings.collector(self._labels)
 
-    def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
-        rows = slice(*span)
-        p, q = p[rows], q[rows]
-        first = start + span[0]
-        labels = self._labels[first : start + span[1]]
+    def measured(self, first: int, p: Any, q: Any) -> Part:
+        labels = self._labels[first : first + len(p)]
         known = [
             side if isinstance(side, PartialRows) else rows_of_logits(side, labels, TOP_CLASSES)
             for side in (p, q)
@@ -79,7 +79,7 @@ class _PartialPairing(Pairing):
         kl = divergences[0].tolist()
         worst = [
             WorstRow(first + row, kl[row], None, None, _top_classes(*ordered, row))
-            for row in sorted(range(len(kl)), key=lambda row: -kl[row])[: self.settings.worst]
+            for row in sorted(range(len(kl)), key=lambda row: -kl[row])[: self.settings.run.worst]
         ]
         passages: list[tuple[int, Passage]] = []
         if self.passages.is_wanted(sum(kl) / len(kl)):
@@ -89,7 +89,7 @@ class _PartialPairing(Pairing):
                 for row in range(len(kl))
             ]
             passages.append((first, self.passages.passage(first, tokens)))
-        return table, worst, passages
+        return Part(table, worst, passages)
 
     @abstractmethod
     def row_divergences(
@@ -136,9 +136,8 @@ class ListedPairing(_PartialPairing):
             for name, kind in DIVERGENCES.items()
         }
         for name, (of, other) in {"kl_pq": (known_p, known_q), "kl_qp": (known_q, known_p)}.items():
-            # By the pigeonhole principle one has mass on a class where the other has none.
-            fewer = (other.support_sizes > 0) & (of.support_sizes > other.support_sizes)
-            bounds[name] = DivergenceBounds(*(torch.where(fewer, torch.inf, x) for x in bounds[name]))
+            is_infinite = has_more_classes(of.support_sizes, other.support_sizes)
+            bounds[name] = DivergenceBounds(*(torch.where(is_infinite, torch.inf, x) for x in bounds[name]))
         lower, upper = zip(*bounds.values(), strict=True)
         return list(lower), torch.stack(upper, -1)
 
@@ -148,7 +147,7 @@ class ListedPairing(_PartialPairing):
         upper = dict(zip(DIVERGENCES, table[:, WIDTH:].unbind(-1), strict=True))
         lower = comparison.divergences
         certain = {name: (lower[name].mean, float(most.mean())) for name, most in upper.items()}
-        divergences = {name: self._up_to(lower[name], most, BOUNDS[name][1]) for name, most in upper.items()}
+        divergences = {name: self._up_to(lower[name], most, HIGHEST[name]) for name, most in upper.items()}
         return self._candidate(comparison, divergences, known="top classes", certain=certain), table[:, 0]
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float) -> Summary:
@@ -213,13 +212,13 @@ class ReferencePairing(_PartialPairing):
     def _with_interval(self, summary: Summary, rows: ReferenceRows, name: str, drawn: DrawnMean) -> Summary:
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason
-        if self.settings.bootstrap and math.isfinite(drawn.mean):
+        if self.settings.run.bootstrap and math.isfinite(drawn.mean):
             mean = population_mean(
                 rows,
                 name,
                 cluster=self.settings.clusters.numbers,
                 in_order=bool(self.settings.clusters.in_order),
-                bootstrap=self.settings.bootstrap,
+                bootstrap=self.settings.run.bootstrap,
                 generator=torch.Generator().manual_seed(self.settings.seed),
             )
             interval, error, reason = mean.interval, mean.standard_error, mean.reason

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor
 
 from kullback.io.windows import Windows
 from kullback.models.model_results import Passage, ReadToken
+from kullback.predictions.checkpoint import decoded_tops
 from kullback.predictions.measure import MeasuredRows
 
 LENGTH = 32  # scored tokens in a passage
@@ -24,6 +26,12 @@ def read_tokens(part: MeasuredRows, labels: Tensor) -> list[ReadToken]:
     ]
 
 
+def decoded_passage(record: Any) -> Passage:
+    """Return the passage that `asdict` made a record of."""
+    tokens = [ReadToken(**token | {"top": decoded_tops(token["top"])}) for token in record["tokens"]]
+    return Passage(**record | {"tokens": tokens})
+
+
 class Passages:
     """Collects passages of rows that come in order.
 
@@ -36,21 +44,21 @@ class Passages:
         self.whole_text = windows.rows <= SHORT_TEXT
         self._places = windows.scored.nonzero().squeeze(-1)
         self._window = windows.clusters
-        self._found: list[tuple[float, int, Passage]] = []
+        self._kept: list[tuple[float, int, Passage]] = []
 
     def ends(self, first: int, stop: int) -> list[int]:
         """Return where passages end among the rows `first` to `stop`, counted from `first`."""
         window = self._window[first:stop]
         breaks = (window.diff() != 0).nonzero().squeeze(-1) + 1
-        found: list[int] = []
+        ends: list[int] = []
         edges = [0, *breaks.tolist(), stop - first]
         for low, high in pairwise(edges):
-            found += [*range(low + LENGTH, high, LENGTH), high]
-        return found
+            ends += [*range(low + LENGTH, high, LENGTH), high]
+        return ends
 
     def is_wanted(self, kl_mean: float) -> bool:
         """Whether a passage of this mean would be kept."""
-        return self.whole_text or len(self._found) < MOST or kl_mean > self._found[-1][0]
+        return self.whole_text or len(self._kept) < MOST or kl_mean > self._kept[-1][0]
 
     def passage(self, first: int, tokens: list[ReadToken]) -> Passage:
         """Return the passage of tokens that begins at row `first`."""
@@ -61,11 +69,11 @@ class Passages:
 
     def add(self, first: int, passage: Passage) -> None:
         """Add a passage that begins at row `first`; a passage that is not wanted is dropped."""
-        self._found.append((passage.kl_mean, first, passage))
+        self._kept.append((passage.kl_mean, first, passage))
         if not self.whole_text:
-            self._found.sort(key=lambda each: (-each[0], each[1]))
-            del self._found[MOST:]
+            self._kept.sort(key=lambda each: (-each[0], each[1]))
+            del self._kept[MOST:]
 
     def passages(self) -> list[Passage]:
         """Return the passages: the whole text in order, or the ones with the largest means, the largest first."""
-        return [passage for _, _, passage in self._found]
+        return [passage for _, _, passage in self._kept]

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.files import check_writable
+from kullback.errors import invalid_value
+from kullback.io import RowStream
 from kullback.io.reference_writer import STORED, ReferenceWriter
+from kullback.io.row_sources import checked
 from kullback.models.language_model import LanguageModel
-from kullback.models.match import Cut
-from kullback.models.open_model import OPENING, OpenOptions, Progress
+from kullback.models.open_model import LOADING, Loading, open_model
 from kullback.models.side import DenseSide
-from kullback.models.text import CUTTING, Score, take_texts
+from kullback.models.text import CUT, Cut, take_texts
+from kullback.predictions.run import BLOCK_BYTES, Progress
 
 CALL = "record_reference"
-BLOCK_BYTES = 40 * 1024 * 1024
 HASHED_AT_ONCE = 1 << 22
 
-_ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES), **CUTTING, **OPENING)
+_ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES))
 
 
 def record_reference(
@@ -29,17 +30,11 @@ def record_reference(
     texts: object,
     path: str | os.PathLike[str],
     *,
-    tokenizer: Any = None,
     top: int = 64,
     tail_draws: int = 32,
     seed: int = 0,
-    context: int = 512,
-    score: Score = "second-half",
-    most_windows: int | None = None,
-    dtype: str = "auto",
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    hub: bool = False,
+    cut: Cut = CUT,
+    loading: Loading = LOADING,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
 ) -> list[str]:
@@ -51,14 +46,15 @@ def record_reference(
     candidate. Its estimates of the divergences are unbiased, and their intervals include the sampling noise.
 
     Arguments:
-        model: a folder of a Hugging Face causal language model, a ``.gguf`` file, or a module.
-        texts: the text that the model reads, as for `compare_models`.
+        model: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module, or a
+            `kullback.io.RowStream` with `windows`.
+        texts: the text that the model reads, as for `compare_models`; None for a stream.
         path: the file to write, by custom with the extension ``.klref``.
-        tokenizer: the tokenizer of a module.
         top: how many of the most probable classes to keep.
         tail_draws: how many classes to draw from the others.
         seed: the seed of the draws.
-        context, score, most_windows, dtype, device, trust_remote_code, hub: as for `compare_models`.
+        cut: how the text is cut into windows, and which tokens are scored.
+        loading: how the model is opened.
         block_bytes: the most that a block of logits may take in memory.
         progress: called with the number of scored tokens and the total.
 
@@ -75,44 +71,47 @@ def record_reference(
         >>> record_reference("llama-3-8b", "some long text", "llama.klref")  # doctest: +SKIP
         []
     """
-    top, tail_draws, seed, block_bytes, context, *_ = _ARGUMENTS.check(**locals()).values()
-    options = OpenOptions(
-        tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
-    )
-    cut = Cut(context, score, most_windows)
-    kept = {"top": top, "tail_draws": tail_draws, "seed": seed}
-    return record(model, texts, path, options, cut, kept, block_bytes=block_bytes, progress=progress)
-
-
-def record(
-    model: object,
-    texts: object,
-    path: str | os.PathLike[str],
-    options: OpenOptions,
-    cut: Cut,
-    kept: Mapping[str, int],
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    progress: Progress | None = None,
-) -> list[str]:
-    """Write a reference file as `record_reference` does, with its settings in objects."""
+    top, tail_draws, seed, block_bytes = _ARGUMENTS.check(
+        top=top, tail_draws=tail_draws, seed=seed, block_bytes=block_bytes
+    ).values()
     check_writable(path)
-    text = take_texts(CALL, texts)
-    with options.model(model) as opened:
-        windows, _ = cut.windows(opened, text)
-        metadata = {"context": str(cut.context), "score": cut.score} | _describe(opened)
-        side = DenseSide(opened.info, windows, opened)
-        with ReferenceWriter(path, windows, **kept, metadata=metadata) as writer:
-            for block in side.blocks(max(1, block_bytes // (4 * side.classes)), 0):
-                writer.add(block)
-                if progress is not None:
-                    progress(writer.written, windows.rows)
+    with ExitStack() as stack:
+        side, metadata = _side(stack, model, texts, cut, loading)
+        writer = stack.enter_context(
+            ReferenceWriter(path, side.windows, top=top, tail_draws=tail_draws, seed=seed, metadata=metadata)
+        )
+        for block in side.blocks(rows=max(1, block_bytes // (4 * side.classes))):
+            writer.add(block)
+            if progress is not None:
+                progress(writer.written, side.windows.rows)
     return writer.notes
+
+
+def _side(
+    stack: ExitStack, model: object, texts: object, cut: Cut, loading: Loading
+) -> tuple[DenseSide, dict[str, str]]:
+    """Return a model over a text, or a stream over its own windows, and what the file says of it."""
+    if isinstance(model, RowStream):
+        source = checked(model, "model")
+        if source.windows is None:
+            raise invalid_value(
+                CALL,
+                "model",
+                wanted="a stream with the windows of its tokens",
+                got=f"{type(model).__name__} without `windows`",
+                instead="a RowStream whose attribute `windows` is a kullback.io.Windows",
+            )
+        return DenseSide.of_file(source, source.windows), {**source.metadata, "model": source.name}
+    text = take_texts(CALL, texts)
+    opened = stack.enter_context(open_model(model, loading))
+    windows, _ = cut.windows(opened, text)
+    metadata = {"context": str(cut.context), "score": cut.score} | _describe(opened)
+    return DenseSide(opened.info, windows, opened), metadata
 
 
 def _describe(model: LanguageModel) -> dict[str, str]:
     info = model.info
-    found = {
+    known = {
         "model": info.name,
         "model_kind": info.kind,
         "model_hash": _hash_of(Path(info.name)),
@@ -122,7 +121,7 @@ def _describe(model: LanguageModel) -> dict[str, str]:
         "tokenizer": model.vocabulary.fingerprint,
         "bos": model.bos,
     }
-    return {key: str(value) for key, value in found.items() if value is not None}
+    return {key: str(value) for key, value in known.items() if value is not None}
 
 
 def _hash_of(path: Path) -> str | None:

@@ -183,8 +183,8 @@ class ServerModel(LanguageModel):
                 instead="see the log of the server",
                 wording="{got}",
             ) from error
-        found = self._scored(block, tokens, scored, number)
-        return _only_ranked(found, response["ranked_above"]) if self.speaks == "openai" else found
+        rows = self._scored(block, tokens, scored, number)
+        return _only_ranked(rows, response["ranked_above"]) if self.speaks == "openai" else rows
 
     def _ask_vllm(self, ids: list[int], scored: Tensor, most: int) -> Any:
         wanted = scored.tolist()
@@ -195,8 +195,8 @@ class ServerModel(LanguageModel):
             "max_tokens": 1,
             "temperature": 0,
         }
-        found = self._good(self._server.post("/v1/completions", body, most))
-        for choice in _choices(found):
+        response = self._good(self._server.post("/v1/completions", body, most))
+        for choice in _choices(response):
             if choice.get("prompt_token_ids") is None:
                 choice["prompt_token_ids"] = ids
             rows = choice.get("prompt_logprobs")
@@ -204,7 +204,7 @@ class ServerModel(LanguageModel):
                 choice["prompt_logprobs"] = [
                     row if any(wanted[i : i + 1]) else None for i, row in enumerate(rows)
                 ]
-        return found
+        return response
 
     def _ask_sglang(self, ids: list[int], scored: Tensor, most: int) -> Any:
         body = {
@@ -219,8 +219,8 @@ class ServerModel(LanguageModel):
     def _ask_openai(self, ids: list[int], scored: Tensor, most: int) -> Any:
         del scored
         start = int(self._is_special(ids[0]))  # the server begins every text with it on its own
-        held = self._completion(self._text_of(ids[start:]), most, echo=True)
-        texts, values, listed = held
+        completion = self._completion(self._text_of(ids[start:]), most, echo=True)
+        texts, values, listed = completion
         if len(texts) >= len(ids) and self._words_differ(ids, texts) is None:
             start = 0  # the server lists the first token too
         differs = self._words_differ(ids[start:], texts)
@@ -233,7 +233,7 @@ class ServerModel(LanguageModel):
                 got=got,
                 instead="use a server that takes token ids (vLLM, SGLang)",
             )
-        self._require_alignment(ids, start, held)
+        self._require_alignment(ids, start, completion)
         words = self._unique_words
         rows: list[dict[str, Any] | None] = [None] * start
         ranked_above = [0.0] * start
@@ -256,12 +256,12 @@ class ServerModel(LanguageModel):
     def _completion(self, text: str, most: int, *, echo: bool) -> tuple[list[Any], list[Any], list[Any]]:
         """Complete a text by a token; return the tokens, their log-probabilities and the lists of the top ones."""
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": echo, "logprobs": self._top}
-        found = self._good(
+        response = self._good(
             self._server.post("/v1/completions", body | ({"model": self._model} if self._model else {}), most)
         )
-        choices = _choices(found)
-        held = choices[0].get("logprobs") if len(choices) == 1 else None
-        parts = [held.get(name) for name in FIELDS] if isinstance(held, dict) else []
+        choices = _choices(response)
+        log_probs = choices[0].get("logprobs") if len(choices) == 1 else None
+        parts = [log_probs.get(name) for name in FIELDS] if isinstance(log_probs, dict) else []
         lists = [part for part in parts if isinstance(part, list)]
         if len(lists) < len(FIELDS) or len({len(part) for part in lists}) > 1:
             raise ModelError.at(
@@ -274,7 +274,7 @@ class ServerModel(LanguageModel):
         return texts, values, listed
 
     def _require_alignment(
-        self, ids: list[int], start: int, held: tuple[list[Any], list[Any], list[Any]]
+        self, ids: list[int], start: int, completion: tuple[list[Any], list[Any], list[Any]]
     ) -> None:
         """Check, once, that a token's log-probabilities are given the tokens before it.
 
@@ -283,7 +283,7 @@ class ServerModel(LanguageModel):
         """
         if self._is_aligned:
             return
-        listed = held[2]
+        listed = completion[2]
         places = [place for place in range(len(ids) - start) if place and listed[place]]
         for place in places[:: max(1, len(places) // TRIALS)]:
             try:
@@ -311,11 +311,11 @@ class ServerModel(LanguageModel):
 
     def _words_of(self, token: int) -> set[str]:
         """Return how servers may write a token: bytes that are not a character are left out, or replaced."""
-        found = self.vocabulary.get(token)
-        if found is None:
+        word = self.vocabulary.get(token)
+        if word is None:
             return {""}
-        words = {found.content.decode("utf-8", how) for how in ("ignore", "replace")}
-        return words | {""} if found.special else words
+        words = {word.content.decode("utf-8", how) for how in ("ignore", "replace")}
+        return words | {""} if word.special else words
 
     @cached_property
     def _unique_words(self) -> dict[str, int]:
@@ -325,8 +325,8 @@ class ServerModel(LanguageModel):
         return {word: token for token, each in enumerate(words) for word in each if count[word] == 1}
 
     def _is_special(self, token: int) -> bool:
-        found = self.vocabulary.get(token)
-        return found is not None and found.special
+        word = self.vocabulary.get(token)
+        return word is not None and word.special
 
     def _text_of(self, ids: list[int]) -> str:
         tokens = [self.vocabulary.get(token) for token in ids]
@@ -380,32 +380,36 @@ class ServerModel(LanguageModel):
                 got=f"none for token {place} of window {number}",
                 instead=f"{('score the second half (--score second-half)' if place == 1 else WHO_CAN)}",
             )
-        found = block[rows]
-        wrong = found.labels != tokens[places]
+        kept = block[rows]
+        wrong = kept.labels != tokens[places]
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
             raise ModelError.at(
                 self.name,
                 wanted=f"token {int(tokens[places[row]])} at place {int(places[row])} of window {number}",
-                got=f"{int(found.labels[row])}: the server has read other tokens",
+                got=f"{int(kept.labels[row])}: the server has read other tokens",
                 instead="check its version",
             )
-        return replace(found, sequences=torch.full((len(places),), number), positions=places)
+        return replace(kept, sequences=torch.full((len(places),), number), positions=places)
 
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
         body = {"prompt": text, "add_special_tokens": special} | (
             {"model": self._model} if self._model else {}
         )
         answer = self._server.post("/tokenize", body)
-        found = answer.body.get("tokens") if isinstance(answer.body, dict) else None
-        if not answer.is_good or not isinstance(found, list) or not all(type(each) is int for each in found):
+        tokens = answer.body.get("tokens") if isinstance(answer.body, dict) else None
+        if (
+            not answer.is_good
+            or not isinstance(tokens, list)
+            or not all(type(each) is int for each in tokens)
+        ):
             raise ModelError.at(
                 self.name,
                 wanted="the tokens of a text from /tokenize, to compare them with the other model's",
                 got=self._server.message(answer),
                 instead="use vLLM, or SGLang 0.5.3 or newer",
             )
-        return found
+        return tokens
 
     def _first_token(self) -> int | None:
         if self.speaks == "openai":
@@ -449,8 +453,8 @@ def _has(answer: Answer, field: str) -> bool:
     return answer.is_good and isinstance(answer.body, dict) and field in answer.body
 
 
-def _choices(found: Any) -> list[dict[str, Any]]:
-    choices = found.get("choices")
+def _choices(response: Any) -> list[dict[str, Any]]:
+    choices = response.get("choices")
     return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
 
 

@@ -2,71 +2,64 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from kullback.common.files import file_stamps
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError, ModelError, printable
-from kullback.io import PartialRows, Reference, RowSource, TopKSource
+from kullback.io import PartialRows, Reference, RowSource, RowStream, TopKSource
 from kullback.io.blocks import rows_from
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
 
-Block = Tensor | PartialRows
 
+class ModelSide(RowStream):
+    """A side: its name and origin, and the windows in its own tokens. It is read from the first row of a window on."""
 
-@dataclass
-class ModelSide(ABC):
-    """A side: its name and origin, and the windows in its own tokens."""
-
-    info: ModelInfo
     windows: Windows
+
+    def __init__(self, info: ModelInfo, windows: Windows) -> None:
+        self.info, self.windows = info, windows
+        self.name, self.classes, self.rows = info.name, info.classes, windows.rows
 
     @property
     def path(self) -> Path:
         """Its name, as a path."""
         return Path(self.info.name)
 
-    @property
-    def classes(self) -> int:
-        """The number of classes of its logits."""
-        return self.info.classes
+    def identity(self) -> object:
+        return [vars(self.info), file_stamps(self.info.name)]
 
-    def caveats(self) -> list[str]:
-        """Return remarks on the contents."""
-        return []
-
-    @abstractmethod
-    def blocks(self, rows: int, first_window: int) -> Iterator[Block]:
-        """Iterate over its rows from a window on, at most `rows` at a time."""
-
-    def _first_row(self, window: int) -> int:
-        return int(self.windows.scored[: int(self.windows.offsets[window])].sum())
+    def _window(self, first: int) -> int:
+        """Return the window that begins with a row."""
+        return int(self.windows.clusters[first]) if first < self.windows.rows else len(self.windows)
 
 
-@dataclass
 class DenseSide(ModelSide):
     """A model or file that gives the logits of every class."""
 
-    model: LanguageModel | RowSource
+    def __init__(self, info: ModelInfo, windows: Windows, model: LanguageModel | RowSource) -> None:
+        super().__init__(info, windows)
+        self.model = model
 
     def caveats(self) -> list[str]:
         return self.model.caveats() if isinstance(self.model, RowSource) else []
 
-    def blocks(self, rows: int, first_window: int) -> Iterator[Tensor]:
-        start = self._first_row(first_window)
+    def identity(self) -> object:
+        return self.model.identity() if isinstance(self.model, RowSource) else super().identity()
+
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
+        start = first
         if isinstance(self.model, RowSource):
-            for block in rows_from(self.model.blocks(rows=rows), start):
+            for block in self.model.blocks(rows=rows, first=first):
                 yield block.double().log() if self.model.representation in ("probs", "counts") else block
             return
-        for block in self.model.logits(self.windows, rows, first_window):
+        for block in self.model.logits(self.windows, rows, self._window(first)):
             self._check(block, start)
             start += len(block)
             yield block
@@ -112,40 +105,47 @@ class DenseSide(ModelSide):
         return cls(ModelInfo(str(source.path), source.format, dtype, source.classes), windows, source)
 
 
-@dataclass
 class ReferenceSide(ModelSide):
     """A reference file."""
 
-    reference: Reference
+    def __init__(self, info: ModelInfo, windows: Windows, reference: Reference) -> None:
+        super().__init__(info, windows)
+        self.reference = reference
 
-    def blocks(self, rows: int, first_window: int) -> Iterator[PartialRows]:
-        for start in range(self._first_row(first_window), self.reference.rows, rows):
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[PartialRows]:
+        for start in range(first, self.reference.rows, rows):
             yield self.reference.read(start, min(start + rows, self.reference.rows))
 
     @classmethod
     def of(cls, reference: Reference) -> ReferenceSide:
         """Return an open reference as a side, with the description of its model."""
-        held = reference.metadata
-        numbers = [held.get(name, "") for name in ("parameters", "file_bytes")]
+        stored = reference.metadata
+        numbers = [stored.get(name, "") for name in ("parameters", "file_bytes")]
         parameters, file_bytes = (int(x) if x.isdecimal() else None for x in numbers)
         info = ModelInfo(
-            str(reference.ref.path), "reference", held.get("dtype"), reference.classes, parameters, file_bytes
+            str(reference.ref.path),
+            "reference",
+            stored.get("dtype"),
+            reference.classes,
+            parameters,
+            file_bytes,
         )
         return cls(info, reference.windows, reference)
 
 
-@dataclass
 class ListedSide(ModelSide):
     """A server or file that gives the most probable classes."""
 
-    source: ServerModel | TopKSource
+    def __init__(self, info: ModelInfo, windows: Windows, source: ServerModel | TopKSource) -> None:
+        super().__init__(info, windows)
+        self.source = source
 
-    def blocks(self, rows: int, first_window: int) -> Iterator[PartialRows]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[PartialRows]:
         if isinstance(self.source, ServerModel):
-            found = self.source.top_k(self.windows, first_window)
+            blocks = self.source.top_k(self.windows, self._window(first))
         else:
-            found = rows_from(self._from_file(self.source), self._first_row(first_window))
-        for block in found:
+            blocks = rows_from(self._from_file(self.source), first)
+        for block in blocks:
             for start in range(0, len(block), rows):
                 yield block[start : start + rows]
 
@@ -168,36 +168,6 @@ class ListedSide(ModelSide):
                 )
             done += len(kept)
             yield kept
-
-
-def in_step(sides: list[ModelSide], rows: int, first_window: int) -> Iterator[list[Any]]:
-    """Iterate over the same rows of all sides, a list of as many blocks at a time.
-
-    Arguments:
-        sides: the base and the candidates.
-        rows: the most rows of a block.
-        first_window: where to begin.
-    """
-    streams = [side.blocks(rows, first_window) for side in sides]
-    held: list[Any] = [None] * len(sides)
-    while True:
-        for place, stream in enumerate(streams):
-            if held[place] is None or len(held[place]) == 0:
-                held[place] = next(stream, None)
-        if all(block is None for block in held):
-            return
-        for side, block in zip(sides, held, strict=True):
-            if block is None:
-                raise ModelError.at(
-                    printable(side.info.name),
-                    wanted="predictions for as many tokens as the other sides have",
-                    got="fewer",
-                    instead="use files and models of the same text, --context and --score",
-                )
-        count = min(map(len, held))
-        blocks = [block[:count] for block in held]
-        held = [block[count:] for block in held]
-        yield [block.cpu() if isinstance(block, Tensor) else block for block in blocks]
 
 
 def _scored(block: PartialRows, windows: Windows) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Constraint
+from kullback.common.constraints import Arguments
 from kullback.common.files import check_input
 from kullback.common.shared_constraints import CONTEXT, FEWEST_TOKENS, SCORE, WINDOWS, Score
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
@@ -27,11 +27,7 @@ from kullback.models.conversations import (
 )
 from kullback.models.language_model import LanguageModel
 
-CUTTING: dict[str, Constraint] = {
-    "context": CONTEXT,
-    "score": SCORE,
-    "most_windows": WINDOWS,
-}
+_CUT = Arguments("Cut", context=CONTEXT, score=SCORE, most_windows=WINDOWS)
 LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON
 
 
@@ -119,11 +115,11 @@ def _document(path: Path, number: int, line: str) -> Document:
     if len(line) > LONGEST_LINE:
         raise wrong(f"{len(line):,} characters")
     try:
-        held = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         raise wrong("no JSON") from None
     try:
-        return read_record(held if isinstance(held, dict) else None)
+        return read_record(record if isinstance(record, dict) else None)
     except WrongRecordError as error:
         raise wrong(str(error)) from None
 
@@ -140,9 +136,9 @@ def take_texts(call: str, texts: object) -> Text:
                 call, "texts", wanted="a text", got="an empty one", instead="texts='some words'"
             )
         return Text([texts], running=True)
-    given = list(cast("Iterable[Any]", texts)) if isinstance(texts, list | tuple) else []
+    items = list(cast("Iterable[Any]", texts)) if isinstance(texts, list | tuple) else []
     try:
-        documents = [each if isinstance(each, str) else read_record(each) for each in given]
+        documents = [each if isinstance(each, str) else read_record(each) for each in items]
     except WrongRecordError as error:
         raise invalid_value(
             call,
@@ -164,64 +160,86 @@ def take_texts(call: str, texts: object) -> Text:
     )
 
 
-def make_windows(
-    model: LanguageModel, text: Text, *, context: int, score: Score, most: int | None = None
-) -> tuple[Windows, Tensor]:
-    """Cut texts into windows of `context` tokens, as ``llama-perplexity`` does; each conversation is one window.
+@dataclass(frozen=True)
+class Cut:
+    """How a text is cut into windows, and which of their tokens are scored.
 
-    The tokens of a running text are cut one window after the other; the rest at its end is dropped. The first token of
-    a window is replaced by the model's first token (BOS) where its tokenizer adds one, so that no window begins within
-    a text.
+    The tokens of a running text are cut one window after the other, as ``llama-perplexity`` does; the rest at its end
+    is dropped. Each conversation is one window. The first token of a window is replaced by the model's first token
+    (BOS) where its tokenizer adds one, so that no window begins within a text.
 
-    Arguments:
-        model: whose tokens they are.
-        text: what to cut.
+    Attributes:
         context: the number of tokens in a window, and the most that a conversation may have.
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window, ``"all"`` those after
             its first, ``"assistant"`` the replies of conversations and the completions of prompts.
-        most: the number of windows to keep.
-
-    Returns:
-        the windows, and the document of each.
+        most_windows: how many windows to read; all by default.
 
     Raises:
-        ArgumentValueError: `score` does not go with the text.
-        ModelError: the text is shorter than a window, a conversation is longer, or its replies are not in the tokens
-            as they are in the record.
+        ArgumentValueError: an attribute has a wrong value.
+
+    Example:
+        >>> Cut(context=2)
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: Cut(context=...): wanted an integer of 3 or more; got 2. Write: context=512
     """
-    if text.are_conversations != (score == "assistant"):
-        wanted = "conversations with score='assistant', and no other text" if score == "assistant" else "text"
-        got = "conversations" if text.are_conversations else "text"
-        instead = "score='assistant' (--score assistant)" if text.are_conversations else "score='second-half'"
-        raise invalid_value("make_windows", "score", wanted=wanted, got=got, instead=instead)
-    found: list[tuple[int, list[int], list[bool]]] = []
-    for number, document in enumerate(text.documents):
-        if isinstance(document, str):
-            cut = _cut(model, document, context, score, running=text.running)
-        else:
-            cut = [_replies(model, document, context, number + 1)]
-        found += ((number, *window) for window in cut)
-        if most is not None and len(found) >= most:
-            found = found[:most]
-            break
-    found = [window for window in found if any(window[2])]
-    if not found:
-        raise ModelError.at(
-            "text",
-            "text",
-            wanted=f"at least one window of {context} tokens",
-            got="fewer tokens in all",
-            instead=(
-                f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
-            ),
+
+    context: int = 512
+    score: Score = "second-half"
+    most_windows: int | None = None
+
+    def __post_init__(self) -> None:
+        _CUT.settle(self)
+
+    def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
+        """Return the windows of a text in a model's tokens, and the document of each.
+
+        Raises:
+            ArgumentValueError: `score` does not go with the text.
+            ModelError: the text is shorter than a window, a conversation is longer, or its replies are not in the
+                tokens as they are in the record.
+        """
+        context, score, most = self.context, self.score, self.most_windows
+        if text.are_conversations != (score == "assistant"):
+            wanted = (
+                "conversations with score='assistant', and no other text" if score == "assistant" else "text"
+            )
+            got = "conversations" if text.are_conversations else "text"
+            instead = (
+                "score='assistant' (--score assistant)" if text.are_conversations else "score='second-half'"
+            )
+            raise invalid_value("Cut", "score", wanted=wanted, got=got, instead=instead)
+        cuts: list[tuple[int, list[int], list[bool]]] = []
+        for number, document in enumerate(text.documents):
+            if isinstance(document, str):
+                cut = _cut(model, document, context, score, running=text.running)
+            else:
+                cut = [_replies(model, document, context, number + 1)]
+            cuts += ((number, *window) for window in cut)
+            if most is not None and len(cuts) >= most:
+                cuts = cuts[:most]
+                break
+        cuts = [window for window in cuts if any(window[2])]
+        if not cuts:
+            raise ModelError.at(
+                "text",
+                "text",
+                wanted=f"at least one window of {context} tokens",
+                got="fewer tokens in all",
+                instead=(
+                    f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
+                ),
+            )
+        lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in cuts)])
+        windows = Windows(
+            torch.tensor([token for _, tokens, _ in cuts for token in tokens]),
+            lengths.cumsum(0),
+            torch.tensor([each for _, _, scored in cuts for each in scored]),
         )
-    lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in found)])
-    windows = Windows(
-        torch.tensor([token for _, tokens, _ in found for token in tokens]),
-        lengths.cumsum(0),
-        torch.tensor([each for _, _, scored in found for each in scored]),
-    )
-    return windows, torch.tensor([number for number, _, _ in found])
+        return windows, torch.tensor([number for number, _, _ in cuts])
+
+
+CUT = Cut()
 
 
 def _cut(
@@ -229,7 +247,7 @@ def _cut(
 ) -> list[tuple[list[int], list[bool]]]:
     start = [] if model.bos is None else [model.bos]
     tokens = start + model.encode(text)
-    found: list[tuple[list[int], list[bool]]] = []
+    windows: list[tuple[list[int], list[bool]]] = []
     for first in range(0, len(tokens), context):
         window = tokens[first : first + context]
         if len(window) < (context if running else FEWEST_TOKENS):
@@ -237,8 +255,8 @@ def _cut(
         if model.bos is not None:
             window[0] = model.bos
         before = len(window) // 2 if score == "second-half" else 0
-        found.append((window, [place > before for place in range(len(window))]))
-    return found
+        windows.append((window, [place > before for place in range(len(window))]))
+    return windows
 
 
 def _replies(

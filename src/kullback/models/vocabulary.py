@@ -137,8 +137,8 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
 
     Example:
         >>> a, b, c = Token(b"a"), Token(b"b"), Token(b"c")
-        >>> found = share_classes(Vocabulary([a, b, c]), Vocabulary([b, a, None]), (3, 3))
-        >>> found.p, found.q, found.others_p, found.others_q
+        >>> shared = share_classes(Vocabulary([a, b, c]), Vocabulary([b, a, None]), (3, 3))
+        >>> shared.p, shared.q, shared.others_p, shared.others_q
         (tensor([0, 1]), tensor([1, 0]), tensor([2]), tensor([2]))
     """
     if classes[0] == classes[1] and p.fingerprint == q.fingerprint:
@@ -168,12 +168,12 @@ def _stand_for_none(vocabulary: Vocabulary, classes: Tensor) -> bool:
 def _numbered(vocabulary: Vocabulary) -> list[tuple[int, tuple[Token, int]]]:
     """Return each token's class, the token, and the number of equal tokens before it."""
     seen: Counter[Token] = Counter()
-    found: list[tuple[int, tuple[Token, int]]] = []
+    numbered: list[tuple[int, tuple[Token, int]]] = []
     for index, token in enumerate(vocabulary):
         if token is not None:
-            found.append((index, (token, seen[token])))
+            numbered.append((index, (token, seen[token])))
             seen[token] += 1
-    return found
+    return numbered
 
 
 def _rest(classes: int, taken: Tensor) -> Tensor:

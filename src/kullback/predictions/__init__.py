@@ -1,5 +1,6 @@
 """Compare two models' predictions, row by row, in bounded memory."""
 
+from kullback.common.row_statistics import register_statistic, unregister_statistic
 from kullback.predictions.compare_two_predictions import compare_predictions
 from kullback.predictions.prediction_results import (
     Comparison,
@@ -9,6 +10,7 @@ from kullback.predictions.prediction_results import (
     LlamaCppStatistics,
     Segment,
     Summary,
+    TitledValue,
     TopClass,
     WorstRow,
 )
@@ -21,7 +23,10 @@ __all__ = [
     "LlamaCppStatistics",
     "Segment",
     "Summary",
+    "TitledValue",
     "TopClass",
     "WorstRow",
     "compare_predictions",
+    "register_statistic",
+    "unregister_statistic",
 ]

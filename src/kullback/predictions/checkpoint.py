@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from kullback.common.files import write_errors
-from kullback.errors import FileError, invalid_type, printable, safe_repr
+from kullback.common.inputs import tensor_bytes
+from kullback.errors import FileError, printable
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass, WorstRow
 
-SCHEMA = "kullback.checkpoint/3"
+SCHEMA = "kullback.checkpoint/4"
 APPLICATION = 0x4B554C4C  # "KULL"
 BEGINNING = (
     f"PRAGMA application_id = {APPLICATION}",
     "CREATE TABLE comparison (schema TEXT, identity TEXT)",
     "CREATE TABLE record (number INTEGER PRIMARY KEY, digest BLOB, content BLOB)",
 )
-SAMPLES, SAMPLE_BYTES = 16, 1 << 16
 
 
 def fingerprint(**settings: Any) -> str:
@@ -50,38 +50,6 @@ def fingerprint(**settings: Any) -> str:
         else:
             digest.update(json.dumps(value, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def tensor_bytes(x: Tensor) -> Any:
-    """Return the memory of a tensor, in the form that a digest takes."""
-    return x.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-
-
-def file_stamp(path: Path) -> tuple[int, int, str]:
-    """Return the size and time of change of a file, and a digest of its beginning, its end and places between."""
-    found = path.stat()
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        last = max(0, found.st_size - SAMPLE_BYTES)
-        for place in range(SAMPLES):
-            file.seek(last * place // (SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-    return found.st_size, found.st_mtime_ns, digest.hexdigest()
-
-
-def weights_stamp(name: str) -> list[tuple[str, tuple[int, int, str]]]:
-    """Return the name and the `file_stamp` of every file of a model, so that other weights are noticed."""
-    path = Path(name)
-    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-    return [(each.name, file_stamp(each)) for each in files if each.is_file()]
-
-
-def require_state(call: str, resume: object) -> None:
-    """Refuse a value that is neither a path nor None."""
-    if resume is None or (isinstance(resume, str | os.PathLike) and isinstance(os.fspath(resume), str)):
-        return
-    wanted, instead = "the path of a file, or None", "resume='report.state'"
-    raise invalid_type(call, "resume", wanted=wanted, got=safe_repr(resume), instead=instead)
 
 
 class KeptState:
@@ -157,13 +125,13 @@ class Checkpoint:
 
     def _lock(self) -> None:
         """Lock the file until it is closed, and refuse the state of another comparison."""
-        found = [(SCHEMA, self._identity)]
+        stored = [(SCHEMA, self._identity)]
         try:
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("BEGIN EXCLUSIVE")
             self._database.execute("ROLLBACK")  # the lock stays
             if not self._is_new:
-                found = self._database.execute("SELECT schema, identity FROM comparison").fetchall()
+                stored = self._database.execute("SELECT schema, identity FROM comparison").fetchall()
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 raise self._error(
@@ -172,7 +140,7 @@ class Checkpoint:
                     "wait for it, or name another file",
                 ) from None
             raise self._damaged() from None
-        if found != [(SCHEMA, self._identity)]:
+        if stored != [(SCHEMA, self._identity)]:
             raise self._error(
                 "the state of a comparison of the same inputs and options, by the same version",
                 "the state of another comparison",
@@ -243,8 +211,8 @@ def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Chec
 
 def encoded_rows(table: Tensor, worst: list[WorstRow]) -> dict[str, Any]:
     """Return measured rows as values that JSON can represent: their table, float64, and the worst among them."""
-    held = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
-    return {"shape": list(table.shape), "table": held, "worst": [asdict(row) for row in worst]}
+    content = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
+    return {"shape": list(table.shape), "table": content, "worst": [asdict(row) for row in worst]}
 
 
 def decoded_rows(record: Any) -> tuple[Tensor, list[WorstRow]]:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from kullback.common.row_statistics import BUILT_IN, RowStatistic
 from kullback.common.serial_dependence import SerialDependence
 from kullback.common.streaming import Moments
 from kullback.common.words import NO_LABEL
 from kullback.predictions.llama_cpp_statistics import LlamaCpp
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
-from kullback.predictions.measure import (
-    COLUMNS,
-    DIVERGENCES,
-    LABEL_COLUMNS,
-    TOP_K_ACCURACY_P,
-    TOP_K_ACCURACY_Q,
-    TOP_K_AGREEMENT,
+from kullback.predictions.measure import DIVERGENCES
+from kullback.predictions.prediction_results import (
+    Comparison,
+    LabelStatistics,
+    Summary,
+    TitledValue,
+    WorstRow,
 )
-from kullback.predictions.prediction_results import Comparison, LabelStatistics, Summary, WorstRow
+from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
 from kullback.results.value import Value
@@ -46,38 +48,11 @@ class ComparisonSide(Protocol):
 
 SUMMARY_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 CURVE_LEVELS = (*(i / 100 for i in range(100)), *(0.99 + i / 1000 for i in range(1, 10)), 0.9995, 0.9999, 1.0)
-BINARY = (*TOP_K_AGREEMENT, *TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q)
 PERPLEXITY_DIFFERENCE = "perplexity_difference"
-# The columns whose order shows whether rows depend on each other; the others vary with them.
-EXAMINED = "kl_pq", "tv", TOP_K_AGREEMENT[0]
-EXAMINED_LABELS = "cross_entropy_p", "difference", "delta_prob"
-# The least and the largest value of each quantity in a row.
-BOUNDS = {
-    "kl_pq": (0.0, math.inf),
-    "kl_qp": (0.0, math.inf),
-    "js": (0.0, math.log(2)),
-    "tv": (0.0, 1.0),
-    **dict.fromkeys(BINARY, (0.0, 1.0)),
-    "cross_entropy_p": (0.0, math.inf),
-    "cross_entropy_q": (0.0, math.inf),
-    "difference": (-math.inf, math.inf),
-    "delta_prob": (-1.0, 1.0),
-    "delta_prob_squared": (0.0, 1.0),
-}
-NAMES = {
-    "kl_pq": "KL(P||Q)",
-    "kl_qp": "KL(Q||P)",
-    "js": "JS",
-    "tv": "TV",
-    **dict.fromkeys(TOP_K_AGREEMENT, "the top-k agreement"),
-    **dict.fromkeys((*TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q), "the top-k accuracy"),
-    "cross_entropy_p": "P's cross-entropy",
-    "cross_entropy_q": "Q's cross-entropy",
-    "difference": "their difference",
-    "delta_prob": "the change in probability",
-    "delta_prob_squared": "its mean square",
-    PERPLEXITY_DIFFERENCE: "the difference of the perplexities",
-}
+AGREEMENTS, ACCURACIES_P, ACCURACIES_Q = (
+    tuple(each.name for each in BUILT_IN if each.name.endswith(of))
+    for of in ("_agreement", "_accuracy_p", "_accuracy_q")
+)
 # If none of n rows is of a kind, at most 3/n of all are, at 95 % confidence. A large KL in a row, in nats.
 UNSEEN, LARGE_KL = 3.0, 10.0
 # Rows that the statistics take in at a time.
@@ -91,12 +66,9 @@ class Collector:
         rows: the number of rows, or None if it is not known before reading.
         labels: the true class of each row, or None.
         clusters: the cluster of each row, or None.
-        worst: how many of the worst rows to report.
-        bootstrap: the number of bootstrap draws for the intervals.
-        generator: the random generator of the bootstrap, or None for a fixed seed.
-        llama_cpp: whether to collect llama.cpp's statistics too.
+        run: the settings.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
-        independent: whether the rows are known to be independent; their order is then not examined.
+        further: statistics of the user.
     """
 
     def __init__(
@@ -104,18 +76,19 @@ class Collector:
         rows: int | None,
         labels: Tensor | None,
         clusters: Clusters | None,
+        run: Run,
         *,
-        worst: int,
-        bootstrap: int,
-        generator: torch.Generator | None,
-        llama_cpp: bool = False,
         chunks: Tensor | None = None,
-        independent: bool = False,
+        further: Sequence[RowStatistic] = (),
     ) -> None:
-        self.rows, self.labels, self.worst = rows, labels, Worst(worst)
-        self._clusters, self._bootstrap = clusters, bootstrap
-        self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
-        self._llama_cpp = LlamaCpp(chunks) if llama_cpp else None
+        self.rows, self.labels, self.worst = rows, labels, Worst(run.worst)
+        self._clusters, self._bootstrap = clusters, run.bootstrap
+        known = [each for each in BUILT_IN if labels is not None or not each.of_labels]
+        self.further = [each for each in further if labels is not None or not each.of_labels]
+        columns = [each for each in known if not each.of_labels] + [each for each in known if each.of_labels]
+        self._statistics = {each.name: each for each in (*columns, *self.further)}
+        self._columns = tuple(self._statistics)
+        self._llama_cpp = LlamaCpp(chunks) if run.llama_cpp else None
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
         self._filled = 0
@@ -127,10 +100,13 @@ class Collector:
         self._histogram, self._by_confidence, self._segments = Histogram(), ByConfidence(), Segments(rows)
         numbers = None if clusters is None else clusters.numbers
         all_labeled = labels is not None and bool((labels != NO_LABEL).all())
-        examined = (*EXAMINED, *(EXAMINED_LABELS if all_labeled else ()))
-        in_order = not independent and (clusters is None or clusters.in_order)
-        places = tuple(map(self._columns.index, examined)) if in_order else ()
-        self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers, places)
+        in_order = not run.independent and (clusters is None or clusters.in_order)
+        places = [
+            place
+            for place, each in enumerate(self._statistics.values())
+            if in_order and each.examined and (all_labeled or not each.of_labels)
+        ]
+        self._estimator = MeanEstimator(len(self._columns), run.bootstrap, run.generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
 
     def require_values_up_to(self, stop: int) -> None:
@@ -159,7 +135,8 @@ class Collector:
         if self._llama_cpp is not None and known is not None:
             self._llama_cpp.add(columns, known)
         for name, values in columns.items():
-            columns[name] = values if name not in LABEL_COLUMNS[1:] else values[known]
+            is_partial = self._statistics[name].of_labels and name != "labeled"
+            columns[name] = values[known] if is_partial else values
             self._moments[name].add(columns[name])
         for name, quantiles in self._quantiles.items():
             quantiles.add(columns[name])
@@ -168,7 +145,7 @@ class Collector:
         kl = columns["kl_pq"]
         self._histogram.add(kl)
         self._segments.add(kl)
-        self._by_confidence.add(columns["confidence"], kl, columns[TOP_K_AGREEMENT[0]])
+        self._by_confidence.add(columns["confidence"], kl, columns[AGREEMENTS[0]])
         self._estimator.add(table)
 
     def comparison(self, p: ComparisonSide, q: ComparisonSide, notes: list[str]) -> Comparison:
@@ -178,13 +155,16 @@ class Collector:
         for argument, values in self._beside():
             require_values(argument, len(values), rows)
         clusters = self._clusters
-        quantities = {name: self._quantity(name) for name in BOUNDS if name in self._columns}
+        means = [each for each in self._statistics.values() if each.is_mean]
+        # Notes name the divergences first, then the rates.
+        means.sort(key=lambda each: (each.name not in DIVERGENCES, not each.binary))
+        quantities = {each.name: self._quantity(each) for each in means}
         if self.labels is not None and (combined := self._perplexity_weights()):
             labeled = self._columns.index("labeled")
             quantities[PERPLEXITY_DIFFERENCE] = RatioOfSums(self._estimator.combine(combined), labeled)
         estimates = self._estimator.estimates(list(quantities.values()))
         self._estimates = dict(zip(quantities, estimates, strict=True))
-        agreement = [self._mean(name) for name in TOP_K_AGREEMENT]
+        agreement = [self._mean(name) for name in AGREEMENTS]
         labels = self._label_statistics()
         return Comparison(
             p_name=str(p.path),
@@ -207,6 +187,7 @@ class Collector:
             notes=[*notes, *self._notes(labels), *_caveats(p, q)],
             llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
             unseen=self._unseen_share() if self._bootstrap else 0.0,
+            further={each.name: self._titled(each) for each in self.further},
         )
 
     def _beside(self) -> list[tuple[str, Tensor]]:
@@ -215,9 +196,9 @@ class Collector:
         named = (("labels", self.labels), ("cluster", clusters))
         return [(argument, values) for argument, values in named if values is not None]
 
-    def _quantity(self, name: str) -> RatioOfSums:
-        per = self._columns.index("labeled") if name in LABEL_COLUMNS else -1
-        return RatioOfSums(self._columns.index(name), per, *BOUNDS[name], binary=name in BINARY)
+    def _quantity(self, of: RowStatistic) -> RatioOfSums:
+        per = self._columns.index("labeled") if of.of_labels else -1
+        return RatioOfSums(self._columns.index(of.name), per, of.low, of.high, binary=of.binary)
 
     def _mean(self, name: str) -> Value[float]:
         moments, estimate = self._moments[name], self._estimates[name]
@@ -225,6 +206,10 @@ class Collector:
         by_row = self._clusters is None and (dependence is None or dependence.kind == "pattern")
         error = float(moments.standard_error) if by_row else estimate.standard_error
         return Value(float(moments.mean), error, estimate.interval, reason=estimate.reason)
+
+    def _titled(self, of: RowStatistic) -> TitledValue:
+        mean = self._mean(of.name)
+        return TitledValue(mean.value, mean.standard_error, mean.interval, reason=mean.reason, title=of.title)
 
     def _summary(self, name: str) -> Summary:
         mean, quantiles = self._mean(name), self._quantiles[name].at(SUMMARY_LEVELS)
@@ -247,8 +232,8 @@ class Collector:
             perplexity_difference=self._perplexity_difference(),
             delta_prob=self._summary("delta_prob"),
             delta_prob_rms=_root(self._mean("delta_prob_squared")),
-            top_k_accuracy_p=[self._mean(name) for name in TOP_K_ACCURACY_P],
-            top_k_accuracy_q=[self._mean(name) for name in TOP_K_ACCURACY_Q],
+            top_k_accuracy_p=[self._mean(name) for name in ACCURACIES_P],
+            top_k_accuracy_q=[self._mean(name) for name in ACCURACIES_Q],
         )
 
     def _correlation(self) -> float:
@@ -291,19 +276,19 @@ class Collector:
 
     def _notes(self, labels: LabelStatistics | None) -> list[str]:
         dependence = self._estimator.dependence
-        found = [] if dependence is None else [_noticed(dependence, self._clusters)]
+        notes = [] if dependence is None else [_noticed(dependence, self._clusters)]
         if self._bootstrap:
-            found += self._notes_on_intervals()
+            notes += self._notes_on_intervals()
         if not self._quantiles["kl_pq"].exact:
-            found.append(
+            notes.append(
                 "Quantiles come from a sketch: the values they are interpolated from have a relative error of at most "
                 "0.005."
             )
         if labels is not None and math.isnan(labels.difference.mean) and labels.labeled:
-            found.append(
+            notes.append(
                 "The cross-entropies cannot be subtracted: some labels have probability 0 under P, others under Q."
             )
-        return found
+        return notes
 
     def _units(self) -> tuple[str, int]:
         """Return the name and the number of the units that intervals assume to be independent."""
@@ -317,26 +302,31 @@ class Collector:
     def _notes_on_intervals(self) -> list[str]:
         """Return a note on the intervals: their method, their assumptions, and the open ends."""
         units, count = self._units()
-        found: list[str] = []
+        notes: list[str] = []
         if units == "clusters":
             counted = f"{count:,} {units if count != 1 else units[:-1]}"
             method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
-            found.append(
+            notes.append(
                 f"Standard errors and 95 % intervals ({method}) assume that the {counted} are independent."
             )
         if share := self._unseen_share():
-            found.append(self._note_on_unseen(units, count, share))
+            notes.append(self._note_on_unseen(units, count, share))
         why = {
             "few units": f"there are fewer than {FEWEST_UNITS} {units}, too few for any interval",
             "few nonzero units": f"too few {units} differ to bound the mean from above",
             "heavy tail": f"the largest of the {count:,} {units} carry too much of the mean to bound it",
         }
         for reason, sentence in why.items():
-            known = (NAMES[name] for name, found in self._estimates.items() if found.reason == reason)
+            known = (self._title(name) for name, each in self._estimates.items() if each.reason == reason)
             names = list(dict.fromkeys(known))
             if names:
-                found.append(f"No interval for {', '.join(names)}: {sentence}.")
-        return found
+                notes.append(f"No interval for {', '.join(names)}: {sentence}.")
+        return notes
+
+    def _title(self, name: str) -> str:
+        if name == PERPLEXITY_DIFFERENCE:
+            return "the difference of the perplexities"
+        return self._statistics[name].title
 
     def _unseen_share(self) -> float:
         """Return the largest possible share of an absent kind of units; 0 if the interval includes its effect.
@@ -352,7 +342,7 @@ class Collector:
     def _note_on_unseen(self, units: str, count: int, share: float) -> str:
         """Return a note on how much an absent kind of units may add to the mean."""
         ends = [
-            f"{(1 - share) * each.interval[1] + share * bound:.2g} ({NAMES[name]})"
+            f"{(1 - share) * each.interval[1] + share * bound:.2g} ({self._title(name)})"
             for name, bound in (("js", math.log(2)), ("tv", 1.0))
             if (each := self._estimates[name]).interval is not None
         ]
@@ -364,29 +354,30 @@ class Collector:
         )
 
 
-def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:
+def _noticed(dependence: SerialDependence, clusters: Clusters | None) -> str:
     """Return a note: rows or clusters depend on their order, the consequence, and the remedy."""
     rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.in_order, "")
-    if found.kind == "pattern":
+    if dependence.kind == "pattern":
         turns = (
-            cluster and f" If {found.length} sources take turns, {cluster}: the number of each row's source."
+            cluster
+            and f" If {dependence.length} sources take turns, {cluster}: the number of each row's source."
         )
         return (
-            f"{rows.capitalize()} repeat with a period of {found.length}, which is treated as a fixed "
+            f"{rows.capitalize()} repeat with a period of {dependence.length}, which is treated as a fixed "
             f"pattern.{turns}"
         )
-    alike = f"{rows} {found.length} apart" if found.kind == "period" else f"neighboring {rows}"
-    like = f"{'at most' if found.is_open else 'about'} {found.effective:.3g} independent ones"
+    alike = f"{rows} {dependence.length} apart" if dependence.kind == "period" else f"neighboring {rows}"
+    like = f"{'at most' if dependence.is_open else 'about'} {dependence.effective:.3g} independent ones"
     use = f"Too few groups of {rows}, or none, are independent: there are no intervals."
-    if found.labels is not None:
-        groups = f"{int(found.labels.max()) + 1:,} blocks of about {found.length:,} {rows}"
-        if found.kind == "period":
-            groups = f"{found.length} groups, each of {rows} {found.length} apart"
+    if dependence.labels is not None:
+        groups = f"{int(dependence.labels.max()) + 1:,} blocks of about {dependence.length:,} {rows}"
+        if dependence.kind == "period":
+            groups = f"{dependence.length} groups, each of {rows} {dependence.length} apart"
         use = f"Standard errors and intervals use {groups}."
     known = f"If you know which rows belong together, {cluster}; if" if cluster else "If"
     return (
-        f"The order of the {rows} shows dependence ({alike} are alike): {found.rows:,} {rows} carry the information of "
-        f"{like}. {use} {known} the order means nothing, pass independent=True (--independent)."
+        f"The order of the {rows} shows dependence ({alike} are alike): {dependence.rows:,} {rows} carry the "
+        f"information of {like}. {use} {known} the order means nothing, pass independent=True (--independent)."
     )
 
 

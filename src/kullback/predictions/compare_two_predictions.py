@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function, refuse_both
-from kullback.common.shared_constraints import BOOTSTRAP, WORST
+from kullback.common.constraints import Arguments, refuse_both
+from kullback.common.row_statistics import FURTHER
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value
-from kullback.io import RowSource, paired_blocks
+from kullback.io import RowSource
 from kullback.io.class_columns import unnamed_side
 from kullback.io.llama_cpp_base import LlamaBaseFile
+from kullback.io.row_sources import matched
 from kullback.parallel.workers import Workers
-from kullback.predictions.checkpoint import (
-    Checkpoint,
-    checkpoint_of,
-    decoded_rows,
-    encoded_rows,
-    file_stamp,
-    fingerprint,
-    require_state,
-    tensor_bytes,
-)
 from kullback.predictions.collect import Collector
 from kullback.predictions.measure import PART, measure, rows_in_part
-from kullback.predictions.prediction_results import Comparison, WorstRow
-from kullback.predictions.shared_rows import shared_blocks
+from kullback.predictions.prediction_results import Comparison
+from kullback.predictions.reading import Measure, Part, Reading
+from kullback.predictions.run import ARGUMENTS, BLOCK_BYTES, Progress, Run, require_state
 from kullback.predictions.sources import (
     CALL,
     check_columns,
@@ -49,27 +37,12 @@ from kullback.representations import Representation
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
-BLOCK_BYTES = 40 * 1024 * 1024
 # The most rows whose results a worker sends, or a state keeps, at a time.
 MOST_SENT = 1 << 16
 
-Blocks = Iterable[tuple[int, Tensor, Tensor]]
-Progress = Callable[[int, int | None], object]
 T = TypeVar("T")
-_Rows = tuple[Tensor, list[WorstRow]]
 
-
-ARGUMENTS = Arguments(
-    CALL,
-    worst=WORST,
-    bootstrap=BOOTSTRAP,
-    block_bytes=Whole(least=1, example=BLOCK_BYTES),
-    independent=FLAG,
-    generator=GENERATOR,
-    progress=function("progress=print, which takes the numbers of finished rows and of all rows"),
-    llama_cpp=FLAG,
-)
+_ARGUMENTS = Arguments(CALL, **ARGUMENTS.constraints)
 
 
 def compare_predictions(
@@ -109,8 +82,9 @@ def compare_predictions(
     relative error 0.005. Every value is computed in float64 and does not depend on `block_bytes`.
 
     Arguments:
-        p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or
-            `Counts`, or a tensor, array or data frame of shape (..., classes) whose values `representation` names.
+        p: P, the reference: the path of a file, a `kullback.io.RowStream`, such as a source from
+            `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or `Counts`, or a tensor, array or data frame of
+            shape (..., classes) whose values `representation` names.
         q: Q, likewise, with as many rows and classes. Classes that both sides name, as columns do, are paired by their
             names. Numbered names, such as ``class_0``, are positions.
         representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
@@ -151,18 +125,20 @@ def compare_predictions(
         >>> import torch
         >>> from kullback import Probs, compare_predictions
         >>> p, q = torch.tensor([[0.36, 0.48, 0.16], [0.2, 0.3, 0.5]]), torch.full((2, 3), 1 / 3)
-        >>> found = compare_predictions(Probs(p), Probs(q), labels=[1, 2])
-        >>> [round(found.divergences[name].mean, 4) for name in ("kl_pq", "kl_qp", "js", "tv")]
+        >>> comparison = compare_predictions(Probs(p), Probs(q), labels=[1, 2])
+        >>> [round(comparison.divergences[name].mean, 4) for name in ("kl_pq", "kl_qp", "js", "tv")]
         [0.0771, 0.0838, 0.0199, 0.17]
-        >>> found.top1_agreement.value, round(found.labels.difference.mean, 4)
+        >>> comparison.top1_agreement.value, round(comparison.labels.difference.mean, 4)
         (0.0, 0.3851)
 
     References:
         Bootstrap Methods and Their Application, sections 3.8 and 5.2 (Davison and Hinkley, 1997)
     """
-    worst, bootstrap, block_bytes, *_ = ARGUMENTS.check(**locals()).values()
+    checked = _ARGUMENTS.check(**locals())
     refuse_both(CALL, independent, cluster)
     require_state(CALL, resume)
+    run = Run(**checked, resume=resume)
+    worst, bootstrap, block_bytes = run.worst, run.bootstrap, run.block_bytes
     if isinstance(p, Representation) and isinstance(q, Representation):
         p, q = p.aligned_with(q)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
@@ -174,172 +150,103 @@ def compare_predictions(
     most_rows = MOST_SENT if workers.size > 1 or resume is not None else None
     with ExitStack() as stack:
 
-        def prepare() -> tuple[_Run, Blocks, list[str]]:
+        def prepare() -> tuple[RowMeasure, Reading, list[str]]:
             sides: list[RowSource] = []
             require_same_rows(p, q)
-            for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
-                sides.append(open_source(given, held, its_key, name, columns))
-                if sides[-1] is not given:
+            for side, its_representation, its_key, name in zip(
+                (p, q), representations, keys, ("p", "q"), strict=True
+            ):
+                sides.append(open_source(side, its_representation, its_key, name, columns))
+                if sides[-1] is not side:
                     stack.callback(sides[-1].close)
-            source_p, source_q = sides[0], sides[1].in_order_of(sides[0])
-            rows_in_block = _rows_in_block(sides, block_bytes, most_rows)
-            blocks = paired_blocks(source_p, source_q, rows=rows_in_block)
+            source_p, (source_q, differ) = sides[0], matched(*sides)
             rows = source_p.rows or source_q.rows
             true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
             by_position = unnamed_side(source_p.class_names, source_q.class_names)
             notes += [] if by_position is None else [by_position]
-            groups = take_clusters(cluster, cluster_key, rows)
+            stored = next((side.clusters for side in sides if side.clusters is not None), None)
+            groups = take_clusters(cluster, cluster_key, rows, stored)
             if llama_cpp:
                 _check_llama_cpp(true_classes)
             collector = Collector(
                 rows,
                 true_classes,
                 groups,
-                worst=worst,
-                bootstrap=bootstrap,
-                generator=generator,
-                llama_cpp=llama_cpp,
+                run,
                 chunks=_chunks(sides) if llama_cpp else None,
-                independent=independent,
+                further=list(FURTHER.values()),
             )
-            run = _Run(workers, (source_p, source_q), collector, rows_in_block, progress, resume is not None)
-            if resume is not None and workers.rank == 0:
-                identity = _identity(sides, true_classes, worst, columns)
-                run.checkpoint = stack.enter_context(checkpoint_of(resume, identity))
-            return run, blocks, notes
+            measured = RowMeasure(collector, source_p, source_q)
+            reading = Reading(
+                [source_p, source_q],
+                [measured],
+                run,
+                differ=differ,
+                rows_in_block=_rows_in_block(sides, block_bytes, most_rows),
+                rows=rows,
+                workers=workers,
+            )
+            return measured, reading, notes
 
-        run, blocks, notes = workers.each(prepare)
+        measured, reading, notes = workers.each(prepare)
+        sides, true_classes = measured.sides, measured.collector.labels
         if workers.size > 1:
-            unlabeled, unclustered = run.collector.labels is None, cluster is None
-            _require_same(
-                workers,
-                run.sides,
-                (unlabeled, unclustered, worst, bootstrap, llama_cpp, resume is None, independent),
-            )
-        first = run.add_finished() if run.resumes else 0
-        if workers.size > 1 or first:
-            blocks = shared_blocks(workers, run.sides, blocks, run.rows_in_block, first)
-        run.measure(blocks)
-        return run.collector.comparison(*run.sides, notes)
+            settings = (true_classes is None, cluster is None, worst, bootstrap, llama_cpp, resume is None)
+            _require_same(workers, sides, (*settings, independent))
+
+        def identity() -> dict[str, object]:
+            return {
+                "sides": [side.identity() for side in sides],
+                "labels": true_classes,
+                "options": [worst, columns, list(FURTHER)],
+            }
+
+        reading.all_rows(stack, identity)
+        return measured.collector.comparison(*sides, notes)
 
 
-@dataclass
-class _Run:
-    """The measuring of all rows, in small parts, whose results the collector takes in order.
+class RowMeasure(Measure):
+    """All statistics of two sides whose probabilities of all classes are known.
 
-    Several workers measure blocks in turn, and each adds all results.
-
-    Attributes:
-        workers: the workers.
-        sides: P and Q.
-        collector: takes the results.
-        rows_in_block: how many rows are read at a time.
-        progress: called with the number of finished rows and the total.
-        resumes: whether finished blocks are kept.
-        checkpoint: keeps them; the first worker has it.
+    Arguments:
+        collector: takes the measured rows.
+        p: P.
+        q: Q.
     """
 
-    workers: Workers
-    sides: tuple[RowSource, RowSource]
-    collector: Collector
-    rows_in_block: int
-    progress: Progress | None
-    resumes: bool
-    checkpoint: Checkpoint | None = None
+    def __init__(self, collector: Collector, p: RowSource, q: RowSource) -> None:
+        self.collector, self.sides = collector, (p, q)
+        self._part = rows_in_part(p.classes)
 
-    def __post_init__(self) -> None:
-        self._classes = self.sides[0].classes
-        self._part = rows_in_part(self._classes)
-
-    def add_finished(self) -> int:
-        """Add the rows of the records in the checkpoint to the collectors of all workers, and return their number."""
-        first = 0
-        records = iter(() if self.checkpoint is None else self.checkpoint.records())
-        while (found := self.workers.gather(lambda: next(records, None))[0]) is not None:
-            table, worst = decoded_rows(found)
-            first += len(table)
-            self.collector.require_values_up_to(first)
-            self.collector.add(table, worst)
-        if first and self.progress is not None:
-            self.progress(first, self.collector.rows)
-        return first
-
-    def measure(self, blocks: Iterable[tuple[int, Tensor, Tensor] | None]) -> None:
-        """Measure blocks, a thread for each part, and keep and add the results."""
-        remaining, part = iter(blocks), self._part
+    @property
+    def threads(self) -> int:
         # torch itself uses several threads for a row longer than a part.
-        with ThreadPoolExecutor(torch.get_num_threads() if self._classes <= PART else 1) as pool:
+        return super().threads if self.sides[0].classes <= PART else 1
 
-            def measure_next() -> tuple[int, Iterable[_Rows]] | None:
-                """Measure the next block; with several workers completely, because its results are sent."""
-                block = next(remaining, None)
-                if block is None:
-                    return None
-                first, p, q = block
-                stop = first + len(p)
-                self.collector.require_values_up_to(stop)
-                measured = pool.map(self._measured, range(first, stop, part), p.split(part), q.split(part))
-                return stop, measured if self.workers.size == 1 and not self.resumes else list(measured)
+    def ends(self, first: int, stop: int) -> Sequence[int]:
+        self.collector.require_values_up_to(stop)
+        return [*range(self._part, stop - first, self._part), stop - first]
 
-            while found := [block for block in self.workers.gather(measure_next) if block is not None]:
-                if self.resumes:
-                    self.workers.each(partial(self._keep, [parts for _, parts in found]))
-                for stop, measured in found:
-                    for table, candidates in measured:
-                        self.collector.add(table, candidates)
-                    if self.progress is not None:
-                        self.progress(stop, self.collector.rows)
-
-    def _measured(self, start: int, p: Tensor, q: Tensor) -> _Rows:
-        """Return the table of a part that begins at row `start`, and the worst of its rows."""
-        labels = None if self.collector.labels is None else self.collector.labels[start : start + len(p)]
+    def measured(self, first: int, p: Tensor, q: Tensor) -> Part:
+        labels = None if self.collector.labels is None else self.collector.labels[first : first + len(p)]
         representations = self.sides[0].representation, self.sides[1].representation
-        found = measure(p, q, representations, labels)
-        return found.table, self.collector.worst.candidates(start, found)
+        rows = measure(p, q, representations, labels, self.collector.further)
+        return Part(rows.table, self.collector.worst.candidates(first, rows))
 
-    def _keep(self, blocks: list[Iterable[_Rows]]) -> None:
-        """Add measured blocks to the checkpoint, where this worker has it."""
-        if self.checkpoint is None:
-            return
-        for parts in blocks:
-            tables, worst = zip(*parts, strict=True)
-            self.checkpoint.add(encoded_rows(torch.cat(tables), [row for rows in worst for row in rows]))
-
-
-def _identity(
-    sides: Sequence[RowSource],
-    labels: Tensor | None,
-    worst: int,
-    columns: Sequence[str] | None,
-) -> str:
-    """Return the fingerprint of everything that the measured rows of a comparison depend on.
-
-    Clusters, bootstrap draws and the size of blocks are not included: the rows do not depend on them.
-    """
-    held = [[side.format, side.key, side.shape, side.representation, _content(side)] for side in sides]
-    return fingerprint(sides=held, labels=labels, options=[worst, columns])
-
-
-def _content(side: RowSource) -> Any:
-    """Return an identification of a file's content; for a tensor in memory, a digest of it."""
-    if side.format not in ("tensor", "frame"):
-        return file_stamp(side.path)
-    digest = hashlib.sha256(f"{side.dtype}, {side.class_names}".encode())
-    for block in side.blocks():
-        digest.update(tensor_bytes(block))
-    return digest.hexdigest()
+    def add(self, part: Part) -> None:
+        self.collector.add(part.table, part.worst)
 
 
 def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings: tuple[object, ...]) -> None:
     """Raise unless all workers have files of the same shape and the same settings."""
     own = [f"{s.rows} rows of {s.classes} classes, {s.representation}, {s.dtype}" for s in sides], settings
-    for rank, found in enumerate(workers.gather(lambda: own)):
-        if found != own:
+    for rank, theirs in enumerate(workers.gather(lambda: own)):
+        if theirs != own:
             raise invalid_value(
                 CALL,
                 "p, q",
                 wanted="the same files and settings on every worker",
-                got=f"{own} on worker {workers.rank}, and {found} on worker {rank}",
+                got=f"{own} on worker {workers.rank}, and {theirs} on worker {rank}",
                 instead="the same command on every worker, of files that all of them can read",
             )
 

@@ -98,11 +98,11 @@ def _figures(sums: Floats) -> list[LlamaCppFigures]:
     def value(column: Floats | tuple[Floats, Floats], i: int) -> float | tuple[float, float]:
         return (float(column[0][i]), float(column[1][i])) if isinstance(column, tuple) else float(column[i])
 
-    found: list[LlamaCppFigures] = []
+    all_figures: list[LlamaCppFigures] = []
     for i in range(len(sums)):
         figures = {name: value(column, i) for name, column in columns.items()}
-        found.append(LlamaCppFigures(**{**figures, "count": int(n[i])}))  # pyright: ignore[reportArgumentType]
-    return found
+        all_figures.append(LlamaCppFigures(**{**figures, "count": int(n[i])}))  # pyright: ignore[reportArgumentType]
+    return all_figures
 
 
 def _quantiles(ordered: Singles, fractions: tuple[float, ...]) -> list[float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kullback.common.row_statistics import BUILT_IN, TOP_CLASSES, RowStatistic
 from kullback.common.words import DIVERGENCE_NAMES, NO_LABEL, RepresentationName
+from kullback.errors import invalid_value
 from kullback.generators import KL, Divergence, FinitePair, JensenShannon, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair, row_divergence
 from kullback.kernels.native.library import is_available
@@ -17,32 +20,17 @@ from kullback.representations import REPRESENTATIONS, Logits, Representation
 # Elements in a part, which one thread measures: its temporaries fit the core's cache, and torch starts no threads of
 # its own for so few.
 PART = (1 << 15) - 1
-TOP_CLASSES = 5
-
 DIVERGENCES = dict(zip(DIVERGENCE_NAMES, (KL(), ReverseKL(), JensenShannon(), TotalVariation()), strict=True))
-TOP_K_AGREEMENT, TOP_K_ACCURACY_P, TOP_K_ACCURACY_Q = (
-    tuple(f"top{k}_{of}" for k in range(1, TOP_CLASSES + 1))
-    for of in ("agreement", "accuracy_p", "accuracy_q")
-)
-COLUMNS = (*DIVERGENCES, "confidence", *TOP_K_AGREEMENT)
-LABEL_COLUMNS = (
-    "labeled",
-    "cross_entropy_p",
-    "cross_entropy_q",
-    "difference",
-    "delta_prob",
-    "delta_prob_squared",
-    *TOP_K_ACCURACY_P,
-    *TOP_K_ACCURACY_Q,
-)
+COLUMNS = tuple(each.name for each in BUILT_IN if not each.of_labels)
+LABEL_COLUMNS = tuple(each.name for each in BUILT_IN if each.of_labels)
 LOWEST = torch.finfo(torch.float64).min
 
 
 class MeasuredRows(NamedTuple):
-    """A few rows: their table, columns as `COLUMNS` (and `LABEL_COLUMNS`), and the classes of interest.
+    """A few rows: their table and the classes of interest.
 
-    For each row, `classes` has P's top classes, then Q's, then the label (0 if there is none); `pair` has these
-    classes.
+    The table's columns are `COLUMNS`, with labels `LABEL_COLUMNS`, and the statistics of the user. For each row,
+    `classes` has P's top classes, then Q's, then the label (0 if there is none); `pair` has these classes.
     """
 
     table: Tensor
@@ -52,8 +40,8 @@ class MeasuredRows(NamedTuple):
     def top_classes(self, row: int) -> list[TopClass]:
         """Return the top classes of a row under P, then those under Q that are not among them."""
         columns = (x[row, :-1].tolist() for x in (self.classes, self.pair.p, self.pair.q))
-        found = {index: TopClass(index, p, q) for index, p, q in zip(*columns, strict=True)}
-        return list(found.values())
+        classes = {index: TopClass(index, p, q) for index, p, q in zip(*columns, strict=True)}
+        return list(classes.values())
 
     def at_label(self, row: int) -> tuple[float, float]:
         """Return a row's label's probabilities under P and Q."""
@@ -70,8 +58,12 @@ def measure(
     q: Tensor,
     representations: tuple[RepresentationName, RepresentationName],
     labels: Tensor | None,
+    further: Sequence[RowStatistic] = (),
 ) -> MeasuredRows:
-    """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None."""
+    """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None.
+
+    Statistics of the user, `further`, are the last columns.
+    """
     sides = [
         REPRESENTATIONS[name](rows.double(), validate=False)
         for name, rows in zip(representations, (p, q), strict=True)
@@ -89,7 +81,28 @@ def measure(
     columns += [pair.p[:, 0], *(top_p == top_q).double().cumprod(-1).unbind(-1)]
     if labels is not None:
         columns += _against_labels(pair, sides, index, labels)
+    if further:
+        columns += _further_columns(further, finite_pair(*sides), labels)
     return MeasuredRows(torch.stack(columns, -1), index, pair)
+
+
+def _further_columns(
+    further: Sequence[RowStatistic], whole: FinitePair, labels: Tensor | None
+) -> list[Tensor]:
+    columns: list[Tensor] = []
+    for statistic in further:
+        values = statistic.rows(whole.p, whole.q, labels) if statistic.rows else whole.p[:, 0]
+        if values.shape != whole.p.shape[:1]:
+            raise invalid_value(
+                "register_statistic",
+                "name",
+                wanted=f"values of shape ({len(whole.p)},), one for each row",
+                got=f"shape {tuple(values.shape)} from {statistic.name}",
+                instead="return (p - q).abs().sum(-1), a sum over classes",
+            )
+        unlabeled = labels is not None and statistic.of_labels
+        columns.append(values.double().where(labels != NO_LABEL, 0) if unlabeled else values.double())
+    return columns
 
 
 def _divergences(sides: list[Representation]) -> list[Tensor]:
@@ -125,11 +138,11 @@ def _top_classes(weights: Tensor) -> Tensor:
         return best.indices[:, :TOP_CLASSES]
     # Of equal weights `topk` may give any.
     rest = weights.clamp(min=LOWEST)  # a copy, where only the classes found so far are -inf
-    found: list[Tensor] = []
+    places: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):
-        found.append(rest.max(-1, keepdim=True).indices)
-        rest.scatter_(-1, found[-1], -torch.inf)
-    return torch.cat(found + found[-1:] * (TOP_CLASSES - len(found)), -1)
+        places.append(rest.max(-1, keepdim=True).indices)
+        rest.scatter_(-1, places[-1], -torch.inf)
+    return torch.cat(places + places[-1:] * (TOP_CLASSES - len(places)), -1)
 
 
 def _against_labels(

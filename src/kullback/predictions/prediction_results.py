@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kullback.common.display import Shown
 from kullback.common.short_repr import ShortRepr
@@ -43,6 +43,13 @@ class Summary(Value[float]):
     p99: float
     p999: float
     maximum: float
+
+
+@dataclass(frozen=True)
+class TitledValue(Value[float]):
+    """The mean over rows of a statistic that `register_statistic` added, and its title."""
+
+    title: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -234,6 +241,7 @@ class Comparison(Shown):
         llama_cpp: what llama.cpp would print, where it was asked for, else None.
         unseen: the largest share of rows, blocks or clusters, at 95 % confidence, that may be of a kind that is absent
             here. The interval of KL(P || Q) leaves such a kind out. 0 where the interval allows for it.
+        further: the statistics that `register_statistic` added, by their names.
     """
 
     p_name: str
@@ -256,6 +264,7 @@ class Comparison(Shown):
     notes: list[str]
     llama_cpp: LlamaCppStatistics | None = None
     unseen: float = 0.0
+    further: dict[str, TitledValue] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.p_name, self.q_name, self.rows, self.classes, self.acceptance_rate))

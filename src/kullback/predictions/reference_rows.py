@@ -10,17 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import float64_copy
 from kullback.errors import invalid_value
-from kullback.generators import FinitePair
 from kullback.io.reference_writer import rows_in_part
 from kullback.io.row_checks import check_floating
 from kullback.kernels.reference import pair_from_weights
-from kullback.partial_rows import PartialRows, top_classes
+from kullback.partial_rows import PartialRows, has_more_classes
 from kullback.predictions.measure import DIVERGENCES
 
 CALL = "measure_reference"
-# The places at which the order of the top classes is compared.
-PLACES = 10
 # Classes of the tail with a q above so many times the least p of the top are left out of the control variate: their
 # q/p is larger, and they are drawn too seldom for their weight in its mean.
 LARGEST_CONTROLLED = 4.0
@@ -66,13 +64,6 @@ class ReferenceRows:
             times the least p of the top: such a class is seldom drawn, and the control would hide what it adds.
         has_tail: whether the base has mass outside the top classes, on more than one class.
         draws: the number of draws in each row.
-        confidence: the base's largest probability.
-        same_top: 1 where both have the same top class, else 0.
-        matching: how many leading places of the two ordered lists of top classes hold the same class, up to 10 or k.
-        cross_entropy_p: minus the base's log-probability of the true token.
-        cross_entropy_q: minus the candidate's.
-        difference: the candidate's cross-entropy minus the base's.
-        delta_prob: the true token's probability under the candidate minus that under the base.
     """
 
     divergences: dict[str, DrawnDivergence]
@@ -80,13 +71,6 @@ class ReferenceRows:
     has_whole_support: Tensor
     has_tail: Tensor
     draws: int
-    confidence: Tensor
-    same_top: Tensor
-    matching: Tensor
-    cross_entropy_p: Tensor
-    cross_entropy_q: Tensor
-    difference: Tensor
-    delta_prob: Tensor
 
     def __len__(self) -> int:
         return len(self.spread)
@@ -113,18 +97,7 @@ class ReferenceRows:
 
 
 # The tensors of `ReferenceRows` with a number for each row, and their dtypes.
-_SINGLE = {
-    "spread": torch.float64,
-    "has_whole_support": torch.bool,
-    "has_tail": torch.bool,
-    "confidence": torch.float64,
-    "same_top": torch.float64,
-    "matching": torch.int64,
-    "cross_entropy_p": torch.float64,
-    "cross_entropy_q": torch.float64,
-    "difference": torch.float64,
-    "delta_prob": torch.float64,
-}
+_SINGLE = {"spread": torch.float64, "has_whole_support": torch.bool, "has_tail": torch.bool}
 
 
 class CandidateLogProbs(NamedTuple):
@@ -134,8 +107,6 @@ class CandidateLogProbs(NamedTuple):
     others: Tensor
     controlled: Tensor
     drawn: Tensor
-    label: Tensor
-    top_classes: Tensor
     classes_with_mass: Tensor
 
 
@@ -195,8 +166,7 @@ def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
     parts: list[CandidateLogProbs] = []
     for start in range(0, len(block), step):
         rows = slice(start, start + step)
-        part = logits.detach()[rows]
-        x = part.to("cpu" if part.device.type == "mps" else part.device, torch.float64, copy=True)
+        x = float64_copy(logits[rows])
         largest = x.amax(-1)
         if not bool(largest.isfinite().all()):
             row = int((~largest.isfinite()).nonzero()[0])
@@ -216,9 +186,7 @@ def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
     device = x.device
     indices = block.top_indices[rows].long().to(device)
     with_mass = (x > -torch.inf).sum(-1)
-    tops = top_classes(x, min(PLACES, indices.shape[-1]))
     drawn = x.gather(-1, block.tail_indices[rows].long().to(device))
-    label = x.gather(-1, block.labels[rows, None].to(device))
     kept = x.gather(-1, indices)
     rest = x.scatter_(-1, indices, -torch.inf)
     others = rest.logsumexp(-1, keepdim=True)
@@ -230,11 +198,8 @@ def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
         # Equal where no class is above, to the last digit.
         without = rest.masked_fill_(above, -torch.inf).logsumexp(-1, keepdim=True)
         controlled = torch.where(above.any(-1, keepdim=True), without, others)
-    logs = [(each - total).cpu() for each in (kept, others, controlled, drawn, label)]
-    top, others, controlled, drawn, label = logs
-    return CandidateLogProbs(
-        top, others[:, 0], controlled[:, 0], drawn, label[:, 0], tops.cpu(), with_mass.cpu()
-    )
+    top, others, controlled, drawn = [(x - total).cpu() for x in (kept, others, controlled, drawn)]
+    return CandidateLogProbs(top, others[:, 0], controlled[:, 0], drawn, with_mass.cpu())
 
 
 def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> ReferenceRows:
@@ -248,14 +213,12 @@ def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> Refer
     )
     # A tail of one class is a class: the bound is exact.
     has_tail = (tail > -torch.inf) & (block.classes > top.shape[-1] + 1)
-    support = block.support_sizes
-    known = support > 0
+    support, other_support = block.support_sizes, candidate.classes_with_mass
     terms = {name: kind.terms(pair) for name, kind in DIVERGENCES.items()}
     bounds = {name: each.sum(-1) for name, each in terms.items()}
     mass, other = pair.p[:, -1], pair.q[:, -1]
-    # By the pigeonhole principle one of the two has mass where the other has none.
-    bounds["kl_pq"] = torch.where(known & (support > candidate.classes_with_mass), torch.inf, bounds["kl_pq"])
-    bounds["kl_qp"] = torch.where(known & (support < candidate.classes_with_mass), torch.inf, bounds["kl_qp"])
+    for name, sizes in {"kl_pq": (support, other_support), "kl_qp": (other_support, support)}.items():
+        bounds[name] = torch.where(has_more_classes(*sizes), torch.inf, bounds[name])
     uppers = {
         "kl_pq": torch.where(has_tail, torch.inf, bounds["kl_pq"]),
         "kl_qp": torch.where(has_tail & (candidate.others > -torch.inf), torch.inf, bounds["kl_qp"]),
@@ -272,21 +235,12 @@ def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> Refer
         name: _drawn_divergence(bounds[name], uppers[name], mass, has_tail, *drawn[name])
         for name in DIVERGENCES
     }
-    at_label = _label_pair(block.label_log_probs.double(), candidate.label)
-    matches = block.top_indices[:, : candidate.top_classes.shape[-1]] == candidate.top_classes
     return ReferenceRows(
         divergences=divergences,
         spread=_spread(pair.log_ratio),
         has_whole_support=(support == block.classes) & (candidate.controlled == candidate.others),
         has_tail=has_tail,
         draws=block.tail_indices.shape[-1],
-        confidence=pair.p[:, 0],
-        same_top=matches[:, 0].double(),
-        matching=matches.long().cumprod(-1).sum(-1),
-        cross_entropy_p=-block.label_log_probs.double(),
-        cross_entropy_q=-candidate.label,
-        difference=at_label.log_ratio,
-        delta_prob=at_label.q_minus_p(),
     )
 
 
@@ -348,11 +302,6 @@ def _spread(log_ratio: Tensor) -> Tensor:
     """Return the standard deviation of the log-ratios over the top classes and the tail."""
     finite = torch.where(log_ratio.isfinite(), log_ratio, math.inf)
     return finite.std(-1).nan_to_num(math.inf, math.inf)
-
-
-def _label_pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
-    both = (log_p == -torch.inf) & (log_q == -torch.inf)
-    return FinitePair(log_p.exp(), log_q.exp(), torch.where(both, 0, log_p - log_q))
 
 
 def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:

@@ -74,16 +74,16 @@ class RowBlocks:
         time = (1.0 if near is None else near.time) * (1.0 if far is None else far.time)
         kind = "blocks" if near is None or (near.kind == "pattern" and far is not None) else near.kind
         lengths = [0 if near is None else near.length, 0 if far is None else far.length * self._length]
-        found = SerialDependence(kind, self._rows, time, max(lengths), None)
+        dependence = SerialDependence(kind, self._rows, time, max(lengths), None)
         parts = math.ceil(self._rows / self._length)
-        blocks = parts // math.ceil(found.length / self._length)
+        blocks = parts // math.ceil(dependence.length / self._length)
         if kind != "blocks" or blocks < FEWEST_BLOCKS:
-            return found
-        return replace(found, labels=block_labels(parts, blocks))
+            return dependence
+        return replace(dependence, labels=block_labels(parts, blocks))
 
-    def sums(self, found: SerialDependence) -> Floats:
+    def sums(self, dependence: SerialDependence) -> Floats:
         """Return the sums of the blocks, shape (blocks, columns); too few if no more are independent."""
-        return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), found)
+        return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), dependence)
 
 
 def with_combined(sums: Tensor, weights: Mapping[int, float]) -> Tensor:
@@ -93,9 +93,9 @@ def with_combined(sums: Tensor, weights: Mapping[int, float]) -> Tensor:
     return torch.stack([*columns, combined, rows], -1)
 
 
-def sums_of_blocks(parts: Floats, found: SerialDependence) -> Floats:
+def sums_of_blocks(parts: Floats, dependence: SerialDependence) -> Floats:
     """Return the sums of the parts in each block, shape (blocks, columns); too few if no more are independent."""
-    labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if found.labels is None else found.labels
+    labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if dependence.labels is None else dependence.labels
     sums = np.zeros((int(labels.max()) + 1, parts.shape[1]))
     np.add.at(sums, labels, parts)
     return sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments
-from kullback.common.inputs import as_tensor, is_integer, whole_from
+from kullback.common.inputs import as_tensor, is_integer, tensor_bytes, whole_from
 from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
-from kullback.io import RowSource, open_rows, read_clusters, read_labels
+from kullback.io import RowSource, RowStream, open_rows, read_clusters, read_labels
 from kullback.io.class_columns import chosen_classes, places_of_labels
 from kullback.io.reader import Reader, flat_shape
+from kullback.io.row_sources import checked
 from kullback.io.source_files import FileReference
+from kullback.predictions.run import BLOCK_BYTES
 from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
 
@@ -46,6 +49,12 @@ class TensorReader(Reader):
 
     def read(self, start: int, stop: int) -> Tensor:
         return self._tensor[start:stop].cpu()
+
+    def identity(self) -> object:
+        digest = hashlib.sha256(str(self.dtype).encode())
+        for block in self.stream(max(1, BLOCK_BYTES // (self.classes * self.dtype.itemsize))):
+            digest.update(tensor_bytes(block))
+        return digest.hexdigest()
 
 
 class FrameReader(TensorReader):
@@ -111,9 +120,9 @@ def check_columns(columns: object) -> list[str] | None:
     return texts
 
 
-def is_frame(given: object) -> bool:
+def is_frame(x: object) -> bool:
     """Return whether an object is a data frame of pandas or Polars, or a table of PyArrow, in memory."""
-    library, name = type(given).__module__.partition(".")[0], type(given).__name__
+    library, name = type(x).__module__.partition(".")[0], type(x).__name__
     return (library, name) in {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table")}
 
 
@@ -140,16 +149,16 @@ def _refused_columns(columns: Sequence[str]) -> NoReturn:
     )
 
 
-def _refuse_other_objects(given: object, name: str) -> None:
+def _refuse_other_objects(x: object, name: str) -> None:
     """Refuse tables and draws."""
-    if hasattr(given, "columns") and not isinstance(given, Tensor):
-        got = f"a {type(given).__name__}, which may be a table"
+    if hasattr(x, "columns") and not isinstance(x, Tensor):
+        got = f"a {type(x).__name__}, which may be a table"
         instead = (
             f"compare_tables(p, q) to compare tables by column, {CALL}(p, q, representation='probs') to compare rows "
             f"of a frame in memory, or {name}=Probs(frame.to_numpy())"
         )
         raise invalid_type(CALL, name, wanted="a tensor or an array", got=got, instead=instead)
-    if isinstance(given, Samples):
+    if isinstance(x, Samples):
         instead = f"{name}=Counts(histogram of the draws)"
         raise invalid_type(CALL, name, wanted="a distribution in each row", got="Samples", instead=instead)
 
@@ -158,57 +167,59 @@ _ARGUMENTS = Arguments(CALL, representation=REPRESENTATION)
 
 
 def open_source(
-    given: object,
+    side: object,
     representation: RepresentationName | None,
     key: str | None,
     name: str,
     columns: Sequence[str] | None = None,
 ) -> RowSource:
     """Open a path, or wrap a tensor or data frame, as a source of rows; `name` is the argument it was passed as."""
-    if isinstance(given, RowSource):
-        return given if columns is None else _refused_columns(columns)
+    if isinstance(side, RowStream):
+        if columns is not None:
+            _refused_columns(columns)
+        return checked(side, name)
     _ARGUMENTS.check(representation=representation)
-    if isinstance(given, str | os.PathLike):
-        path = cast("str | os.PathLike[str]", given)
+    if isinstance(side, str | os.PathLike):
+        path = cast("str | os.PathLike[str]", side)
         return open_rows(path, representation=representation, key=key, columns=columns, name=name)
     if key is not None:
         instead = f"{CALL}(p, q) without key"
         raise invalid_value(CALL, "key", wanted="none for a tensor", got=safe_repr(key), instead=instead)
-    if is_frame(given) and representation is not None:
-        return RowSource(FrameReader(given, columns, name), representation)
-    _refuse_other_objects(given, name)
-    if isinstance(given, Representation):
-        own = NAME_OF[type(given)]
+    if is_frame(side) and representation is not None:
+        return RowSource(FrameReader(side, columns, name), representation)
+    _refuse_other_objects(side, name)
+    if isinstance(side, Representation):
+        own = NAME_OF[type(side)]
         if representation not in (None, own):
             raise invalid_value(
                 CALL,
                 "representation",
-                wanted=f"{own!r} or none, since {name} is {type(given).__name__}",
+                wanted=f"{own!r} or none, since {name} is {type(side).__name__}",
                 got=safe_repr(representation),
                 instead=f"{CALL}(p, q) without representation",
             )
-        return RowSource(TensorReader(given.weights(), name), own, columns)
-    return RowSource(TensorReader(as_tensor(CALL, name, given), name), representation, columns)
+        return RowSource(TensorReader(side.weights(), name), own, columns)
+    return RowSource(TensorReader(as_tensor(CALL, name, side), name), representation, columns)
 
 
 def take_labels(
-    given: object, key: str | None, p: RowSource, q: RowSource
+    values: object, key: str | None, p: RowSource, q: RowSource
 ) -> tuple[Tensor | None, list[str]]:
     """Return the true class of each row, int64, -100 if there is none; and notes for the report."""
-    if isinstance(given, str | os.PathLike):
-        path = cast("str | os.PathLike[str]", given)
+    if isinstance(values, str | os.PathLike):
+        path = cast("str | os.PathLike[str]", values)
         rows = p.rows or q.rows
         names = p.class_names
-        found = read_labels(
+        labels = read_labels(
             path, key=key, rows=rows, classes=p.classes, class_names=names, key_name="labels_key"
         )
-        return found, []
-    _refuse_key("labels", key, given)
-    if given is None:
+        return labels, []
+    _refuse_key("labels", key, values)
+    if values is None:
         return _stored_labels(p, q)
     if p.class_names is not None:
-        given = _places_of_names(given, p.class_names)
-    labels = as_tensor(CALL, "labels", given).detach().cpu().reshape(-1)
+        values = _places_of_names(values, p.class_names)
+    labels = as_tensor(CALL, "labels", values).detach().cpu().reshape(-1)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         got = f"dtype {labels.dtype}"
         raise invalid_type(CALL, "labels", wanted="class indices", got=got, instead="labels=labels.long()")
@@ -227,14 +238,14 @@ def take_labels(
     return labels, []
 
 
-def _places_of_names(given: Any, names: tuple[str, ...]) -> Any:
+def _places_of_names(values: Any, names: tuple[str, ...]) -> Any:
     """Return the positions of labels that are names of classes; other labels are returned as they are."""
-    is_whole = isinstance(given, Tensor) and is_integer(given)
-    if isinstance(given, Tensor) and not is_whole:
-        return given
-    labels = cast("Tensor", given).cpu().numpy() if is_whole else np.asarray(given)
+    is_whole = isinstance(values, Tensor) and is_integer(values)
+    if isinstance(values, Tensor) and not is_whole:
+        return values
+    labels = cast("Tensor", values).cpu().numpy() if is_whole else np.asarray(values)
     if labels.dtype.kind not in "OUiu" or not labels.ndim:
-        return given
+        return values
     places, unknown = places_of_labels(labels.reshape(-1), names)
     if unknown is not None:
         raise invalid_value(
@@ -244,16 +255,16 @@ def _places_of_names(given: Any, names: tuple[str, ...]) -> Any:
             got=safe_repr(unknown),
             instead="labels=positions of the true classes, as integers",
         )
-    return given if places is None else places
+    return values if places is None else places
 
 
 def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]]:
     """Return the labels that a source holds, as llama.cpp's files do, and a note that says so."""
-    held = [source for source in (p, q) if source.labels is not None]
-    if not held:
+    labeled = [source for source in (p, q) if source.labels is not None]
+    if not labeled:
         return None, []
-    labels = cast("Tensor", held[0].labels)
-    if len(held) == 2 and not torch.equal(labels, cast("Tensor", held[1].labels)):
+    labels = cast("Tensor", labeled[0].labels)
+    if len(labeled) == 2 and not torch.equal(labels, cast("Tensor", labeled[1].labels)):
         raise FileError.at(
             f"p = {p.ref.shown} and q = {q.ref.shown}",
             "p",
@@ -262,7 +273,7 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
             instead="compare files written from the same text with the same tokenizer and n_ctx",
         )
     require_values("labels", len(labels), p.rows or q.rows)
-    return labels, [f"The labels are the next tokens that {held[0].path.name} holds."]
+    return labels, [f"The labels are the next tokens that {labeled[0].path.name} holds."]
 
 
 class Clusters(NamedTuple):
@@ -280,17 +291,20 @@ class Clusters(NamedTuple):
         return self.names[int(self.numbers[row])]
 
 
-def take_clusters(given: object, key: str | None, rows: int | None) -> Clusters | None:
-    """Return the cluster of each row, from a file, a tensor, an array or a list of ids."""
-    if isinstance(given, str | os.PathLike):
-        path = cast("str | os.PathLike[str]", given)
+def take_clusters(
+    cluster: object, key: str | None, rows: int | None, stored: Tensor | None = None
+) -> Clusters | None:
+    """Return the cluster of each row, from a file, a tensor, an array or a list of ids; by default the stored ones."""
+    if isinstance(cluster, str | os.PathLike):
+        path = cast("str | os.PathLike[str]", cluster)
         numbers = read_clusters(path, key=key, rows=rows, key_name="cluster_key")
         return Clusters(numbers, [str(number) for number in range(int(numbers.max()) + 1)])
-    _refuse_key("cluster", key, given)
-    if given is None:
+    _refuse_key("cluster", key, cluster)
+    cluster = stored if cluster is None else cluster
+    if cluster is None:
         return None
-    held = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
-    ids = np.asarray(held).reshape(-1)
+    values = cluster.detach().cpu().numpy() if isinstance(cluster, Tensor) else cluster
+    ids = np.asarray(values).reshape(-1)
     if ids.dtype.kind not in "iuU":
         got = f"dtype {ids.dtype}"
         raise invalid_type(CALL, "cluster", wanted="integers or text", got=got, instead="cluster=ids.long()")
@@ -299,14 +313,14 @@ def take_clusters(given: object, key: str | None, rows: int | None) -> Clusters 
     return Clusters(torch.from_numpy(numbers.astype("int64")), [str(name) for name in names])
 
 
-def _refuse_key(argument: str, key: str | None, given: object) -> None:
+def _refuse_key(argument: str, key: str | None, value: object) -> None:
     """Refuse the name of an array in a file if there is no file."""
     if key is not None:
         raise invalid_value(
             CALL,
             f"{argument}_key",
             wanted=f"none without {argument}="
-            if given is None
+            if value is None
             else f"none for {argument} that are not a file",
             got=safe_repr(key),
             instead=f"{CALL}(p, q, {argument}=path, {argument}_key=...), or the call without {argument}_key",

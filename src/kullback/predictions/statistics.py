@@ -108,8 +108,8 @@ class Histogram:
         occupied = [i for i, count in enumerate(counts) if count]
         edges = HISTOGRAM_EDGES.tolist()
         span = range(occupied[0], occupied[-1] + 1) if occupied else range(0)
-        found = [(0.0, 0.0, zero), *((edges[i], edges[i + 1], counts[i]) for i in span)]
-        return [*found, (math.inf, math.inf, infinite)] if infinite else found
+        bins = [(0.0, 0.0, zero), *((edges[i], edges[i + 1], counts[i]) for i in span)]
+        return [*bins, (math.inf, math.inf, infinite)] if infinite else bins
 
 
 class ByConfidence:
@@ -164,11 +164,13 @@ class Segments:
         self._length *= 2
 
     def segments(self) -> list[Segment]:
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for i, start in enumerate(range(0, self._rows, self._length)):
             stop = min(start + self._length, self._rows)
-            found.append(Segment(start, stop, float(self._sums[i]) / (stop - start), float(self._largest[i])))
-        return found
+            segments.append(
+                Segment(start, stop, float(self._sums[i]) / (stop - start), float(self._largest[i]))
+            )
+        return segments
 
 
 class Worst:

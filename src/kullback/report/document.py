@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,11 @@ from kullback.results.verdict import Outcome, Verdict, headline, worst
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
+# The fields of a JSON document by their names: numbers, texts, and lists and dicts of them.
+Fields: TypeAlias = dict[str, object]
+Column: TypeAlias = "Sequence[object] | NDArray[np.generic]"
 Tone: TypeAlias = Literal["bad", "warning", "good", "unknown", ""]
 
 TONES: dict[Outcome, Tone] = {"failed": "bad", "unclear": "warning", "passed": "good"}
@@ -59,6 +63,7 @@ class Table:
         dropped_first: the columns that a narrow medium leaves out, one after the other.
         is_main: whether summaries and notebooks show it.
         is_open: whether a page shows it unfolded.
+        ends_in_text: whether the last column is text too, which may fold.
     """
 
     title: str
@@ -70,6 +75,17 @@ class Table:
     dropped_first: Sequence[int] = ()
     is_main: bool = False
     is_open: bool = True
+    ends_in_text: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """Source text, which every medium shows as it is, and sentences below it."""
+
+    title: str
+    text: str
+    caption: tuple[str, ...] = ()
+    is_main: bool = True
 
 
 @dataclass(frozen=True)
@@ -152,32 +168,35 @@ class Passages:
 class Remark:
     """A remark: its level, its sentence, and the word and the drawing that the page shows next to it.
 
-    Media without drawings leave out a remark that leads to one.
+    Media without drawings leave out a remark that leads to one. A remark of a stable code has it, and its remedy.
     """
 
     level: Level
     message: str
     word: str = ""
     link: str = ""
+    code: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Remarks, the most severe first."""
+    """Remarks, the most severe first; notebooks show those of a main block."""
 
     title: str
     remarks: Sequence[Remark]
+    is_main: bool = False
 
     @property
     def unlinked(self) -> list[Remark]:
         """The remarks of media without drawings."""
-        return [each for each in self.remarks if not each.link]
+        return [remark for remark in self.remarks if not remark.link]
 
     @classmethod
-    def of_notes(cls, notes: Iterable[str]) -> tuple[Findings, ...]:
+    def of_notes(cls, notes: Iterable[str], *, is_main: bool = False) -> tuple[Findings, ...]:
         """Return the block of a result's notes, or none if it has no note."""
         remarks = [Remark("note", note) for note in notes]
-        return (cls("Notes", remarks),) if remarks else ()
+        return (cls("Notes", remarks, is_main),) if remarks else ()
 
 
 @dataclass(frozen=True)
@@ -189,7 +208,7 @@ class Section:
     is_open: bool | None = None
 
 
-Block: TypeAlias = Table | Gallery | Passages | Findings | Section
+Block: TypeAlias = Table | Code | Gallery | Passages | Findings | Section
 
 
 @dataclass(frozen=True)
@@ -218,7 +237,7 @@ class Meaning:
 class Frame:
     """The columns of a data frame, and its index."""
 
-    columns: Mapping[str, Any]
+    columns: Mapping[str, Column]
     index: list[str] | None = None
 
     @classmethod
@@ -243,6 +262,7 @@ class Document:
         maker: the command that makes such a page.
         brief: the numbers that decide, for a terminal; None if everything is short.
         limit: an example of a limit, of a command that takes limits.
+        in_one_line: whether `str` gives the outcome alone.
     """
 
     title: str
@@ -250,11 +270,12 @@ class Document:
     blocks: tuple[Block, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     meanings: tuple[Meaning, ...] = ()
-    fields: Callable[[], dict[str, Any]] | None = None
+    fields: Callable[[], Fields] | None = None
     frame: Callable[[], Frame] | None = None
     maker: str = "kullback"
     brief: Brief | None = None
     limit: str = ""
+    in_one_line: bool = False
 
     @property
     def outcome(self) -> str:
@@ -270,6 +291,13 @@ class Document:
         return TONES[worst(self.verdicts)]
 
 
+def main_blocks(document: Document) -> Iterator[Table | Code | Findings]:
+    """Yield the blocks of notebooks."""
+    yield from (
+        block for block in document.blocks if isinstance(block, Table | Code | Findings) and block.is_main
+    )
+
+
 def main_tables(document: Document) -> Iterator[Table]:
-    """Yield the tables of summaries and notebooks."""
-    yield from (block for block in document.blocks if isinstance(block, Table) and block.is_main)
+    """Yield the tables of summaries."""
+    yield from (block for block in main_blocks(document) if isinstance(block, Table))

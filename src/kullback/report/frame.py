@@ -34,9 +34,9 @@ def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
     page = document(result, verdicts)
     if page.frame is None:
         table = next(main_tables(page))
-        found = Frame(dict(zip(table.headings, zip(*table.rows, strict=True), strict=True)))
+        numbers = Frame(dict(zip(table.headings, zip(*table.rows, strict=True), strict=True)))
     else:
-        found = page.frame()
-    frame = pd.DataFrame(dict(found.columns), index=found.index)
+        numbers = page.frame()
+    frame = pd.DataFrame(dict(numbers.columns), index=numbers.index)
     frame.attrs["gates"] = {verdict.limit: verdict.outcome for verdict in verdicts}
     return frame

@@ -1,4 +1,4 @@
-"""A document as one self-contained page, and its main tables as a fragment for notebooks."""
+"""A document as one self-contained page, and its main blocks as a fragment for notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kullback.common.optional import load
 from kullback.errors import printable
-from kullback.report.document import main_tables
+from kullback.report.document import main_blocks
 from kullback.report.plots.svg import draw_svg
 from kullback.report.subjects import document
 
@@ -51,7 +51,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
 
 
 def render_table(result: Any) -> str:
-    """Render the outcome and the main tables as a fragment of HTML, for notebooks.
+    """Render the outcome and the main blocks as a fragment of HTML, for notebooks.
 
     Arguments:
         result: a result, or its document.
@@ -64,7 +64,7 @@ def render_table(result: Any) -> str:
         True
     """
     page = document(result)
-    return _rendered("fragment.html.j2", page=page, tables=list(main_tables(page)))
+    return _rendered("fragment.html.j2", page=page, blocks=list(main_blocks(page)))
 
 
 def _rendered(template: str, **values: Any) -> str:

@@ -20,7 +20,7 @@ from kullback.report.subjects import document
 from kullback.results.verdict import worst
 
 if TYPE_CHECKING:
-    from kullback.report.document import Document
+    from kullback.report.document import Document, Fields
     from kullback.results.verdict import Verdict
 
 
@@ -37,8 +37,8 @@ def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False
         >>> from kullback import Probs, compare_predictions
         >>> p = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
         >>> q = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
-        >>> found = to_dict(compare_predictions(Probs(p), Probs(q)))
-        >>> found["schema"], found["divergences"]["kl_pq"]["maximum"], found["infinite"]["kl_pq"]
+        >>> fields = to_dict(compare_predictions(Probs(p), Probs(q)))
+        >>> fields["schema"], fields["divergences"]["kl_pq"]["maximum"], fields["infinite"]["kl_pq"]
         ('kullback.predictions/3', 'Infinity', 1)
         >>> to_dict(compare_predictions(Probs(p), Probs(q)), flat=True)["divergences/kl_pq/maximum"]
         inf
@@ -68,7 +68,7 @@ def dumps(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
     return json.dumps(to_dict(result, verdicts), indent=2, allow_nan=False) + "\n"
 
 
-def _gates(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def _gates(verdicts: Sequence[Verdict]) -> Fields:
     if not verdicts:
         return {}
     limits = [
@@ -78,7 +78,7 @@ def _gates(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     return {"gates": {"passed": worst(verdicts) == "passed", "outcome": worst(verdicts), "limits": limits}}
 
 
-def _plain(page: Document) -> dict[str, Any]:
+def _plain(page: Document) -> Fields:
     numbers = {} if page.frame is None else page.frame().columns
     return {
         "schema": "kullback.document/1",

@@ -34,13 +34,13 @@ def render(comparison: Comparison) -> str:
         >>> lines[8:10]
         ['====== KL divergence statistics ======', 'Mean    KLD:   0.000000 ±   0.000000']
     """
-    found = comparison.llama_cpp
-    if found is None:
+    figures = comparison.llama_cpp
+    if figures is None:
         return ""
     lines: list[str] = []
-    if found.chunks:
-        lines = [CHUNKS, *(_chunk(i, chunk) for i, chunk in enumerate(found.chunks, 1)), ""]
-    total = found.total
+    if figures.chunks:
+        lines = [CHUNKS, *(_chunk(i, chunk) for i, chunk in enumerate(figures.chunks, 1)), ""]
+    total = figures.total
     if total.count < FEWEST_ROWS:
         return _joined(lines)
     lines += [
@@ -54,13 +54,13 @@ def render(comparison: Comparison) -> str:
         "",
         "====== KL divergence statistics ======",
         f"Mean    KLD: {_pair(total.kld, 10, 6)}",
-        *(f"{_level(name)} KLD: {x:10.6f}" for name, x in zip(KLD, found.kld_quantiles, strict=True)),
+        *(f"{_level(name)} KLD: {x:10.6f}" for name, x in zip(KLD, figures.kld_quantiles, strict=True)),
         "",
         "====== Token probability statistics ======",
         f"Mean    Δp: {_percents(total.delta_p)}",
         *(
             f"{_level(name)} Δp: {100 * x:6.3f}%"
-            for name, x in zip(DELTA_P, found.delta_p_quantiles, strict=True)
+            for name, x in zip(DELTA_P, figures.delta_p_quantiles, strict=True)
         ),
         f"RMS Δp    : {_percents(total.delta_p_rms)}",
         f"Same top p: {_percents(total.same_top)}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kullback.common.formats import counted
 from kullback.errors import printable
-from kullback.report.document import Findings, main_tables
-from kullback.report.formats import counted
+from kullback.report.document import Code, Findings, main_tables
 from kullback.report.subjects import document
 
 if TYPE_CHECKING:
@@ -49,7 +49,15 @@ def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
         [_size(page)],
     )
     parts = [*first, *_tables(page)]
-    parts += [_remarks(each) for each in page.blocks if isinstance(each, Findings)]
+    for block in page.blocks:
+        if isinstance(block, Findings):
+            parts.append(_remarks(block))
+        elif isinstance(block, Code):
+            parts += [
+                [f"{escaped(block.title)}:"],
+                ["```python", block.text, "```"],
+                [*map(escaped, block.caption)],
+            ]
     return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
 
 
@@ -78,7 +86,7 @@ def _tables(page: Document) -> Iterator[list[str]]:
     for place, table in enumerate(main_tables(page)):
         if place:
             yield [f"**{escaped(table.title)}**"]
-        yield _grid(table.headings, table.rows[:MOST_ROWS])
+        yield _grid(table.headings, table.rows[:MOST_ROWS], "---" if table.ends_in_text else "---:")
         yield [f"{escaped(sentence)}  " for sentence in (*_rest(table), *table.caption)]
 
 
@@ -89,15 +97,18 @@ def _rest(table: Table) -> list[str]:
 
 def _remarks(findings: Findings) -> list[str]:
     remarks = findings.unlinked
-    lines = [f"- {each.level}: {escaped(each.message)}" for each in remarks[:MOST_REMARKS]]
+    lines: list[str] = []
+    for remark in remarks[:MOST_REMARKS]:
+        code = f"{remark.code}: " * bool(remark.code)
+        lines.append(f"- {remark.level}: {escaped(f'{code}{remark.message} {remark.advice}'.rstrip())}")
     more = len(remarks) - MOST_REMARKS
     return lines + [f"- {counted(more, 'finding')} more in the JSON and on the page"] * (more > 0)
 
 
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, its first column to the left and numbers to the right; every cell is escaped."""
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]], others: str = "---:") -> list[str]:
+    """Return the lines of a table, its first column to the left and others as stated; every cell is escaped."""
     lines = [f"| {' | '.join(map(escaped, line))} |" for line in (headings, *rows)]
-    return [lines[0], "| --- |" + " ---: |" * (len(headings) - 1), *lines[1:]]
+    return [lines[0], "| --- |" + f" {others} |" * (len(headings) - 1), *lines[1:]]
 
 
 def escaped(text: str) -> str:

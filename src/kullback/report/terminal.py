@@ -10,9 +10,9 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kullback.common.formats import count, counted
 from kullback.errors import printable, quoted
-from kullback.report.document import TONES, Findings, Gallery, Passages, Section, Table
-from kullback.report.formats import count, counted
+from kullback.report.document import TONES, Code, Findings, Gallery, Passages, Section, Table
 from kullback.report.subjects import document
 from kullback.results.verdict import headline
 
@@ -29,6 +29,7 @@ _LABELS: dict[Outcome, str] = {"failed": "FAILED", "unclear": "CANNOT TELL", "pa
 LONGEST_NAME = 18  # characters of a name that a table has room for; a longer one folds
 MOST_REMARKS = 25
 MOST_LINES = 12  # of a brief report
+_INDENT = "    "  # before each line of source text
 _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 
 
@@ -68,6 +69,39 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
         say.space()
     for each in page.meanings:
         say.line(f"- {each.term}: {each.text}", "dim")
+
+
+def render_plain(page: Document) -> str:
+    """Return the text of a document for where rich is not installed: nothing is colored, folded or left out.
+
+    Example:
+        >>> import torch
+        >>> from kullback import diagnose
+        >>> p = torch.tensor([[0.5, 0.5]])
+        >>> print(render_plain(document(diagnose(p.log(), p))).splitlines()[0])
+        F.kl_div(input, target, reduction="mean")
+    """
+    lines = [page.outcome, page.headline.reason] if page.headline.reason else [page.outcome]
+    lines += [
+        f"{_LABELS[each.outcome]}: {each.limit}{'; '.join(['', *each.sentences])}" for each in page.verdicts
+    ]
+    lines += [f"{letter}  {name}" for letter, name in (page.headline.names or {}).items()]
+    lines += [page.headline.size] if page.headline.size else []
+    for block in _open(page.blocks):
+        lines += _plain(block)
+    return "\n".join(map(printable, lines))
+
+
+def _plain(block: Table | Code | Gallery | Passages | Findings) -> Iterator[str]:
+    if isinstance(block, Findings | Code):
+        yield from _lines(block)
+    elif table := block.table if isinstance(block, Gallery | Passages) else block:
+        cells = [table.headings, *table.rows] if any(table.headings) else table.rows
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        yield from ("", table.title)
+        for row in cells:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield from table.caption
 
 
 def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
@@ -142,7 +176,29 @@ def _failures(verdict: Verdict) -> Iterator[str]:
     yield ""
 
 
-def _open(blocks: Iterable[Block]) -> Iterator[Table | Gallery | Passages | Findings]:
+def _lines(block: Findings | Code) -> Iterator[str]:
+    """Yield the lines of remarks, each its sentence, or its code, sentence and remedy; or of source text."""
+    if isinstance(block, Code):
+        yield from ("", f"{block.title}:")
+        yield from (_INDENT + line for line in block.text.splitlines())
+        yield from block.caption
+        return
+    remarks = block.unlinked
+    if remarks:
+        yield ""
+    for remark in remarks[:MOST_REMARKS]:
+        if not remark.code:
+            yield f"{remark.level}: {remark.message}"
+            continue
+        yield f"{remark.level}: {remark.code}"
+        yield f"  {remark.message}"
+        if remark.advice:
+            yield f"  -> {remark.advice}"
+    if len(remarks) > MOST_REMARKS:
+        yield f"{count(len(remarks) - MOST_REMARKS)} more findings are in the JSON and on the page"
+
+
+def _open(blocks: Iterable[Block]) -> Iterator[Table | Code | Gallery | Passages | Findings]:
     """Yield the blocks that are printed, those of open sections among them."""
     for block in blocks:
         if not isinstance(block, Section):
@@ -185,9 +241,10 @@ class _Printer:
         line = "   ".join(texts)
         return [line] * bool(line) if self._text(line).cell_len <= self._console.width else list(texts)
 
-    def block(self, block: Table | Gallery | Passages | Findings) -> None:
-        if isinstance(block, Findings):
-            self._findings(block)
+    def block(self, block: Table | Code | Gallery | Passages | Findings) -> None:
+        if isinstance(block, Findings | Code):
+            for line in _lines(block):
+                self.line(line)
         elif table := block.table if isinstance(block, Gallery | Passages) else block:
             self._table(table)
 
@@ -195,7 +252,17 @@ class _Printer:
         self._console.print()
 
     def line(self, text: str, style: str = "") -> None:
-        self._console.print(self._text(text), style=style, overflow="fold")
+        """Print a line; where it folds, it keeps its indentation, but source text does not fold."""
+        from rich.padding import Padding
+
+        words = text.lstrip(" ")
+        margin = len(text) - len(words)
+        if margin >= len(_INDENT):
+            self._console.print(self._text(text), soft_wrap=True)
+        elif margin:
+            self._console.print(Padding(self._text(words), (0, 0, 0, margin), expand=False), style=style)
+        else:
+            self._console.print(self._text(text), style=style, overflow="fold")
 
     def _text(self, text: str) -> Text:
         from rich.text import Text
@@ -204,15 +271,6 @@ class _Printer:
         if not "µ".encode(encoding, "ignore"):
             text = text.replace("µnat", "unat")
         return Text(printable(text).encode(encoding, "backslashreplace").decode(encoding))
-
-    def _findings(self, findings: Findings) -> None:
-        remarks = findings.unlinked
-        if remarks:
-            self.space()
-        for each in remarks[:MOST_REMARKS]:
-            self.line(f"{each.level}: {each.message}")
-        if len(remarks) > MOST_REMARKS:
-            self.line(f"{count(len(remarks) - MOST_REMARKS)} more findings are in the JSON and on the page")
 
     def _table(self, table: Table) -> None:
         """Print a table with text in its first column, which may fold, and numbers in the others, which may not."""
@@ -224,8 +282,14 @@ class _Printer:
         grid = Grid(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), show_header=any(table.headings))
         grid.add_column(self._text(table.headings[0]), overflow="fold")
         for place in kept[1:]:
-            justify = "left" if table.tones and place == 1 else "right"
-            grid.add_column(self._text(table.headings[place]), justify=justify, no_wrap=True)
+            is_text = table.ends_in_text and place == kept[-1]
+            is_word = table.ends_in_text or (table.tones and place == 1)
+            grid.add_column(
+                self._text(table.headings[place]),
+                justify="left" if is_word else "right",
+                no_wrap=not is_text,
+                overflow="fold",
+            )
         for row, tone in zip(cells, table.tones, strict=False):
             row[1].stylize(STYLES[tone])
         for row in cells:

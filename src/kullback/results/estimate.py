@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from kullback.common.display import Shown
+from kullback.common.display import ShownNumber
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type
 
 
 @dataclass(frozen=True, repr=False)
-class Estimate(ShortRepr, Shown):
+class Estimate(ShortRepr, ShownNumber):
     """A divergence, the method that computed it, and an error bound or a standard error.
 
     Arguments:
@@ -56,9 +56,6 @@ class Estimate(ShortRepr, Shown):
     base: float | None = None
     confidence: float | None = None
 
-    def __str__(self) -> str:
-        return self._report("estimates").sentence_of(self)
-
     def __float__(self) -> float:
         if self.value.numel() != 1:
             raise invalid_type(
@@ -70,19 +67,12 @@ class Estimate(ShortRepr, Shown):
             )
         return float(self.value.detach())
 
-    def __format__(self, spec: str) -> str:
-        return format(float(self), spec) if spec else str(self)
-
     def __getstate__(self) -> dict[str, object]:
         """Return the fields for a copy or a pickle, with tensors detached, because autograd graphs cannot be copied."""
         return {
             name: value.detach() if isinstance(value, Tensor) and not value.is_leaf else value
             for name, value in self.__dict__.items()
         }
-
-    def _repr_html_(self) -> str:
-        """Return an HTML table for notebooks, with one row per element of the batch and at most 20 rows."""
-        return self._report("estimates").to_notebook(self)
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the value of each element of the batch, with its interval, standard error or error bound.
@@ -106,4 +96,4 @@ class Estimate(ShortRepr, Shown):
             >>> axis.get_ylabel()
             'divergence'
         """
-        return self._report("estimates").plot(self, ax)
+        return self._report("plots.estimates").draw(self, ax)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 
-from kullback.common.display import Shown, html_table
+from kullback.common.display import ShownNumber
 from kullback.common.short_repr import ShortRepr
 from kullback.results.estimate import Estimate
 
 
 @dataclass(frozen=True, repr=False)
-class TwoSampleTest(ShortRepr, Shown):
+class TwoSampleTest(ShortRepr, ShownNumber):
     """The result of `two_sample_test`.
 
     Attributes:
@@ -43,33 +42,6 @@ class TwoSampleTest(ShortRepr, Shown):
     method: str
     notes: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        """Return the p-value, the statistic that `method` names, and the effect, in one line."""
-        statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g} (statistic)"
-        effect = "" if self.effect is None else f"; {self.effect}"
-        return f"p = {self.p_value:.3g}, {statistic}, {self.permutations} permutations{effect}"
-
     def __float__(self) -> float:
         """Return the p-value."""
         return float(self.p_value)
-
-    def __format__(self, spec: str) -> str:
-        """Return the p-value in the format `spec`; with an empty `spec`, return `str(self)`."""
-        return format(float(self), spec) if spec else str(self)
-
-    def _repr_html_(self) -> str:
-        """Return an HTML table of the test for notebooks, followed by the notes and the table of the effect."""
-        header = ["p-value", "statistic", "value", "permutations"]
-        row = [
-            f"{self.p_value:.3g}",
-            self.method.replace("_", " "),
-            f"{self.statistic:.6g}",
-            self.permutations,
-        ]
-        notes = [
-            f"<p>{escape(note)}</p>"
-            for note in self.notes
-            if self.effect is None or note not in self.effect.notes
-        ]
-        effect = [] if self.effect is None else [self.effect._repr_html_()]  # pyright: ignore[reportPrivateUsage]
-        return "\n".join([html_table(header, [row]), *notes, *effect])

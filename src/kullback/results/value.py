@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
@@ -38,6 +39,11 @@ class Value(Generic[Number]):
     standard_error: Number
     interval: Interval | None
     reason: Reason | None = field(default=None, kw_only=True)
+
+    @property
+    def ends(self) -> Interval:
+        """The limits of the interval, NaN without one."""
+        return self.interval or (math.nan, math.nan)
 
     @property
     def mean(self) -> Number:

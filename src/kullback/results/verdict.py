@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kullback.common.formats import count, counted
+
 Outcome = Literal["passed", "failed", "unclear"]
 """The outcome of a limit: `unclear` if the data do not decide between the other two."""
 
@@ -66,14 +68,10 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     """
     if not verdicts:
         return ""
-    limits = f"{len(verdicts):,} limit{'s' * (len(verdicts) != 1)}"
-    count = {
-        outcome: sum(verdict.outcome == outcome for verdict in verdicts) for outcome in ("failed", "unclear")
-    }
-    if count["failed"]:
-        return f"Failed: {count['failed']:,} of {limits} broken" + f", {count['unclear']:,} unclear" * bool(
-            count["unclear"]
-        )
-    return (
-        f"Cannot tell: {count['unclear']:,} of {limits} unclear" if count["unclear"] else f"Passed: {limits}"
-    )
+    outcomes = [verdict.outcome for verdict in verdicts]
+    limits = counted(len(verdicts), "limit")
+    failed, unclear = outcomes.count("failed"), outcomes.count("unclear")
+    if failed:
+        others = f", {count(unclear)} unclear" if unclear else ""
+        return f"Failed: {count(failed)} of {limits} broken{others}"
+    return f"Cannot tell: {count(unclear)} of {limits} unclear" if unclear else f"Passed: {limits}"

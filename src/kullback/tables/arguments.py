@@ -34,27 +34,25 @@ def name_or_none(name: str | None) -> str:
     return "None" if name is None else quoted(name)
 
 
-def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str] | None:
+def names_of(call: str, argument: str, names: Sequence[str] | None) -> list[str] | None:
     """Return the names of columns as a list; None for all of them.
 
     Raises:
         ArgumentTypeError: a single string, whose letters would count as names, or something other than strings.
     """
-    if given is None:
-        return None
-    names = None if isinstance(given, str) else _strings(given)
     if names is None:
-        single = given if isinstance(given, str) else "amount"
+        return None
+    listed = None if isinstance(names, str) else _strings(names)
+    if listed is None:
+        is_single = isinstance(names, str)
         raise invalid_type(
             call,
             argument,
             wanted="a list of names of columns",
-            got=f"the string {quoted(given)}"
-            if isinstance(given, str)
-            else printable(safe_repr(given), LONGEST_NAME),
-            instead={argument: [single]},
+            got=f"the string {quoted(names)}" if is_single else printable(safe_repr(names), LONGEST_NAME),
+            instead={argument: [names if is_single else "amount"]},
         )
-    return names
+    return listed
 
 
 def chosen_of(
@@ -90,14 +88,14 @@ def refuse_unknown(
             raise no_column(call, "exclude", name, there, where)
 
 
-def check_column(call: str, argument: str, given: object) -> None:
+def check_column(call: str, argument: str, value: object) -> None:
     """Refuse a value that is not the name of a single column.
 
     Raises:
         ArgumentTypeError: it is neither a string nor None.
     """
-    if given is not None and not isinstance(given, str):
-        got = printable(safe_repr(given), LONGEST_NAME)
+    if value is not None and not isinstance(value, str):
+        got = printable(safe_repr(value), LONGEST_NAME)
         raise invalid_type(
             call, argument, wanted="the name of a column", got=got, instead=f"{argument}='name'"
         )
@@ -109,10 +107,10 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
     Raises:
         ArgumentValueError: they are something else.
     """
-    given: Any = joint
-    groups = list(given) if hasattr(given, "__iter__") and not isinstance(given, str) else [None]
-    found = [None if isinstance(group, str) else _strings(group) for group in groups]
-    if any(names is None or len(set(names)) < 2 for names in found):
+    several: Any = joint
+    groups = list(several) if hasattr(several, "__iter__") and not isinstance(several, str) else [None]
+    listed = [None if isinstance(group, str) else _strings(group) for group in groups]
+    if any(names is None or len(set(names)) < 2 for names in listed):
         raise invalid_value(
             call,
             "joint",
@@ -120,7 +118,7 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
             got=printable(safe_repr(joint), LONGEST_NAME),
             instead={"joint": [("age", "income")]},
         )
-    return [tuple(names) for names in found if names is not None]
+    return [tuple(names) for names in listed if names is not None]
 
 
 def no_column(
@@ -162,9 +160,9 @@ def no_further_column(
     )
 
 
-def _strings(given: object) -> list[str] | None:
+def _strings(value: object) -> list[str] | None:
     """Return an iterable of strings as a list; None for everything else."""
-    if not hasattr(given, "__iter__"):
+    if not hasattr(value, "__iter__"):
         return None
-    values = list(cast("Any", given))
+    values = list(cast("Any", value))
     return values if all(isinstance(value, str) for value in values) else None

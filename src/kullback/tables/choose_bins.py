@@ -115,14 +115,14 @@ def bin_counts(column: ColumnProfile, bins: Bins) -> Floats:
 def _grid_counts(column: ColumnProfile, bins: Bins) -> Floats:
     buckets = np.fromiter(column.buckets, np.int64, len(column.buckets))
     weights = np.fromiter(column.buckets.values(), np.float64, len(buckets))
-    found = np.searchsorted(np.array(bins.cuts, np.int64), buckets, side="right")
-    counts = np.bincount(found, weights, minlength=len(bins) - len(bins.specials))
+    places = np.searchsorted(np.array(bins.cuts, np.int64), buckets, side="right")
+    counts = np.bincount(places, weights, minlength=len(bins) - len(bins.specials))
     return counts.astype(np.float64)
 
 
 def _category_counts(column: ColumnProfile, bins: Bins) -> Floats:
-    found = map(column.categories.get, bins.categories, repeat(0.0))
-    counts = np.fromiter(found, np.float64, len(bins.categories))
+    weights = map(column.categories.get, bins.categories, repeat(0.0))
+    counts = np.fromiter(weights, np.float64, len(bins.categories))
     if bins.other:
         known = set(bins.categories)
         rest = (weight for name, weight in column.categories.items() if name not in known)

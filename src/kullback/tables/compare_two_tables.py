@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +28,11 @@ from kullback.tables.arguments import (
 )
 from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.tables.columns.text_types import reason_against, ways_to_read
 from kullback.tables.columns.types import Field
-from kullback.tables.contents import content_finding, content_of, parsed_finding, reason_against
+from kullback.tables.contents import content_finding, content_of, parsed_finding
 from kullback.tables.contingency import (
+    ComparedBins,
     Pair,
     column_bins,
     column_contingency,
@@ -39,7 +40,8 @@ from kullback.tables.contingency import (
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
-from kullback.tables.engines.engine import Caller, JointCounts
+from kullback.tables.engines.engine import Caller
+from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.plot_bins import histogram
 from kullback.tables.settings import TableSettings, effective_rows
 from kullback.tables.table_findings import (
@@ -53,9 +55,13 @@ from kullback.tables.table_findings import (
     text_finding,
     unshared_categories,
 )
-from kullback.tables.table_profile import CountedTable, Profile, count_opened
-from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
-from kullback.tables.text_columns import Side, ways_to_read
+from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
+from kullback.tables.table_results import (
+    ColumnComparison,
+    JointComparison,
+    TableComparison,
+    least,
+)
 
 CALL = "compare_tables"
 
@@ -123,8 +129,8 @@ def compare_tables(
         >>> import pyarrow as pa, torch
         >>> before = pa.table({"size": [1.0, 2.0, 3.0, 4.0] * 50, "fruit": ["apple", "pear"] * 100})
         >>> after = pa.table({"size": [1.0, 2.0, 3.0, 4.0] * 50, "fruit": ["apple", "plum"] * 100})
-        >>> found = compare_tables(before, after, generator=torch.Generator().manual_seed(0))
-        >>> [(column.name, round(column.psi.value, 1), column.new) for column in found.columns]
+        >>> comparison = compare_tables(before, after, generator=torch.Generator().manual_seed(0))
+        >>> [(column.name, round(column.psi.value, 1), column.new) for column in comparison.columns]
         [('fruit', 5.2, ('plum',)), ('size', 0.0, ())]
 
     References:
@@ -141,11 +147,12 @@ def compare_tables(
     names = _chosen_names(tables, columns, excluded, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
     independent = independent or cluster is not None
-    first, second = _counted(tables, usable, weights, progress)
+    counting = Counting.of(weights, None, progress)
+    first, second = _counted(tables, usable, counting)
     of_p, of_q = (each.finished(independent=independent) for each in (first, second))
     settings = TableSettings(bins, confidence, _random(generator), cluster, independent)
-    compared = _Tables(of_p, of_q, settings, (first.table, second.table), progress)
-    return compared.comparison((_name_of(p), _name_of(q)), findings, groups)
+    sides = _sides(of_p, of_q, settings, counting, (first.table, second.table))
+    return _comparison(sides, (_name_of(p), _name_of(q)), findings, groups)
 
 
 def corrected_together(comparisons: Sequence[TableComparison]) -> list[TableComparison]:
@@ -205,10 +212,10 @@ def compare_profiles(
         ('pear',)
     """
     bins, confidence, *_ = ARGUMENTS.check("compare_profiles", **locals()).values()
-    for argument, given in (("p", p), ("q", q)):
-        if not isinstance(given, Profile):
+    for argument, profile in (("p", p), ("q", q)):
+        if not isinstance(profile, Profile):
             instead = "compare_profiles(profile_table(a), ...)"
-            got = type(given).__name__
+            got = type(profile).__name__
             raise invalid_type("compare_profiles", argument, wanted="a Profile", got=got, instead=instead)
     if p.weights != q.weights:
         raise invalid_value(
@@ -219,80 +226,45 @@ def compare_profiles(
             instead="profile_table(frame, weights=...) with the same column for both",
         )
     settings = TableSettings(bins, confidence, _random(generator), independent=independent)
-    return _Tables(p, q, settings).comparison(names, _profile_findings(p, q))
+    sides = _sides(p, q, settings, Counting.of(p.weights, None, None))
+    return _comparison(sides, names, _profile_findings(p, q))
 
 
 @dataclass(frozen=True)
-class _Tables:
-    """Two tables that are compared.
+class _Sides:
+    """Two tables whose columns are compared.
 
     Attributes:
         p: P's profile.
         q: Q's.
-        settings: the settings of the comparison.
+        settings: the settings of the comparison, with the effective numbers of rows.
         tables: both tables, which clusters and groups of columns need.
-        progress: called with a sentence before each reading of a table.
+        counting: how the tables are counted.
     """
 
     p: Profile
     q: Profile
     settings: TableSettings
-    tables: tuple[Table, ...] = ()
-    progress: Callable[[str], object] | None = None
+    tables: tuple[Table, ...]
+    counting: Counting
 
-    def comparison(
-        self, names: tuple[str, str], findings: list[Finding], groups: Sequence[tuple[str, ...]] = ()
-    ) -> TableComparison:
-        """Compare each column that both have and each group of them, and correct the p-values for their number."""
-        p, q, settings = self.p, self.q, self.settings
-        if settings.independent:
-            p, q = replace(p, order=None), replace(q, order=None)
-        found = [*size_findings(p, q), *findings]
-        columns: list[ColumnComparison] = []
-        joint: list[JointComparison] = []
-        if p.weight > 0 and q.weight > 0:
-            shared = [name for name in p.columns if name in q.columns]
-            changed = {name: _changed_type(name, p.columns[name], q.columns[name]) for name in shared}
-            found += [each for each in changed.values() if each is not None]
-            shared = [name for name in shared if changed[name] is None]
-            sized = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
-            found += [] if settings.independent else order_findings(p, q, shared)
-            found += sized.findings(shared)
-            tables = replace(self, p=p, q=q, settings=sized)
-            columns = tables._columns(shared, found)  # noqa: SLF001 - of the same class
-            joint = tables._groups(groups, shared, found)  # noqa: SLF001
-        compared = TableComparison(
-            *names,
-            p.rows,
-            q.rows,
-            tuple(
-                sorted(columns, key=lambda each: (each.content == "identifier", -least(each.psi), each.name))
-            ),
-            tuple(joint),
-            tuple(found),
-            settings.confidence,
-            settings.max_bins,
-            p.weights,
-            settings.cluster,
-        )
-        return corrected_together([compared])[0]
-
-    def _columns(self, names: Sequence[str], findings: list[Finding]) -> list[ColumnComparison]:
-        """Compare each column, and add what is found."""
+    def columns(self, names: Sequence[str]) -> tuple[list[ColumnComparison], list[Finding]]:
+        """Compare each column; return what limits the comparisons too, last of all that of identifiers."""
         own = {name: self._bins([name]) for name in names}
         counted: dict[tuple[str, ...], Pair] = {}
         if self.settings.cluster is not None and names:
             bins = {name: of_column[name] for name, (_, of_column) in own.items()}
             counted = self._joint_counts(bins, [(name,) for name in names])
         columns: list[ColumnComparison] = []
+        findings: list[Finding] = []
         identifiers: list[Finding] = []
         for name, (settings, bins) in own.items():
             p, q = self.p.columns[name], self.q.columns[name]
             new, vanished = unshared_categories(q, p), unshared_categories(p, q)
             content = content_of(name, p, q, weighted=self.p.weights is not None)
             table = column_contingency(self.p, self.q, name, bins[name])
-            parts, remarks = divergences(table, settings, counted.get((name,)), (name,), (p, q))
-            parts = self._in_order(parts, [name])
+            compared = divergences(table, settings, counted.get((name,)), (name,), (p, q))
+            compared = self._in_order(compared, [name])
             columns.append(
                 ColumnComparison(
                     name=name,
@@ -302,28 +274,29 @@ class _Tables:
                     new=new.names,
                     vanished=vanished.names,
                     histogram=histogram(p, q),
+                    ks=compared.ks,
+                    words=compared.words,
                     content=content,
-                    **parts,
+                    **vars(compared.divergences),
                 )
             )
-            of_text = text_finding(name, p, q, parts.get("words"))
-            of_values = parsed_finding(name, p, q)
-            remarks += [each for each in (of_text, of_values) if each is not None]
-            remarks = in_proportion([*column_findings(name, p, q, new, vanished), *remarks])
+            of_values = [text_finding(name, p, q, compared.words), parsed_finding(name, p, q)]
+            remarks = [*column_findings(name, p, q, new, vanished), *compared.findings]
+            remarks = in_proportion([*remarks, *(each for each in of_values if each is not None)])
             if content == "identifier":
                 remarks = [replace(each, level="note") for each in remarks]
                 identifiers.append(content_finding(name, p, q, content))
             elif content is not None:
                 remarks.append(content_finding(name, p, q, content))
             findings += remarks
-        findings += identifiers
-        return columns
+        return columns, [*findings, *identifiers]
 
-    def _groups(
-        self, groups: Sequence[tuple[str, ...]], names: Sequence[str], findings: list[Finding]
-    ) -> list[JointComparison]:
-        """Compare each group of columns, all of which have to be among `names`, and add what is found."""
+    def groups(
+        self, groups: Sequence[tuple[str, ...]], names: Sequence[str]
+    ) -> tuple[list[JointComparison], list[Finding]]:
+        """Compare each group of columns, all of which have to be among `names`; return what limits this too."""
         joint: list[JointComparison] = []
+        findings: list[Finding] = []
         for group in groups:
             if lacking := [name for name in group if name not in names]:
                 reason = f"{', '.join(map(quoted, lacking))} is not"
@@ -334,10 +307,11 @@ class _Tables:
             pair = self._joint_counts(bins, [group])[group]
             clustered = settings.cluster is not None
             table = joint_contingency(group, bins, pair, clustered=clustered)
-            parts, remarks = divergences(table, settings, pair if clustered else None, group)
-            joint.append(JointComparison(columns=group, **self._in_order(parts, group)))
-            findings += remarks
-        return joint
+            compared = divergences(table, settings, pair if clustered else None, group)
+            compared = self._in_order(compared, group)
+            joint.append(JointComparison(columns=group, **vars(compared.divergences)))
+            findings += compared.findings
+        return joint, findings
 
     def _bins(self, columns: Sequence[str]) -> tuple[TableSettings, dict[str, Bins]]:
         """Return the settings for columns that are compared together, and the bins of each."""
@@ -357,44 +331,93 @@ class _Tables:
         keys = [(*prefix, *group) for group in groups]
         counted: list[list[JointCounts]] = []
         for side, table in zip("PQ", self.tables, strict=True):
-            if self.progress is not None:
-                self.progress(f"counting {len(keys)} combinations of columns in {side}")
-            counts = table.joint_counts(bins, keys, self.p.weights)
+            self.counting.tell(f"counting {len(keys)} combinations of columns in {side}")
+            counts = table.joint_counts(bins, keys, self.counting.weights)
             counted.append([counts[key] for key in keys])
         return dict(zip(groups, zip(*counted, strict=True), strict=True))
 
-    def _in_order(self, parts: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    def _in_order(self, compared: ComparedBins, columns: Sequence[str]) -> ComparedBins:
         """Return a comparison with a note on the order of rows, without errors where these are not known."""
         notes: list[str] = []
-        unknown = False
+        is_open = False
         for side, table in (("P", self.p), ("Q", self.q)):
             if table.order is not None and (time := table.order.time(columns)) > 1:
-                unknown = unknown or bool(table.order.unknown.intersection(columns))
+                is_open = is_open or bool(table.order.unknown.intersection(columns))
                 notes.append(
                     f"{table.rows:,} rows of {side} carry the information of "
-                    f"{'at most ' if unknown else 'about '}{table.rows / time:,.3g} independent ones"
+                    f"{'at most ' if is_open else 'about '}{table.rows / time:,.3g} independent ones"
                 )
-        if unknown:
+        measured = compared.divergences
+        if is_open:
             notes.append("there are too few independent blocks of rows for intervals and a test")
-            for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
-                parts[name] = Value(parts[name].value, None, None)
-            parts["p_value"] = parts["p_adjusted"] = math.nan
-            parts |= {"words": None} if "words" in parts else {}
-        return parts | {"notes": (*parts["notes"], *notes)}
+            names = ("kl_pq", "kl_qp", "js", "psi", "tv")
+            values = {name: Value(getattr(measured, name).value, None, None) for name in names}
+            measured = replace(measured, **values, p_value=math.nan, p_adjusted=math.nan)
+            compared = compared._replace(words=None)
+        return compared._replace(divergences=replace(measured, notes=(*measured.notes, *notes)))
+
+
+def _comparison(
+    sides: _Sides,
+    names: tuple[str, str],
+    findings: Sequence[Finding],
+    groups: Sequence[tuple[str, ...]] = (),
+) -> TableComparison:
+    """Compare each column that both have and each group of them, and correct the p-values for their number."""
+    p, q, settings = sides.p, sides.q, sides.settings
+    reported = [*size_findings(p, q), *findings]
+    columns: list[ColumnComparison] = []
+    joint: list[JointComparison] = []
+    if p.weight > 0 and q.weight > 0:
+        shared = [name for name in p.columns if name in q.columns]
+        changed = {name: _changed_type(name, p.columns[name], q.columns[name]) for name in shared}
+        shared = [name for name in shared if changed[name] is None]
+        reported += [each for each in changed.values() if each is not None]
+        reported += [] if settings.independent else order_findings(p, q, shared)
+        reported += settings.findings(shared)
+        columns, of_columns = sides.columns(shared)
+        joint, of_groups = sides.groups(groups, shared)
+        reported += [*of_columns, *of_groups]
+    columns.sort(key=lambda each: (each.content == "identifier", -least(each.psi), each.name))
+    compared = TableComparison(
+        *names,
+        p.rows,
+        q.rows,
+        tuple(columns),
+        tuple(joint),
+        tuple(reported),
+        settings.confidence,
+        settings.max_bins,
+        p.weights,
+        settings.cluster,
+    )
+    return corrected_together([compared])[0]
+
+
+def _sides(
+    p: Profile,
+    q: Profile,
+    settings: TableSettings,
+    counting: Counting,
+    tables: tuple[Table, ...] = (),
+) -> _Sides:
+    """Return both sides with the effective numbers of rows; the order of independent rows is ignored."""
+    if settings.independent:
+        p, q = replace(p, order=None), replace(q, order=None)
+    sized = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
+    return _Sides(p, q, sized, tables, counting)
 
 
 def _counted(
-    tables: tuple[Table, Table],
-    columns: Sequence[str],
-    weights: str | None,
-    progress: Callable[[str], object] | None,
+    tables: tuple[Table, Table], columns: Sequence[str], counting: Counting
 ) -> tuple[CountedTable, CountedTable]:
     """Return both tables counted alike: text as numbers or dates where both tables have them in one way."""
-    p = count_opened(tables[0], columns, weights, progress=progress)
-    q = count_opened(tables[1], columns, weights, like=p.profile, progress=progress)
-    ways = ways_to_read([Side(each.profile.columns, each.table) for each in (p, q)], weights)
-    p = p.parsed(ways[0], progress=progress)
-    return p, q.parsed(ways[1], again=ways[0], like=p.profile, progress=progress)
+    p = count_opened(tables[0], columns, counting)
+    q = count_opened(tables[1], columns, counting._replace(like=p.profile))
+    ways = ways_to_read([p.side(), q.side()], weighted=counting.weights is not None)
+    p = p.parsed(ways[0])
+    q = replace(q, counting=counting._replace(like=p.profile))
+    return p, q.parsed(ways[1], again=ways[0])
 
 
 def _profile_findings(p: Profile, q: Profile) -> list[Finding]:

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 
 from kullback.errors import quoted
 from kullback.tables.columns.identifiers import identifies
-from kullback.tables.columns.ways_of_writing import (
-    FEW,
-    NotRead,
-    evidence_of_categories,
-    have_enough_values,
-    shares,
-    way_of,
-)
+from kullback.tables.columns.text_types import reason_against
+from kullback.tables.columns.ways_of_writing import evidence_of_categories, shares
 from kullback.tables.table_findings import finding
 
 if TYPE_CHECKING:
@@ -59,26 +53,6 @@ def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Cont
         f"{convert}(column, errors='coerce')"
     )
     return finding(content, message, name)
-
-
-def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
-    """Return why a column of text is not compared as the numbers or dates that it mostly holds; None if it holds
-    others."""
-    sides = [column for column in (p, q) if not column.empty]
-    texts = [evidence_of_categories(each, fewest=1) for each in sides if each.column_type == "categorical"]
-    if not any(
-        evidence.get(("shape", what), 0.0) > _MOST * evidence["all",]
-        for evidence in texts
-        for what in ("numbers", "dates")
-    ):
-        return None
-    if all(identifies(name, column) for column in sides):
-        return "they identify rows"
-    if not have_enough_values(sides):
-        return FEW
-    types = {each.column_type for each in sides} - {"categorical"}
-    way = way_of(texts, types.pop() if types else None)
-    return way.reason if isinstance(way, NotRead) else "its type or its profile says that they are categories"
 
 
 def parsed_finding(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:

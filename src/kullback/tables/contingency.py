@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
-from kullback.tables.engines.engine import JointCounts
-from kullback.tables.engines.parsed_table import is_text_field, parsed
+from kullback.tables.engines.engine import ParsedTable
+from kullback.tables.engines.joint_counter import JointCounts
+from kullback.tables.engines.parsed_columns import is_text_field
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
@@ -40,7 +41,7 @@ from kullback.tables.inference.word_test import word_test
 from kullback.tables.settings import TableSettings
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
-from kullback.tables.table_results import Bin
+from kullback.tables.table_results import Bin, Divergences
 
 # The joint counts of P and of Q, by cluster (where there are clusters) and bins.
 Pair = tuple[JointCounts, JointCounts]
@@ -94,7 +95,7 @@ def contingency_tables(
         for name, of_column in bins.items()
         if of_column.written is not None and name in wanted and is_text_field(table.fields[name])
     }
-    counts = parsed(table, ways).joint_counts(bins, keys, weights)
+    counts = (ParsedTable(table, ways) if ways else table).joint_counts(bins, keys, weights)
     return {key: dict(sorted(each.items(), key=_in_order)) for key, each in counts.items()}
 
 
@@ -204,13 +205,29 @@ def joint_contingency(
     return ContingencyTable(labels, [None] * len(keys), counts[0], counts[1], False, index)
 
 
+class ComparedBins(NamedTuple):
+    """The comparison of bins.
+
+    Attributes:
+        divergences: the divergences between them.
+        findings: what limits these.
+        ks: the Kolmogorov-Smirnov distance of a column of numbers; None for others.
+        words: the divergence of the words of a column of texts (`ColumnComparison.words`).
+    """
+
+    divergences: Divergences
+    findings: list[Finding]
+    ks: float | None = None
+    words: float | None = None
+
+
 def divergences(
     table: ContingencyTable,
     settings: TableSettings,
     clustered: Pair | None,
     columns: Sequence[str],
     profiles: tuple[ColumnProfile, ColumnProfile] | None = None,
-) -> tuple[dict[str, Any], list[Finding]]:
+) -> ComparedBins:
     """Compare P's and Q's weights in the bins of a contingency table.
 
     Arguments:
@@ -219,53 +236,55 @@ def divergences(
         clustered: the joint counts of P and Q by cluster and bin; None if rows are independent.
         columns: the columns, for findings.
         profiles: P's and Q's profile of a single column; the order of its numbers is compared too.
-
-    Returns:
-        the attributes of a comparison, and findings.
     """
-    found = _pooled(table, settings, clustered)
-    ordered = None if profiles is None else _in_order_of_numbers(table, found, settings, profiles)
+    pooled = _pooled(table, settings, clustered)
+    ordered = None if profiles is None else _in_order_of_numbers(table, pooled, settings, profiles)
     statistics = compare_counts(
-        found.p * found.scales[0],
-        found.q * found.scales[1],
+        pooled.p * pooled.scales[0],
+        pooled.q * pooled.scales[1],
         settings.sizes,
         random=settings.random,
-        clusters=found.clusters,
-        rare=found.rare,
-        pooled=len(found.groups),
-        sparse=found.sparse,
+        clusters=pooled.clusters,
+        rare=pooled.rare,
+        pooled=len(pooled.groups),
+        sparse=pooled.sparse,
         confidence=settings.confidence,
         ordered=math.nan if ordered is None else ordered.p_value,
     )
-    parts = {name: getattr(statistics, name) for name in ("kl_pq", "kl_qp", "js", "psi", "tv", "p_value")}
-    shown = _shown(table, found, statistics.contributions)
-    remarks = list(_remarks(found, statistics.kl_pq, statistics.kl_qp))
+    remarks = list(_remarks(pooled, statistics.kl_pq, statistics.kl_qp))
     name = " with ".join(map(quoted, columns))
     column = columns[0] if len(columns) == 1 else None
+    p_value, psi_of_words = statistics.p_value, None
+    words = None if profiles is None else word_test(*profiles, _independent_rows(pooled, settings))
+    if words is not None:
+        p_value = of_tests_on_the_same_rows([statistics.p_value, words.p_value])
+        psi_of_words = words.psi if words.p_value < 1 - settings.confidence else 0.0
+    compared = Divergences(
+        statistics.kl_pq,
+        statistics.kl_qp,
+        statistics.js,
+        statistics.psi,
+        statistics.tv,
+        p_value,
+        p_value,
+        _shown(table, pooled, statistics.contributions),
+        tuple(f"{text[0].upper()}{text[1:]}." if code else text for code, text in remarks),
+    )
     findings = [finding(code, f"{name}: {message}", column) for code, message in remarks if code]
-    notes = tuple(f"{text[0].upper()}{text[1:]}." if code else text for code, text in remarks)
-    parts |= {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}
-    if profiles is not None:
-        parts["ks"] = None if ordered is None or math.isnan(ordered.distance) else ordered.distance
-        words = word_test(*profiles, _independent_rows(found, settings))
-        if words is not None:
-            parts["p_value"] = parts["p_adjusted"] = of_tests_on_the_same_rows(
-                [statistics.p_value, words.p_value]
-            )
-            parts["words"] = words.psi if words.p_value < 1 - settings.confidence else 0.0
-    return parts, findings
+    ks = None if ordered is None or math.isnan(ordered.distance) else ordered.distance
+    return ComparedBins(compared, findings, ks, psi_of_words)
 
 
-def _independent_rows(found: _Pooled, settings: TableSettings) -> tuple[float, float]:
+def _independent_rows(pooled: _Pooled, settings: TableSettings) -> tuple[float, float]:
     """Return the effective numbers of rows; all rows of a cluster count as equal.
 
     Survey Sampling (Kish, 1965)
     """
-    if found.clusters is None:
+    if pooled.clusters is None:
         return settings.sizes
     p, q = (
         float(rows.sum() ** 2 / max(np.square(rows).sum(), 1e-300))
-        for rows in (c.sum(1) for c in found.clusters)
+        for rows in (c.sum(1) for c in pooled.clusters)
     )
     return min(p, settings.sizes[0]), min(q, settings.sizes[1])
 
@@ -336,12 +355,12 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
             np.append(side, each[rare].sum()) for side, each in zip((p, q), (table.p, table.q), strict=True)
         ]
         return _Pooled(frequent, (label,), sums[0], sums[1], values)
-    found = rare_values(rows[0], rows[1], settings.sizes, settings.random)
+    grouped = rare_values(rows[0], rows[1], settings.sizes, settings.random)
     sums = [
         np.append(side, group / scale)
-        for side, group, scale in zip((p, q), found.totals, scales, strict=True)
+        for side, group, scale in zip((p, q), grouped.totals, scales, strict=True)
     ]
-    return _Pooled(frequent, found.labels, sums[0], sums[1], values, found, scales=scales)
+    return _Pooled(frequent, grouped.labels, sums[0], sums[1], values, grouped, scales=scales)
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
@@ -394,21 +413,23 @@ def _pooled_clusters(
     on_p = np.arange(len(keys)) < len(pair[0])
     rows = np.array([row[key[0]] for key in keys], np.int64)
     index = np.array([key[1] if table.index is None else table.index[key[1:]] for key in keys], np.int64)
-    place, found = column[index], None
+    place, grouped = column[index], None
     if values:
         own = rare[index]
         number = np.cumsum(rare) - 1
         totals = float(table.p.sum()), float(table.q.sum())
-        found, group = rare_values_of_clusters(number[index[own]], on_p[own], rows[own], weight[own], totals)
+        grouped, group = rare_values_of_clusters(
+            number[index[own]], on_p[own], rows[own], weight[own], totals
+        )
         place[own] = len(frequent) + group
-    labels = found.labels if found else ()
+    labels = grouped.labels if grouped else ()
     matrices: list[Floats] = []
     for side in (on_p, ~on_p):
         matrix = np.zeros((len(set(row.values())), len(frequent) + len(labels)))
         np.add.at(matrix, (rows[side], place[side]), weight[side])
         matrices.append(matrix)
     p, q = (matrix.sum(0) for matrix in matrices)
-    return _Pooled(frequent, labels, p, q, values, found, (matrices[0], matrices[1]))
+    return _Pooled(frequent, labels, p, q, values, grouped, (matrices[0], matrices[1]))
 
 
 def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]:
@@ -432,9 +453,9 @@ def _rows_of(members: int, total: int, random: np.random.Generator) -> Integers:
     return random.permutation(members) % rows
 
 
-def _shown(table: ContingencyTable, found: _Pooled, parts: Floats) -> tuple[Bin, ...]:
+def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin, ...]:
     """Return the bins to list: all ordered bins; or the most frequent categories, the rest as one, and the groups."""
-    a, b, number = found.p, found.q, len(found.frequent)
+    a, b, number = pooled.p, pooled.q, len(pooled.frequent)
     groups = [index for index in range(number, len(a)) if a[index] + b[index] > 0]
     order, rest = np.arange(number), np.zeros(0, np.int64)
     if not table.ordered:
@@ -443,14 +464,14 @@ def _shown(table: ContingencyTable, found: _Pooled, parts: Floats) -> tuple[Bin,
         order, rest = (order, rest) if number <= most else (order[: most - 1], order[most - 1 :])
     bins: list[Bin] = []
     for index in order.tolist():
-        low, high = table.ends[int(found.frequent[index])] or (None, None)
-        label = table.labels[int(found.frequent[index])]
+        low, high = table.ends[int(pooled.frequent[index])] or (None, None)
+        label = table.labels[int(pooled.frequent[index])]
         bins.append(Bin(label, low, high, float(a[index]), float(b[index]), float(parts[index])))
     if len(rest):
         bins.append(
             Bin(f"{len(rest):,} others", None, None, *(float(side[rest].sum()) for side in (a, b, parts)))
         )
-    labels = {index: found.groups[index - number] for index in groups}
+    labels = {index: pooled.groups[index - number] for index in groups}
     bins += [
         Bin(labels[each], None, None, float(a[each]), float(b[each]), float(parts[each])) for each in groups
     ]
@@ -458,41 +479,41 @@ def _shown(table: ContingencyTable, found: _Pooled, parts: Floats) -> tuple[Bin,
 
 
 def _remarks(
-    found: _Pooled, forward: Value[float | None], backward: Value[float | None]
+    pooled: _Pooled, forward: Value[float | None], backward: Value[float | None]
 ) -> Iterator[tuple[str, str]]:
     """Yield remarks on pooled and infinite parts, and on missing values or intervals.
 
     Each is the code of a finding and its message, or an empty code and a sentence for a note.
     """
-    if found.values:
-        yield from _rare_remarks(found, forward)
-    if not ((found.p > 0) & (found.q > 0)).any():
+    if pooled.values:
+        yield from _rare_remarks(pooled, forward)
+    if not ((pooled.p > 0) & (pooled.q > 0)).any():
         yield "disjoint", "P and Q have no bin in common"
-    yield from _empty_remarks(found, (forward, backward))
+    yield from _empty_remarks(pooled, (forward, backward))
     fewest = MIN_CLUSTERS
-    if found.clusters is not None:
-        fewest = min(int((side.sum(1) > 0).sum()) for side in found.clusters)
+    if pooled.clusters is not None:
+        fewest = min(int((side.sum(1) > 0).sum()) for side in pooled.clusters)
     if fewest < MIN_CLUSTERS:
         clusters = f"{fewest} cluster{'' if fewest == 1 else 's'} on one side"
         yield "few-clusters", f"{clusters}: no intervals below {MIN_CLUSTERS}"
-    elif forward.interval is None and ((found.p + found.q) > 0).sum() > 1:
+    elif forward.interval is None and ((pooled.p + pooled.q) > 0).sum() > 1:
         yield "", f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals."
     elif forward.interval is None:
         yield "", "All rows are in one bin, so the divergences are 0 whatever P and Q are."
 
 
 def _empty_remarks(
-    found: _Pooled, both: tuple[Value[float | None], Value[float | None]]
+    pooled: _Pooled, both: tuple[Value[float | None], Value[float | None]]
 ) -> Iterator[tuple[str, str]]:
     """Yield the effect of bins without rows of one side on both directions of KL."""
-    sides = (("KL(P||Q)", "Q", found.p, found.q), ("KL(Q||P)", "P", found.q, found.p))
+    sides = (("KL(P||Q)", "Q", pooled.p, pooled.q), ("KL(Q||P)", "P", pooled.q, pooled.p))
     infinite: list[str] = []
     for (divergence, side, other, own), known in zip(sides, both, strict=True):
         without = (own == 0) & (other > 0)
         if not without.any():
             continue
         bins, share = f"without rows of {side}: {without.sum()}", other[without].sum() / other.sum()
-        if found.sparse and known.interval is not None and math.isfinite(known.interval[1]):
+        if pooled.sparse and known.interval is not None and math.isfinite(known.interval[1]):
             taken = f"The interval of {divergence} assumes that {side} has some there, absent from its rows by chance."
             yield "", f"Bins {bins}, with {100 * share:.2g} % of the other side's. {taken}"
         else:
@@ -502,16 +523,16 @@ def _empty_remarks(
         yield "infinite", f"the raw counts give infinite {parts}; the upper limits are infinite"
 
 
-def _rare_remarks(found: _Pooled, forward: Value[float | None]) -> Iterator[tuple[str, str]]:
+def _rare_remarks(pooled: _Pooled, forward: Value[float | None]) -> Iterator[tuple[str, str]]:
     """Yield the number of rows with rare values, and the effect."""
-    of_p, of_q = (side[len(found.frequent) :] / side.sum() for side in (found.p, found.q))
+    of_p, of_q = (side[len(pooled.frequent) :] / side.sum() for side in (pooled.p, pooled.q))
     hidden = float(np.minimum(of_p, of_q).sum())
     share = 50 * float(of_p.sum() + of_q.sum())
     rows = f"{share:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
     if forward.value is None:
         yield "too-rare", f"{rows}: inconclusive"
         return
-    yield "rare-categories", f"{rows} ({found.values:,} values); they are compared in groups"
+    yield "rare-categories", f"{rows} ({pooled.values:,} values); they are compared in groups"
     if hidden > STRAY:
         yield (
             "",

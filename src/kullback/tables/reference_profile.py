@@ -17,7 +17,7 @@ from kullback.errors import LONGEST_MESSAGE, FileError, invalid_value, printable
 from kullback.tables.arguments import chosen_of, name_or_none, refuse_unknown
 from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import Caller
-from kullback.tables.table_profile import Profile, profile_opened
+from kullback.tables.table_profile import Counting, Profile, profile_opened
 
 SUFFIX = ".profile.json"
 OPENING = '{"schema":"kullback.profile/'
@@ -104,17 +104,17 @@ def reference_profile(
     saved = Path(reference) if is_profile(reference) else Path(profile or profile_path(reference))
     if saved == Path(reference) or (saved.exists() and not rebuild):
         _check_age(reference, saved)
-        found = Profile.load(saved)
-        if weights != found.weights and weights is not None:
-            wanted = f"the weights of {printable(saved)}, {name_or_none(found.weights)}, or rebuild=True (--rebuild)"
+        known = Profile.load(saved)
+        if weights != known.weights and weights is not None:
+            wanted = f"the weights of {printable(saved)}, {name_or_none(known.weights)}, or rebuild=True (--rebuild)"
             raise invalid_value(
                 "reference_profile",
                 "weights",
                 wanted=wanted,
                 got=quoted(weights),
-                instead={"weights": found.weights} if found.weights else {"rebuild": True},
+                instead={"weights": known.weights} if known.weights else {"rebuild": True},
             )
-        return _only(found, columns, excluded, saved)
+        return _only(known, columns, excluded, saved)
     if saved.exists() and not (is_profile(saved) or _is_cut(saved)):
         raise FileError.at(
             printable(saved),
@@ -124,10 +124,10 @@ def reference_profile(
         )
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
     refuse_unknown("reference_profile", excluded, list(table.fields), "the table")
-    found = profile_opened(table, columns, weights, exclude=excluded, progress=progress)
+    counted = profile_opened(table, columns, Counting.of(weights, None, progress), exclude=excluded)
     # A later call may exclude the same columns, and one without exclude= says why they are not compared.
-    found.skipped |= dict.fromkeys(excluded, "left out when the profile was made")
-    found.save(saved)
+    counted.skipped |= dict.fromkeys(excluded, "left out when the profile was made")
+    counted.save(saved)
     # The saved profile may name fewer categories; the first comparison and later ones use the same.
     return _only(Profile.load(saved), None, excluded, saved)
 
@@ -158,12 +158,12 @@ def batch_profile(
     """
     columns, excluded = chosen_of("batch_profile", columns, exclude)
     if is_profile(batch):
-        found = Profile.load(batch)
-        there = [name for name in excluded if name in _names(found)]
-        return _only(found, columns, there, Path(batch))
+        saved = Profile.load(batch)
+        there = [name for name in excluded if name in _names(saved)]
+        return _only(saved, columns, there, Path(batch))
     table = open_table(os.fspath(batch), Caller("batch_profile", "batch"))
-    weights = reference.weights
-    return profile_opened(table, columns, weights, exclude=excluded, like=reference, progress=progress)
+    counting = Counting.of(reference.weights, reference, progress)
+    return profile_opened(table, columns, counting, exclude=excluded)
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:

@@ -21,10 +21,10 @@ from kullback.common.serial_dependence import (
 )
 from kullback.common.turn_spectrum import spectral_turns
 from kullback.errors import LONGEST_NAME, printable, safe_repr
-from kullback.tables.engines.arrow import numbers_of, strings_of
+from kullback.tables.columns.arrow import numbers_of, strings_of
 
 if TYPE_CHECKING:
-    from kullback.tables.columns.types import Field
+    from kullback.tables.columns.types import Field, JsonObject
     from kullback.tables.engines.engine import Table
 
 
@@ -65,7 +65,7 @@ class RowOrder:
         times = {name: time for name, time in self.times.items() if name in kept}
         return RowOrder(self.rows, times, self.unknown & kept, self.repeated)
 
-    def to_object(self) -> dict[str, Any]:
+    def to_object(self) -> JsonObject:
         """Return an object of JSON."""
         return {
             "rows": self.rows,
@@ -103,18 +103,18 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
         values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
         numbers.append(without_rounding_errors(values))
         scores = number_scores(values[:, None]) if numeric else category_scores(values.astype(np.int64))
-        found = serial_dependence(scores)
-        if found is None:
+        dependence = serial_dependence(scores)
+        if dependence is None:
             examined[each.name] = scores
-        if found is None and numeric:
+        if dependence is None and numeric:
             ranks = examined[each.name] = scores[:, : scores.shape[1] // 2]
             free.append(ranks)
             names += [each.name] * ranks.shape[1]
-        if found is None or found.kind == "pattern":
+        if dependence is None or dependence.kind == "pattern":
             continue
-        times[each.name] = found.time
-        if found.is_open:
-            times[each.name] = max(found.time, rows / FEWEST_BLOCKS)
+        times[each.name] = dependence.time
+        if dependence.is_open:
+            times[each.name] = max(dependence.time, rows / FEWEST_BLOCKS)
             unknown.append(each.name)
     missed = {names[column] for column in missed_turns(np.concatenate(free, 1))} if names else set[str]()
     missed |= {name for name, scores in examined.items() if spectral_turns(scores, searches=len(examined))}
@@ -127,11 +127,11 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
 
 def _numbers(array: Any, column: Field) -> Floats:
     """Return numbers with the missing ones below all others."""
-    found = np.full(len(array), -LARGEST)
+    numbers = np.full(len(array), -LARGEST)
     present = array.is_valid().to_numpy(zero_copy_only=False)
     values = numbers_of(array.drop_null(), str(column.column_type))
-    found[present] = np.nan_to_num(values, nan=-LARGEST / 2, posinf=LARGEST, neginf=-LARGEST / 4)
-    return found
+    numbers[present] = np.nan_to_num(values, nan=-LARGEST / 2, posinf=LARGEST, neginf=-LARGEST / 4)
+    return numbers
 
 
 def _codes(array: Any) -> Floats:

@@ -189,12 +189,12 @@ def column_findings(
     sides = (("P", p), ("Q", q))
 
     def where(holds: list[bool]) -> str:
-        return " and ".join(side for (side, _), held in zip(sides, holds, strict=True) if held)
+        return " and ".join(side for (side, _), here in zip(sides, holds, strict=True) if here)
 
-    def found(code: str, message: str) -> Finding:
+    def of_column(code: str, message: str) -> Finding:
         return finding(code, f"{quoted(name)} {message}", name)
 
-    for code, held, message in (
+    for code, holds, message in (
         ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
         (
             "not-a-number",
@@ -212,18 +212,20 @@ def column_findings(
             "has categories that the profile of {} does not name; they are compared as one",
         ),
     ):
-        if any(held):
-            yield found(code, message.format(where(held)))
+        if any(holds):
+            yield of_column(code, message.format(where(holds)))
     yield from _constant_findings(name, constant_label(p), constant_label(q))
     if None not in (p.zoned, q.zoned) and p.zoned != q.zoned:
-        yield found(
+        yield of_column(
             "time-zone-changed", f"has a time zone in {'P' if p.zoned else 'Q'} only: both are treated as UTC"
         )
     if q.missing > 0 and p.missing == 0:
-        yield found("new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, and never in P")
+        yield of_column(
+            "new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, and never in P"
+        )
     for code, side, unshared in (("new-categories", "Q", new), ("vanished-categories", "P", vanished)):
         if unshared.number:
-            yield found(code, f"has {_listed(unshared)} in {side} only")
+            yield of_column(code, f"has {_listed(unshared)} in {side} only")
 
 
 def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | None) -> Finding | None:
@@ -296,7 +298,7 @@ def _constant_findings(name: str, of_p: str | None, of_q: str | None) -> Iterato
         )
 
 
-def _listed(found: Unshared) -> str:
-    shown = ", ".join(map(quoted, found.names[:NAMED]))
-    word = "category" if found.number == 1 else "categories"
-    return f"{found.number:,} {word} ({shown}{', ...' if found.number > NAMED else ''})"
+def _listed(unshared: Unshared) -> str:
+    shown = ", ".join(map(quoted, unshared.names[:NAMED]))
+    word = "category" if unshared.number == 1 else "categories"
+    return f"{unshared.number:,} {word} ({shown}{', ...' if unshared.number > NAMED else ''})"

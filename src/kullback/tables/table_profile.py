@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kullback.common.files import check_input, write
 from kullback.common.short_repr import ShortRepr
@@ -38,18 +38,25 @@ from kullback.tables.arguments import (
 )
 from kullback.tables.columns.column_profile import ColumnProfile, most_frequent
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
-from kullback.tables.columns.types import ColumnType, Field
+from kullback.tables.columns.text_types import NUMBERS, Side, ways_to_read
+from kullback.tables.columns.types import Field, JsonObject
+from kullback.tables.columns.ways_of_writing import Evidence
 from kullback.tables.columns.written_numbers import Written
 from kullback.tables.engines import open_table
-from kullback.tables.engines.engine import ColumnSpec, Table, TableCounts
-from kullback.tables.engines.parsed_table import is_text_field, parsed, unparsed_of
+from kullback.tables.engines.column_counters import ColumnCounter, EndsCounter, EvidenceCounter, counter_of
+from kullback.tables.engines.engine import ParsedTable, Table
+from kullback.tables.engines.parsed_columns import is_text_field, unparsed_of
+from kullback.tables.engines.table_counter import TableCounter
 from kullback.tables.row_order import RowOrder, row_order
-from kullback.tables.text_columns import NUMBERS, Side, ways_to_read
 
 SCHEMA = "kullback.profile/2"
 SAVED_CATEGORIES = 1000
 ROUNDS = 6
 Progress = Callable[[str], object]
+
+
+def _tell_nobody(_: str) -> None:
+    """Report no progress."""
 
 
 @dataclass(repr=False)
@@ -122,7 +129,7 @@ class Profile(ShortRepr):
             one line of JSON, with the schema ``"kullback.profile/2"``.
         """
         columns = {name: column.shortened(categories).to_object() for name, column in self.columns.items()}
-        head: dict[str, Any] = {"schema": SCHEMA, "rows": self.rows, "weight": self.weight}
+        head: JsonObject = {"schema": SCHEMA, "rows": self.rows, "weight": self.weight}
         head |= {"weight_squares": self.weight_squares, "weights": self.weights, "skipped": self.skipped}
         if self.order is not None:
             head["order"] = self.order.to_object()
@@ -229,30 +236,44 @@ def profile_table(
     check_column("profile_table", "weights", weights)
     table = open_table(frame)
     refuse_unknown("profile_table", excluded, list(table.fields), "the table")
-    return profile_opened(table, columns, weights, exclude=excluded, like=like, progress=progress)
+    counting = Counting.of(weights, like, progress)
+    return profile_opened(table, columns, counting, exclude=excluded)
+
+
+class Counting(NamedTuple):
+    """How tables are counted.
+
+    Attributes:
+        weights: the column of the rows' weights, or None.
+        like: a profile whose column types and grids to use, or None.
+        tell: called with a sentence before each reading of a table.
+    """
+
+    weights: str | None
+    like: Profile | None
+    tell: Progress
+
+    @staticmethod
+    def of(weights: str | None, like: Profile | None, progress: Progress | None) -> Counting:
+        """Return how to count, without reports of progress if nobody asks for them."""
+        return Counting(weights, like, progress or _tell_nobody)
 
 
 def profile_opened(
-    table: Table,
-    columns: Sequence[str] | None,
-    weights: str | None,
-    *,
-    like: Profile | None = None,
-    exclude: Collection[str] = (),
-    progress: Progress | None = None,
-    independent: bool = False,
+    table: Table, columns: Sequence[str] | None, counting: Counting, *, exclude: Collection[str] = ()
 ) -> Profile:
-    """Count the columns of an open table, as `profile_table` does; examine its order unless rows are independent."""
-    counted = count_opened(table, columns, weights, exclude=exclude, like=like, progress=progress)
-    others = {} if like is None else like.columns
+    """Count the columns of an open table, as `profile_table` does, and examine its order."""
+    counted = count_opened(table, columns, counting, exclude=exclude)
+    others = {} if counting.like is None else counting.like.columns
     # A column that the other profile has as categories is counted likewise.
     undecided = {
         name: column
         for name, column in counted.profile.columns.items()
         if name not in others or others[name].empty or others[name].column_type in NUMBERS
     }
-    ways = ways_to_read([Side(undecided, counted.table), Side(others, None)], weights)[0]
-    return counted.parsed(ways, like=like, progress=progress).finished(independent=independent)
+    side = counted.side()._replace(columns=undecided)
+    ways = ways_to_read([side, Side(others)], weighted=counting.weights is not None)[0]
+    return counted.parsed(ways).finished(independent=False)
 
 
 @dataclass(frozen=True)
@@ -262,36 +283,44 @@ class CountedTable:
     Attributes:
         table: the table, with parsed columns of text.
         profile: its counts.
+        counting: how they were counted.
     """
 
     table: Table
     profile: Profile
+    counting: Counting
 
-    def parsed(
-        self,
-        ways: Mapping[str, Written],
-        *,
-        again: Collection[str] = (),
-        like: Profile | None = None,
-        progress: Progress | None = None,
-    ) -> CountedTable:
+    def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
         """Return the table with columns of text counted as the numbers or dates that they hold.
 
         Arguments:
             ways: these columns, and how they are written.
-            again: further columns to count again, like another profile.
-            like: the other profile.
-            progress: called with a sentence before each reading of the table.
+            again: further columns to count again, like the other profile.
         """
         names = [name for name in self.profile.columns if name in ways or name in again]
         if not names:
             return self
-        (progress or _tell_nobody)(f"counting {len(names)} columns of text as numbers or dates")
-        table = parsed(self.table, ways)
-        columns = _counts(table, names, ways, self.profile.weights, like, progress).columns
-        return CountedTable(table, replace(self.profile, columns=self.profile.columns | columns))
+        self.counting.tell(f"counting {len(names)} columns of text as numbers or dates")
+        table = ParsedTable(self.table, ways) if ways else self.table
+        columns = _counted(table, names, ways, self.counting)[1]
+        return replace(
+            self, table=table, profile=replace(self.profile, columns=self.profile.columns | columns)
+        )
 
-    def finished(self, *, independent: bool = False) -> Profile:
+    def side(self) -> Side:
+        """Return what decides which columns of text are numbers or dates."""
+        strings = [name for name in self.profile.columns if self.table.fields[name].column_type == "string"]
+        return Side(self.profile.columns, strings, self._evidence)
+
+    def _evidence(self, names: Sequence[str]) -> dict[str, Evidence]:
+        """Return the evidence on how columns of text are written, from one reading of the table."""
+        counter = TableCounter({name: EvidenceCounter() for name in names}, weights=self.counting.weights)
+        counted = self.table.count(counter).columns
+        return {
+            name: column.evidence for name, column in counted.items() if isinstance(column, EvidenceCounter)
+        }
+
+    def finished(self, *, independent: bool) -> Profile:
         """Return the profile, with the order of the first rows unless they are independent."""
         if independent:
             return self.profile
@@ -302,45 +331,45 @@ class CountedTable:
 def count_opened(
     table: Table,
     columns: Sequence[str] | None,
-    weights: str | None,
+    counting: Counting,
     *,
     exclude: Collection[str] = (),
-    like: Profile | None = None,
-    progress: Progress | None = None,
 ) -> CountedTable:
-    """Count the columns of an open table; text is parsed only where `like` has parsed it."""
-    fields, skipped = _chosen(table, columns, weights, exclude)
-    (progress or _tell_nobody)(f"counting {len(fields)} columns")
-    ways = {} if like is None else _ways_like(fields, like)
-    table = parsed(table, ways)
-    counts = _counts(table, [field.name for field in fields], ways, weights, like, progress)
-    profile = Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights)
-    return CountedTable(table, profile)
+    """Count the columns of an open table; text is parsed only where the other profile has parsed it."""
+    fields, skipped = _chosen(table, columns, counting.weights, exclude)
+    counting.tell(f"counting {len(fields)} columns")
+    ways = {} if counting.like is None else _ways_like(fields, counting.like)
+    table = ParsedTable(table, ways) if ways else table
+    counter, profiles = _counted(table, [field.name for field in fields], ways, counting)
+    profile = Profile(
+        profiles, counter.rows, counter.weight, counter.weight_squares, skipped, counting.weights
+    )
+    return CountedTable(table, profile, counting)
 
 
-def _counts(
+def _counted(
     table: Table,
     names: Sequence[str],
     ways: Mapping[str, Written],
-    weights: str | None,
-    like: Profile | None,
-    progress: Progress | None,
-) -> TableCounts:
+    counting: Counting,
+) -> tuple[TableCounter, dict[str, ColumnProfile]]:
     """Count columns, of which some are parsed: their other texts are missing values."""
     fields = [table.fields[name] for name in names]
-    parsed_ones = [name for name in names if name in ways]
-    unparsed = [ColumnSpec(unparsed_of(name), "string") for name in parsed_ones]
-    counts = table.count([*(_spec(field, like) for field in fields), *unparsed], weights)
-    rest = {name: counts.columns.pop(unparsed_of(name)) for name in parsed_ones}
-    if like is None:
-        _sharpen(table, fields, counts, weights, progress or _tell_nobody)
-    for each in fields:
-        counts.columns[each.name].zoned = each.zoned
+    parsed = [name for name in names if name in ways]
+    counters = {field.name: _counter(field, counting.like) for field in fields}
+    counters |= {unparsed_of(name): counter_of("string") for name in parsed}
+    counter = table.count_columns(counters, counting.weights)
+    columns = counter.profiles()
+    rest = {name: columns.pop(unparsed_of(name)) for name in parsed}
+    if counting.like is None:
+        _sharpen(table, fields, columns, counting)
+    for name in names:
+        columns[name].zoned = table.fields[name].zoned
     for name, texts in rest.items():
-        column = counts.columns[name]
+        column = columns[name]
         column.written, column.unparsed = ways[name], texts.present
         column.unparsed_texts = most_frequent(texts.categories)
-    return counts
+    return counter, columns
 
 
 def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
@@ -351,10 +380,6 @@ def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
         if field.name in like.columns and is_text_field(field)
     }
     return {name: way for name, way in ways.items() if way is not None}
-
-
-def _tell_nobody(_: str) -> None:
-    """Report no progress."""
 
 
 def _chosen(
@@ -387,50 +412,64 @@ def _chosen(
     return [field for field in fields if field.column_type is not None], skipped
 
 
-def _spec(field: Field, like: Profile | None) -> ColumnSpec:
-    """Return how to count a column: as in `like`, if its type allows that."""
+def _counter(field: Field, like: Profile | None) -> ColumnCounter:
+    """Return the counter of a column: as in `like`, if its type allows that."""
     assert field.column_type is not None  # noqa: S101 - the others are skipped
     column = like.columns.get(field.name) if like is not None else None
     strings = {"string", "categorical", "text"}
     if column is not None and (
         column.column_type == field.column_type or {column.column_type, field.column_type} <= strings
     ):
-        return ColumnSpec(field.name, column.column_type, column.center, field.integer)
-    return ColumnSpec(field.name, field.column_type, 0.0, field.integer)
+        return counter_of(column.column_type, column.center, integer=field.integer)
+    return counter_of(field.column_type, integer=field.integer)
 
 
 def _sharpen(
-    table: Table, fields: Sequence[Field], counts: TableCounts, weights: str | None, tell: Progress
+    table: Table, fields: Sequence[Field], columns: dict[str, ColumnProfile], counting: Counting
 ) -> None:
     """Count columns again around their median until their quartiles are many buckets apart."""
-    for column in counts.columns.values():
+    for column in columns.values():
         _center_constant(column)
-    narrow = {each.name: each for each in fields if _is_narrow(counts.columns[each.name])}
+    narrow = {field.name: field for field in fields if _is_narrow(columns[field.name])}
     for _ in range(ROUNDS):
         if not narrow:
             return
-        tell(f"counting {len(narrow)} columns again, around their medians")
-        column_types: dict[str, ColumnType] = {name: counts.columns[name].column_type for name in narrow}
-        ends = table.extremes({name: _median_ends(counts.columns[name]) for name in narrow}, column_types)
+        counting.tell(f"counting {len(narrow)} columns again, around their medians")
+        ends = _ends_of_medians(table, narrow, columns)
         narrow = {name: field for name, field in narrow.items() if name in ends}
-        specs = [
-            ColumnSpec(
-                name,
-                column_types[name],
-                _middle(*ends[name], integer=_is_integer(counts.columns[name])),
-                field.integer,
+        counters = {
+            name: counter_of(
+                columns[name].column_type,
+                _middle(*ends[name], integer=_is_integer(columns[name])),
+                integer=field.integer,
                 words=False,
             )
             for name, field in narrow.items()
-        ]
-        for name, column in table.count(specs, weights).columns.items():
-            counts.columns[name] = replace(column, words=counts.columns[name].words)
+        }
+        for name, column in table.count(TableCounter(counters, weights=counting.weights)).profiles().items():
+            columns[name] = replace(column, words=columns[name].words)
         # Where the median's bucket has a single value, that value is now the center and the grid cannot be finer.
         narrow = {
             name: field
             for name, field in narrow.items()
-            if ends[name][0] < ends[name][1] and _is_narrow(counts.columns[name])
+            if ends[name][0] < ends[name][1] and _is_narrow(columns[name])
         }
+
+
+def _ends_of_medians(
+    table: Table, fields: Mapping[str, Field], columns: Mapping[str, ColumnProfile]
+) -> dict[str, tuple[float, float]]:
+    """Return the smallest and the largest number in the bucket of each column's median."""
+    counters = {
+        name: EndsCounter(columns[name].column_type, *_median_ends(columns[name]), integer=field.integer)
+        for name, field in fields.items()
+    }
+    counted = table.count(TableCounter(counters)).columns
+    return {
+        name: column.ends
+        for name, column in counted.items()
+        if isinstance(column, EndsCounter) and column.ends is not None
+    }
 
 
 def _center_constant(column: ColumnProfile) -> None:
@@ -479,7 +518,7 @@ def _middle(low: float, high: float, *, integer: bool) -> float:
     return float(math.floor(middle)) if integer else middle
 
 
-def _read(written: dict[str, Any]) -> Profile:
+def _read(written: JsonObject) -> Profile:
     columns = {str(name): ColumnProfile.from_object(column) for name, column in written["columns"].items()}
     skipped = {str(name): str(reason) for name, reason in written["skipped"].items()}
     weight, squares, rows = (_count(written[name]) for name in ("weight", "weight_squares", "rows"))

@@ -67,8 +67,8 @@ class HistogramBin:
     Example:
         >>> import pyarrow as pa
         >>> from kullback import compare_tables
-        >>> found = compare_tables(pa.table({"x": [0, 0, 1]}), pa.table({"x": [0, 1, 1]}))
-        >>> [(each.low, each.p, each.q) for each in found["x"].histogram]
+        >>> comparison = compare_tables(pa.table({"x": [0, 0, 1]}), pa.table({"x": [0, 1, 1]}))
+        >>> [(each.low, each.p, each.q) for each in comparison["x"].histogram]
         [(0, 2.0, 1.0), (1, 1.0, 2.0)]
     """
 
@@ -79,7 +79,7 @@ class HistogramBin:
 
 
 @dataclass(frozen=True, repr=False)
-class _Divergences(ABC):
+class Divergences:
     """The divergences between the bins of one column, or between the joint bins of several columns."""
 
     kl_pq: Value[float | None]
@@ -92,6 +92,10 @@ class _Divergences(ABC):
     bins: tuple[Bin, ...]
     notes: tuple[str, ...]
 
+
+class _Comparison(Divergences, ABC):
+    """Divergences with the names of their columns."""
+
     @property
     @abstractmethod
     def label(self) -> str:
@@ -103,7 +107,7 @@ class _Divergences(ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class ColumnComparison(_Divergences):
+class ColumnComparison(_Comparison):
     """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and the content of the
     column.
 
@@ -156,7 +160,7 @@ class ColumnComparison(_Divergences):
 
 
 @dataclass(frozen=True, repr=False)
-class JointComparison(_Divergences):
+class JointComparison(_Comparison):
     """The comparison of several columns together, by the combinations of their bins.
 
     Attributes:
@@ -200,7 +204,7 @@ class TableComparison(Shown):
 
     ``print`` shows it as text, a notebook as a table; `to_html`, `to_json`, `to_dict`
     and `to_pandas` write it.
-    ``found["column"]`` is the comparison of a column, and ``found["a", "b"]`` the comparison of columns together.
+    ``comparison["column"]`` is the comparison of a column, and ``comparison["a", "b"]`` that of columns together.
 
     Attributes:
         p_name: the name of P: a path, or the type of the table.
@@ -220,10 +224,10 @@ class TableComparison(Shown):
         >>> from kullback import compare_tables
         >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
         >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
-        >>> found = compare_tables(before, after)
-        >>> found.p_rows, [column.name for column in found.columns]
+        >>> comparison = compare_tables(before, after)
+        >>> comparison.p_rows, [column.name for column in comparison.columns]
         (100, ['plan', 'size'])
-        >>> found["plan"]
+        >>> comparison["plan"]
         ColumnComparison('plan', psi=0.351..., p_adjusted=3.69...e-05)
     """
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import math
 import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -19,9 +16,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from kullback import Logits, Probs
+from kullback.common.formats import number, percent, probability
 from kullback.errors import OptionalDependencyError, printable
 from kullback.predictions import (
     Comparison,
@@ -33,10 +30,10 @@ from kullback.predictions import (
     WorstRow,
     compare_predictions,
 )
-from kullback.report import html, json as report_json, terminal
-from kullback.report.formats import number, percent, probability
+from kullback.report import html, json as report_json
 from kullback.report.subjects import document
 from kullback.results.value import Value
+from tests.report.media import Page, printed, strict
 
 NASTY = 'a<script>alert("x")</script>&[bold]\x1b[31m\udcff${7*7}{{ 7*7 }}.npy'
 
@@ -142,13 +139,6 @@ SHOWN = (
 )
 
 
-def rendered(comparison: Comparison, width: int = 80, encoding: str = "utf-8", **settings: object) -> str:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    terminal.render(comparison, Console(file=stream, width=width), **settings)
-    stream.flush()
-    return stream.buffer.getvalue().decode(encoding)
-
-
 def changed(**fields: object) -> Comparison:
     return dataclasses.replace(COMPARISON, **fields)
 
@@ -181,7 +171,7 @@ def test_a_printable_text_has_one_line_and_can_be_encoded(text):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal_shows_every_number_within_its_width(width):
-    text = rendered(COMPARISON, width)
+    text = printed(COMPARISON, width)
     assert [line for line in text.splitlines() if cell_len(line.rstrip()) > width] == []
     unwrapped = " ".join(text.split())
     assert [shown for shown in SHOWN if shown not in unwrapped] == []
@@ -193,7 +183,7 @@ def test_no_line_of_a_table_is_broken_at_80_columns_even_for_long_numbers():
         return WorstRow(98765432 - i, 12.345678, 128255, "a cluster of long name", top)
 
     worst = [row(i) for i in range(3)]
-    text = rendered(changed(worst=worst, rows=98765433))
+    text = printed(changed(worst=worst, rows=98765433))
     for i in range(3):
         assert re.search(
             rf"{98765432 - i:,} +12.35 +128255 +{128000 + i}: .* {127000 + i}: <.001 -> 0.900", text
@@ -201,7 +191,7 @@ def test_no_line_of_a_table_is_broken_at_80_columns_even_for_long_numbers():
 
 
 def test_the_terminal_leaves_out_what_is_unknown():
-    text = rendered(changed(labels=None, clusters=None, worst=[], infinite={}))
+    text = printed(changed(labels=None, clusters=None, worst=[], infinite={}))
     assert "cross-entropy" not in text
     assert " in 17 clusters" not in text
     assert "worst rows" not in text
@@ -209,13 +199,13 @@ def test_the_terminal_leaves_out_what_is_unknown():
 
 
 def test_empty_confidence_bins_are_left_out():
-    text = rendered(COMPARISON)
+    text = printed(COMPARISON)
     assert "0.9 to 1" in text
     assert "0.5 to 0.9" not in text
 
 
 def test_the_terminal_prints_names_and_obeys_nothing_in_them():
-    text = rendered(
+    text = printed(
         changed(p_name=NASTY, notes=[NASTY], worst=[dataclasses.replace(COMPARISON.worst[0], cluster=NASTY)])
     )
     assert "\x1b" not in text
@@ -223,18 +213,11 @@ def test_the_terminal_prints_names_and_obeys_nothing_in_them():
 
 
 def test_an_ascii_terminal_gets_ascii():
-    text = rendered(changed(p_name="Möbius.npy", notes=["Σ ≤ 1"]), encoding="ascii")
+    text = printed(changed(p_name="Möbius.npy", notes=["Σ ≤ 1"]), encoding="ascii")
     assert r"M\xf6bius.npy" in text
 
 
 # JSON
-
-
-def strict(text: str) -> dict:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def same(found: object, expected: object) -> bool:
@@ -259,6 +242,7 @@ def test_json_holds_every_field_of_the_comparison():
     assert found.pop("schema") == "kullback.predictions/3"
     assert found.pop("unit") == "nats"
     fields = {field.name: getattr(COMPARISON, field.name) for field in dataclasses.fields(COMPARISON)}
+    assert fields.pop("further") == {}  # without statistics of the user, JSON has no such field
     assert [name for name in fields if not same(found[name], fields[name])] == []
     assert found.keys() == fields.keys()
 
@@ -334,42 +318,9 @@ def test_json_is_ascii_whatever_the_names():
 # HTML
 
 
-class Page(HTMLParser):
-    """What a test asks of a page: its elements with their attributes, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
-
-    def tags(self, *names: str) -> list[dict[str, str | None]]:
-        return [attributes for tag, attributes in self.elements if tag in names]
-
-
 def test_the_page_shows_every_number():
     text = " ".join(Page(html.render(COMPARISON)).text.split())
     assert [shown for shown in SHOWN if shown not in text] == []
-
-
-def test_the_page_stands_alone():
-    page = Page(html.render(COMPARISON))
-    assert page.tags("script", "img", "iframe", "object", "embed") == [{}]  # its own script alone
-    assert page.tags("link") == [{"rel": "icon", "href": "data:,"}]
-    references = [
-        value
-        for _, attributes in page.elements
-        for name, value in attributes.items()
-        if name in {"src", "href", "xlink:href", "srcset", "action"}
-    ]
-    assert all(value.startswith(("#", "data:")) for value in references)
-    assert not re.search(r"@import|url\((?!#)", html.render(COMPARISON))
 
 
 def test_names_are_escaped():
@@ -379,26 +330,6 @@ def test_names_are_escaped():
     assert page.tags("script") == [{}]
     assert page.text.count(printable(NASTY)) == 6  # twice in the title, and once for each place
     text.encode("utf-8")
-
-
-def test_the_page_says_its_language_and_names_its_parts():
-    page = Page(html.render(COMPARISON))
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert page.tags("html") == [{"lang": "en"}]
-    assert len(page.tags("h1")) == 1
-    labeled = [a for _, a in page.elements if a.get("role") in {"img", "region"}]
-    assert len(labeled) == 10
-    for attributes in labeled:
-        assert attributes["aria-labelledby"] in ids
-        assert attributes.get("aria-describedby", attributes["aria-labelledby"]) in ids
-
-
-def test_no_id_is_used_twice_and_every_reference_is_met():
-    text = html.render(COMPARISON)
-    ids = [attributes["id"] for _, attributes in Page(text).elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    used = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text))
-    assert {first or second for first, second in used} <= set(ids)
 
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -467,7 +398,7 @@ def test_identical_predictions_make_a_page_without_plots():
     text = html.render(comparison)
     assert svgs(text) == []
     assert "100.00%" in text
-    assert "maximum" in rendered(comparison)
+    assert "maximum" in printed(comparison)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -476,7 +407,7 @@ def test_the_smallest_comparisons_can_be_reported(rows):
     q = Probs(torch.tensor([[0.25, 0.75], [0.0, 1.0]])[:rows])
     comparison = compare_predictions(p, q)
     assert "0.1438" in html.render(comparison)
-    assert "0.1438" in rendered(comparison)
+    assert "0.1438" in printed(comparison)
     assert strict(report_json.dumps(comparison))["infinite"]["kl_pq"] == rows - 1
 
 

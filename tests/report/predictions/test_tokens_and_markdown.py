@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from kullback.common.formats import number, percent, visible
 from kullback.report import html, markdown
-from kullback.report.formats import number, percent, visible
 from kullback.report.subjects.predictions import token_of
 from kullback.results.verdict import Verdict
 from tests.cli.test_commands import assert_one_line_error, compare, files, run  # noqa: F401 - a fixture
-from tests.report.predictions.test_report import COMPARISON, NASTY, Page, changed, rendered
+from tests.report.media import Page, printed
+from tests.report.predictions.test_report import COMPARISON, NASTY, changed
 
 TOKENS = {3: " the", 4: "\n\t", 7: "<b>x</b>&", 128000: NASTY, 128001: "e\u202etxt.exe"}
 WORDS = [TOKENS.get(index) for index in range(128002)]
@@ -32,7 +33,7 @@ def test_a_token_shows_what_cannot_be_seen():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal_names_the_tokens_within_its_width(width):
-    text = rendered(COMPARISON, width, tokens=WORDS)
+    text = printed(COMPARISON, width, tokens=WORDS)
     assert [line for line in text.splitlines() if cell_len(line.rstrip()) > width] == []
     assert "\x1b" not in text
     assert re.search(r"12,344 of chapter-17 +7.777 +128000 +a<script>alert\(… +0.932 +<.001", text)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 from kullback import compare_tables
 from kullback.cli.gates import OF_TABLES, parse_gate
 from kullback.report import document, html, terminal
 from kullback.report.subjects.tables import MODERATE, meaning, summary
+from tests.report.media import printed
 
 LONG = "a column with a name that is longer than any table has room for"
 
@@ -38,12 +37,6 @@ def frame(seed: int, rows: int, shift: float) -> pd.DataFrame:
 def found():
     after = frame(1, 2000, 0.6).assign(fresh=1)
     return compare_tables(frame(0, 2000, 0), after)
-
-
-def printed(comparison, width: int = 80, verdicts=(), **settings) -> str:
-    text = io.StringIO()
-    terminal.render(comparison, Console(file=text, width=width, **settings), verdicts)
-    return text.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
@@ -89,7 +82,7 @@ def test_columns_mean_what_their_numbers_and_limits_say(found):
 
 
 def test_colors_are_for_terminals_that_have_them(found):
-    colored = printed(found, force_terminal=True, color_system="standard")
+    colored = printed(found, console={"force_terminal": True, "color_system": "standard"})
     assert re.search(r"\x1b\[1;31mlarge shift", colored)
     assert re.search(r"\x1b\[32mnone seen", colored)
     assert "\x1b" not in printed(found)

@@ -15,10 +15,12 @@ from pyspark import cloudpickle
 from kullback import compare_tables
 from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
-from kullback.tables.engines import spark_table
-from kullback.tables.engines.batches import BatchTable
-from kullback.tables.engines.engine import ColumnSpec
+from kullback.tables.columns.types import arrow_field
+from kullback.tables.engines import Table, spark_table
+from kullback.tables.engines.column_counters import counter_of
 from kullback.tables.engines.in_memory import ArrowTable
+from kullback.tables.engines.parts import merged
+from kullback.tables.engines.table_counter import Batch, TableCounter
 from tests.refusals import refused
 from tests.tables.frames import HERE, as_dask, as_spark, mixed_table
 
@@ -130,6 +132,29 @@ def test_spark_counts_the_same(spark, table, profile, bins):
     assert profile_table(lists).rows == 2
 
 
+class Rows(Table):
+    """An engine from outside: a list of rows."""
+
+    def __init__(self, rows, schema):
+        self.rows, self.schema = rows, schema
+        self.fields = {field.name: arrow_field(field.name, field.type) for field in schema}
+
+    def batches(self, names, first=None):
+        for start in range(0, len(self.rows), 700):
+            part = self.rows[start : start + 700]
+            arrays = {name: [row[name] for row in part] for name in names}
+            yield Batch(
+                len(part), {name: pa.array(arrays[name], self.schema.field(name).type) for name in names}
+            )
+
+
+@pytest.mark.sweep
+def test_an_engine_from_outside_gives_fields_and_batches(table, profile, bins):
+    frame = Rows(table.to_pylist(), table.schema)
+    assert_all_counts_equal(frame, table, profile, bins)
+    assert compare_tables(frame, frame).columns == compare_tables(table, table).columns
+
+
 def text_table(table):
     """Numbers and dates as text, with other texts among them, and two long columns that are counted by length."""
     numbers, rest = table["normal"].to_pylist(), ["N/A", "?"]
@@ -210,19 +235,26 @@ def test_a_spark_worker_needs_pyarrow_and_numpy_alone(weights, table, profile):
     """Spark's functions run where neither this package nor PyTorch can be imported, and count the same."""
     names = [name for name in table.column_names if name != "category"]
     fields = [ArrowTable(table).fields[name] for name in names]
-    specs = [
-        ColumnSpec(each.name, column.column_type, column.center, each.integer)
+    columns = {
+        each.name: counter_of(column.column_type, column.center, integer=each.integer)
         for each in fields
         for column in [profile.columns[each.name]]
         if each.name != weights
-    ]
-    work = partial(spark_table._counted, fields=fields, work=BatchTable.count, arguments=(specs, weights))
+    }
+    counter = TableCounter(columns, weights=weights)
+    work = partial(spark_table._counted, fields=fields, counter=counter)
     with spark_table._sent_to_workers():
         sent = cloudpickle.dumps((work, table.select(names)))
     done = subprocess.run([sys.executable, "-c", WORKER], input=sent, capture_output=True, check=False)
     assert not done.returncode, done.stderr.decode()
     if weights == "normal":
         with refused(ArgumentValueError, got="in 'normal'"):
-            spark_table._unpacked(done.stdout)
+            merged([done.stdout], counter)
     else:
-        assert spark_table._unpacked(done.stdout) == ArrowTable(table).count(specs, weights)
+        found, here = merged([done.stdout], counter), ArrowTable(table).count(counter)
+        assert found.profiles() == here.profiles()
+        assert (found.rows, found.weight, found.weight_squares) == (
+            here.rows,
+            here.weight,
+            here.weight_squares,
+        )

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kullback.common.inference import student_quantile, two_sided_quantile, wilson_limit
+from kullback.common.inference import student_quantiles, two_sided_quantile, wilson_limit
 from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, CoverageCorrection, merged
 from kullback.estimators.discrete.kind_counts import KindCounts
 
@@ -226,17 +226,9 @@ def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tens
     # A mean of powers of p / q has a skewed distribution; the distribution of its logarithm is closer to normal.
     first = from_p * in_p + from_q * in_q
     null = table.spread * second.variance
-    error = torch.maximum(first - null, null).sqrt() * _student(z, table.dof)
+    error = torch.maximum(first - null, null).sqrt() * student_quantiles(z, table.dof)
     skew = torch.maximum(table.power * error / (1 + table.power * estimate), error / (estimate + error))
     skew = torch.nan_to_num(skew).clamp(min=1e-9)
     return torch.minimum(low, estimate - error), torch.maximum(
         high, estimate + error * torch.expm1(skew) / skew
     )
-
-
-def _student(z: float, dof: Tensor) -> Tensor:
-    """Return the quantiles of Student's t for the probability at which the normal quantile is z."""
-    from scipy.special import ndtr
-
-    quantiles = student_quantile(float(ndtr(z)), dof.cpu().numpy().reshape(-1))
-    return torch.from_numpy(quantiles).reshape(dof.shape).to(dof)

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from kullback.common.inference import normal_quantile, student_quantile
+from kullback.common.inference import normal_quantile, normal_scores, student_quantile
 from kullback.common.special import HALF_LOG_2PI
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import fit_tail
@@ -164,7 +164,7 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
     u = (column - center) / scale
     if np.isinf(dof):
         return u, np.full(len(u), -np.log(scale))
-    mapped = -np.sign(u) * normal_quantile(special.stdtr(dof, -np.abs(u)))
+    mapped = -np.sign(u) * normal_scores(special.stdtr(dof, -np.abs(u)))
     return mapped, _log_student(u, dof) - np.log(scale) - _log_student(mapped, np.inf)
 
 

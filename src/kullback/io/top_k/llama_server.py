@@ -39,28 +39,27 @@ def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
         fields = ("probs", "top_probs", "top_logprobs")
         field = next((name for name in fields if get(entry, name) is not None), fields[-1])
         listed = here.list(get(entry, field), f"{field}, a list")
-        value = _log_prob if field != "top_logprobs" else _unchanged
-        if value is _log_prob:
+        is_after = field != "top_logprobs"
+        if is_after:
             sequence.notes.add(_AFTER_SAMPLERS)
         if field == "probs":
-            entries = [(here.token_id(get(x, "tok_str")), value(x, here)) for x in listed]
+            entries = [(here.token_id(get(x, "tok_str")), _log_prob(x, here)) for x in listed]
             sequence.add(position, entries, here.token_id(get(entry, "content")) if entries else None)
-        else:
-            chosen, *entries = [
-                (here.require(x, "id", "a token with its id"), value(x, here)) for x in (entry, *listed)
-            ]
-            sequence.add(position, entries, *chosen)
+            continue
+        chosen, *entries = [
+            (
+                here.require(x, "id", "a token with its id"),
+                _log_prob(x, here) if is_after else get(x, "logprob"),
+            )
+            for x in (entry, *listed)
+        ]
+        sequence.add(position, entries, *chosen)
     yield sequence
 
 
 def _tokens_of(record: object) -> Any:
     tokens = get(record, "completion_probabilities")
     return get(record, "probs") if tokens is None else tokens  # the documentation's name for it
-
-
-def _unchanged(entry: Any, place: RecordPlace) -> Any:
-    del place
-    return get(entry, "logprob")
 
 
 def _log_prob(entry: Any, place: RecordPlace) -> float:

@@ -30,7 +30,7 @@ LOWEST, CLAMPED = -3.4e38, -9999.0
 Tokens = Mapping[str | bytes, int]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RecordPlace:
     """The place of a value in a file or object: it checks values that a format reads there, and errors name it.
 
@@ -147,78 +147,63 @@ def get(record: object, name: str) -> Any:
     return cast("Any", record).get(name) if isinstance(record, Mapping) else getattr(record, name, None)
 
 
-class Records:
-    """The records in a file or in objects: each line of ``.jsonl`` or ``.ndjson``, otherwise the whole document.
+Records = Callable[[], Iterator[tuple[RecordPlace, Any]]]  # returns all records from the beginning
 
-    A record that is a list is replaced by its elements.
-    """
 
-    def __init__(self, ref: FileReference, objects: Sequence[Any] | None = None) -> None:
-        self.ref = ref
-        self._objects = objects
-
-    def __iter__(self) -> Iterator[tuple[RecordPlace, Any]]:
-        number = 0
-        for where, document in self._documents():
-            records = cast("list[Any]", document) if isinstance(document, list) else [document]
-            for record in records:
-                yield RecordPlace(self.ref, where or f"record {number}"), record
-                number += 1
-
-    def close(self) -> None:
-        """Do nothing: the file is opened for each pass."""
-
-    def _documents(self) -> Iterator[tuple[str, Any]]:
-        if self._objects is not None:
-            yield from (("", record) for record in self._objects)
+def json_records(ref: FileReference) -> Iterator[tuple[RecordPlace, Any]]:
+    """Read the records of a file: each line of ``.jsonl`` or ``.ndjson``, otherwise the whole document."""
+    with io.BufferedReader(cast("Any", ref.open())) as file:
+        if ref.path.suffix.lower() not in (".jsonl", ".ndjson"):
+            yield from _elements(ref, "", _decoded(RecordPlace(ref), file.read(LONGEST_RECORD + 1)))
             return
-        with io.BufferedReader(cast("Any", self.ref.open())) as file:
-            if self.ref.path.suffix.lower() not in (".jsonl", ".ndjson"):
-                yield "", self._decoded(file.read(LONGEST_RECORD + 1), "")
-                return
-            line = 0
-            while data := file.readline(LONGEST_RECORD + 1):
-                line += 1
-                if data.strip():
-                    yield f"line {line}", self._decoded(data, f"line {line}")
-
-    def _decoded(self, data: bytes, where: str) -> Any:
-        place = RecordPlace(self.ref, where)
-        if len(data) > LONGEST_RECORD:
-            raise place.error(
-                wanted=f"JSON records of at most {LONGEST_RECORD >> 20} MiB, which are decoded whole",
-                got="a longer one",
-                instead="write one response a line into a .jsonl file",
-            )
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            reason = "objects nested too deep" if isinstance(error, RecursionError) else str(error)
-            raise place.error(
-                wanted="JSON",
-                got=reason,
-                instead="write the file again, or name it .jsonl if it has a record in each line",
-            ) from None
+        line = 0
+        while data := file.readline(LONGEST_RECORD + 1):
+            line += 1
+            if data.strip():
+                place = RecordPlace(ref, f"line {line}")
+                yield from _elements(ref, place.where, _decoded(place, data))
 
 
-class ParquetRows:
-    """The rows of a Parquet file, each a text, read a few at a time."""
+def objects_as_records(ref: FileReference, objects: Sequence[Any]) -> Iterator[tuple[RecordPlace, Any]]:
+    """Yield objects in memory as records."""
+    yield from _elements(ref, "", [element for each in objects for element in _as_list(each)])
 
-    def __init__(self, ref: FileReference) -> None:
-        self.ref = ref
-        ref.open().close()
-        self._file = open_parquet(ref)
 
-    def __iter__(self) -> Iterator[tuple[RecordPlace, Any]]:
-        number = 0
-        for batch in batches_of(self.ref, self._file, batch_size=PARQUET_ROWS):
-            for row in batch.to_pylist():
-                yield RecordPlace(self.ref, f"row {number}"), row
-                number += 1
+def parquet_records(ref: FileReference) -> Iterator[tuple[RecordPlace, Any]]:
+    """Read the rows of a Parquet file, each a text, a few at a time."""
+    with open_parquet(ref) as file:
+        batches = batches_of(ref, file, batch_size=PARQUET_ROWS)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for number, row in enumerate(rows):
+            yield RecordPlace(ref, f"row {number}"), row
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+
+def _as_list(document: Any) -> list[Any]:
+    return document if isinstance(document, list) else [document]
+
+
+def _elements(ref: FileReference, where: str, document: Any) -> Iterator[tuple[RecordPlace, Any]]:
+    """Yield the elements of a list of records, or a single record."""
+    for number, record in enumerate(_as_list(document)):
+        yield RecordPlace(ref, where or f"record {number}"), record
+
+
+def _decoded(place: RecordPlace, data: bytes) -> Any:
+    if len(data) > LONGEST_RECORD:
+        raise place.error(
+            wanted=f"JSON records of at most {LONGEST_RECORD >> 20} MiB, which are decoded whole",
+            got="a longer one",
+            instead="write one response a line into a .jsonl file",
+        )
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        reason = "objects nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise place.error(
+            wanted="JSON",
+            got=reason,
+            instead="write the file again, or name it .jsonl if it has a record in each line",
+        ) from None
 
 
 @dataclass(repr=False)
@@ -359,19 +344,15 @@ class RecordReader(TopKReader):
     """A reader of records that a format turns into sequences; servers compute their log-probabilities in float32."""
 
     def __init__(
-        self,
-        name: str,
-        of: RecordFormat,
-        records: Records | ParquetRows,
-        **options: Any,
+        self, ref: FileReference, name: str, of: RecordFormat, records: Records, **options: Any
     ) -> None:
-        self.ref, self.format = records.ref, name
+        self.ref, self.format = ref, name
         self._records, self._read, self._options = records, of.read, options
         self._notes: set[str] = set()
 
     def sequences(self) -> Iterator[Piece]:
         number = 0
-        for place, record in self._records:
+        for place, record in self._records():
             for sequence in self._read(record, replace(place, **self._options)):
                 self._notes |= sequence.notes
                 yield sequence.piece(number)
@@ -379,6 +360,3 @@ class RecordReader(TopKReader):
 
     def caveats(self) -> list[str]:
         return sorted(self._notes)
-
-    def close(self) -> None:
-        self._records.close()

@@ -252,19 +252,19 @@ def paired_top_k_blocks(
 
     if p.classes is not None and q.classes is not None and p.classes != q.classes:
         raise different("as many classes in both", f"{p.classes} and {q.classes}", "use one vocabulary")
-    pairs = in_step(
-        p.blocks(rows=rows),
-        q.blocks(rows=rows),
-        lambda *counts: different("as many positions in both", f"{counts[0]} and {counts[1]}"),
-    )
+
+    def different_rows(_: int, counts: Callable[[], list[int]]) -> FileError:
+        return different("as many positions in both", " and ".join(map(str, counts())))
+
+    pairs = in_step([p.blocks(rows=rows), q.blocks(rows=rows)], different_rows)
     return _same_positions(pairs, different)
 
 
 def _same_positions(
-    pairs: Iterable[tuple[int, PartialRows, PartialRows]], different: Callable[[str, str], FileError]
+    pairs: Iterable[tuple[int, list[PartialRows]]], different: Callable[[str, str], FileError]
 ) -> Iterator[tuple[PartialRows, PartialRows]]:
     """Iterate over pairs of blocks; refuse those of other sequences or other true tokens."""
-    for _, a, b in pairs:
+    for _, (a, b) in pairs:
         other = a.sequences != b.sequences
         if bool(other.any()):
             row = int(other.nonzero()[0])

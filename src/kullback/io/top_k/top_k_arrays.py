@@ -1,11 +1,5 @@
 """Top-k log-probabilities, or logits, as tensors: plain safetensors, mlx-lm's DWQ targets and NeMo-RL's batches.
 
-| format | tensors | a row predicts |
-|---|---|---|
-| ``safetensors`` | ``indices``, ``log_probs`` (..., k) | what its writer says |
-| ``mlx-dwq`` | ``indices``, ``logits`` (batch, length, k) | the next token |
-| ``nemo-rl`` | ``teacher_topk_indices``, ``teacher_topk_logits`` (batch, length, k) | the next token |
-
 A plain file may also hold ``labels`` (..., -100 for none), ``label_log_probs`` (..., NaN for unknown) and ``log_tail``
 (..., the log of the mass outside the listed classes), and the number of ``classes`` in its metadata; a batch of NeMo-RL
 ``input_ids`` (batch, length) and ``input_lengths`` (batch). From logits at a few classes, only the log-probabilities

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,15 @@ from kullback.common.shared_constraints import CLASSES
 from kullback.errors import FileError, invalid_type
 from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, vllm
-from kullback.io.top_k.records import ParquetRows, RecordFormat, RecordReader, Records, Tokens
+from kullback.io.top_k.records import (
+    RecordFormat,
+    RecordReader,
+    Records,
+    Tokens,
+    json_records,
+    objects_as_records,
+    parquet_records,
+)
 from kullback.io.top_k.source import TopKReader, TopKSource
 from kullback.io.top_k.top_k_arrays import ArrayFormat, matching_format, open_arrays, open_folder
 
@@ -142,7 +151,8 @@ def _open_objects(
             instead="open_top_k('responses.jsonl')",
         )
     is_list = isinstance(source, Sequence) and not hasattr(source, "prompt_logprobs")
-    return _open_records(Records(ref, list(source) if is_list else [source]), formats, key, tokens)
+    objects = list(source) if is_list else [source]
+    return _open_records(ref, partial(objects_as_records, ref, objects), formats, key, tokens)
 
 
 def _open_path(ref: FileReference, formats: _Formats, key: str | None, tokens: Tokens | None) -> TopKReader:
@@ -152,11 +162,10 @@ def _open_path(ref: FileReference, formats: _Formats, key: str | None, tokens: T
         if not arrays:
             raise _other_format(ref, formats, "tensors")
         return open_folder(ref, arrays) if ref.path.is_dir() else open_arrays(ref, arrays)
-    if suffix == ".parquet":
-        return _open_records(ParquetRows(ref), formats, key, tokens)
-    if suffix in (".json", ".jsonl", ".ndjson"):
-        return _open_records(Records(ref), formats, key, tokens)
     ref.open().close()
+    if suffix in (".parquet", ".json", ".jsonl", ".ndjson"):
+        read = parquet_records if suffix == ".parquet" else json_records
+        return _open_records(ref, partial(read, ref), formats, key, tokens)
     raise ref.error(
         wanted="a .json, .jsonl, .parquet, .safetensors or .pt file, or a folder",
         got=f"extension {suffix!r}",
@@ -165,18 +174,18 @@ def _open_path(ref: FileReference, formats: _Formats, key: str | None, tokens: T
 
 
 def _open_records(
-    records: Records | ParquetRows, formats: _Formats, key: str | None, tokens: Tokens | None
+    ref: FileReference, records: Records, formats: _Formats, key: str | None, tokens: Tokens | None
 ) -> TopKReader:
     known = _of_type(RecordFormat, formats)
     if not known:
-        raise _other_format(records.ref, formats, "records")
+        raise _other_format(ref, formats, "records")
     if key is not None and len(known) > 1:
         known = {name: of for name, of in known.items() if of.takes_key}
     name = next(iter(known))
     if len(known) > 1:
-        place, record = next(iter(records), (None, None))
+        place, record = next(records(), (None, None))
         if place is None:
-            raise records.ref.error(
+            raise ref.error(
                 wanted="at least one response", got="none", instead="store the server's responses"
             )
         recognized = next((name for name, of in known.items() if of.recognizes(record)), None)
@@ -189,8 +198,8 @@ def _open_records(
             )
         name = recognized
     if key is not None and not known[name].takes_key:
-        raise records.ref.error(wanted=f"no key= for {name}", got=f"key={key!r}", instead="leave key= out")
-    return RecordReader(name, known[name], records, tokens=tokens, key=key)
+        raise ref.error(wanted=f"no key= for {name}", got=f"key={key!r}", instead="leave key= out")
+    return RecordReader(ref, name, known[name], records, tokens=tokens, key=key)
 
 
 def _of_type(kind: type[_Kind], formats: _Formats) -> dict[str, _Kind]:

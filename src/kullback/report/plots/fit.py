@@ -15,7 +15,7 @@ from kullback.pairs.clone import unvalidated
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.report.document import Plot
-from kullback.report.plots.svg import FIRST, SECOND, STYLE, draw_legend
+from kullback.report.plots.svg import FIRST, SECOND, STYLE, draw_legend, make_logarithmic
 from kullback.representations import Representation
 from kullback.samples import Samples
 
@@ -113,8 +113,8 @@ def _density(d: Any, x: Tensor) -> Tensor:
     """
     with torch.no_grad():
         if not isinstance(d, Distribution):
-            found = upcast(d(x))
-            return torch.exp(found - found.max())
+            log_density = upcast(d(x))
+            return torch.exp(log_density - log_density.max())
         draws = _draws(d)
         assert draws is not None  # noqa: S101 - it is a distribution
         points = x.shape[: x.ndim - len(d.event_shape)]
@@ -134,9 +134,9 @@ def _density(d: Any, x: Tensor) -> Tensor:
         )
 
 
-def _range(*given: Tensor | None) -> tuple[float, float]:
+def _range(*draws: Tensor | None) -> tuple[float, float]:
     ends = [
-        upcast(x).quantile(torch.tensor([0.002, 0.998], dtype=torch.float64)) for x in given if x is not None
+        upcast(x).quantile(torch.tensor([0.002, 0.998], dtype=torch.float64)) for x in draws if x is not None
     ]
     low, high = min(float(x[0]) for x in ends), max(float(x[1]) for x in ends)
     more = 0.08 * (high - low) or 1.0
@@ -176,8 +176,8 @@ def _bars(target: Any, fitted: Distribution, axes: Axes, first: str, second: str
     x = torch.arange(max(0.0, round(low)), round(high) + 1, dtype=torch.float64)[:400]
     if isinstance(target, Samples):
         weights = torch.ones(len(target)) if target.weights is None else target.weights
-        found = torch.bincount(target.tensor[:, 0].long().clamp(min=0), weights.double(), int(x[-1]) + 1)
-        p = (found / found.sum())[x.long()]
+        counts = torch.bincount(target.tensor[:, 0].long().clamp(min=0), weights.double(), int(x[-1]) + 1)
+        p = (counts / counts.sum())[x.long()]
     else:
         p = _density(target, x)
         p = p if isinstance(target, Distribution) else p / p.sum()
@@ -208,17 +208,17 @@ def _contours(target: Any, fitted: Distribution, axes: Axes, first: str, second:
 
 def _history(fit: Fit, axes: Axes, first: str, second: str) -> None:
     history = (
-        fit.history.reshape(fit.history.shape[0], -1)[:, 0]
-        if fit.history.numel()
-        else fit.history.reshape(-1)
+        fit.history.flatten(1)[:, 0]
+        if fit.history.ndim > 1 and fit.history.numel()
+        else fit.history.flatten()
     )
     history = history[history.isfinite()]
     least = float(history.min()) if history.numel() else 0.0
     above = (history - least).numpy()
     steps = range(len(above))
-    shown = [(step, value) for step, value in zip(steps, above.tolist(), strict=True) if value > 0]
-    if len(shown) > 1:
-        axes.semilogy([step for step, _ in shown], [value for _, value in shown], ".-", color=second)
-    else:
-        axes.plot(list(steps), above.tolist(), ".-", color=second)
+    positive = [step for step in steps if above[step] > 0]
+    shown = positive if len(positive) > 1 else list(steps)
+    axes.plot(shown, above[shown], ".-", color=second)
+    if len(positive) > 1:
+        make_logarithmic(axes, axes.yaxis)
     axes.set(xlabel="step", ylabel=f"above the least{unit(fit, ', ')}")

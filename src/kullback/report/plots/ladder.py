@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kullback.common.formats import Unit
 from kullback.report.document import Plot
-from kullback.report.formats import Unit
-from kullback.report.plots.svg import FIRST, SECOND, plain, power_of_ten
+from kullback.report.plots.svg import FIRST, SECOND, is_drawable, make_logarithmic, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def place_on_ladder(mean: float) -> str:
         >>> place_on_ladder(0.001)
         'It is between weights in int8 (202 µnat) and temperature 0.9 (7.73 mnat), as measured on a small byte model.'
     """
-    if not 0 < mean < math.inf:
+    if not is_drawable(mean):
         return ""
     rungs = {f"{name} ({Unit.of(value).text(value)})": value for name, value in REFERENCES.items()}
     below = [name for name, value in rungs.items() if value <= mean]
@@ -51,23 +51,18 @@ def draw_ladder(means: Sequence[tuple[str, float]]) -> list[Plot]:
     Arguments:
         means: names of at most 18 characters, and mean divergences in nats.
     """
-    own = [(mean, name, FIRST) for name, mean in means if 0 < mean < math.inf]
+    own = [(mean, name, FIRST) for name, mean in means if is_drawable(mean)]
     if not own:
         return []
     rungs = sorted([*own, *((mean, name, SECOND) for name, mean in REFERENCES.items())])
 
     def draw(axes: Axes) -> None:
-        from matplotlib.ticker import LogLocator
-
         axes.scatter(
             [mean for mean, _, _ in rungs], range(len(rungs)), color=[color for _, _, color in rungs]
         )
-        axes.set_xscale("log")
         low, high = math.log10(rungs[0][0]), math.log10(rungs[-1][0])
         axes.set_xlim(10.0 ** math.floor(low - 0.2), 10.0 ** math.ceil(high + 0.2))
-        axes.xaxis.set_major_locator(LogLocator(numticks=5))
-        axes.xaxis.set_major_formatter(lambda value, _: power_of_ten(value))
-        axes.minorticks_off()
+        make_logarithmic(axes, axes.xaxis)
         axes.set_ylim(-0.6, len(rungs) - 0.4)
         axes.set_yticks(range(len(rungs)), [plain(name) for _, name, _ in rungs])
         axes.set(xlabel="mean KL(P‖Q), nats")

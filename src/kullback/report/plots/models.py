@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kullback.common.formats import byte_unit
 from kullback.report.document import Plot
 from kullback.report.plots.ladder import draw_ladder
-from kullback.report.plots.svg import FIRST, plain, power_of_ten
+from kullback.report.plots.svg import FIRST, is_drawable, make_logarithmic, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,15 +16,14 @@ if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison
 
 LONGEST_NAME = 18
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 
 
-def draw_plots(found: ModelComparison) -> list[Plot]:
+def draw_plots(result: ModelComparison) -> list[Plot]:
     """Return the ladder, and the plot of mean KL against size on disk, where two or more candidates have both."""
-    means = [(_label(each), each.comparison.divergences["kl_pq"].mean) for each in found.candidates]
-    if found.noise_floor is not None:
-        means.append(("rounding noise", found.noise_floor.comparison.divergences["kl_pq"].mean))
-    return [*draw_ladder(means), *_sizes(found)]
+    means = [(_label(each), each.comparison.divergences["kl_pq"].mean) for each in result.candidates]
+    if result.noise_floor is not None:
+        means.append(("rounding noise", result.noise_floor.comparison.divergences["kl_pq"].mean))
+    return [*draw_ladder(means), *_sizes(result)]
 
 
 def _label(candidate: Candidate) -> str:
@@ -32,18 +32,18 @@ def _label(candidate: Candidate) -> str:
     return label if len(label) <= LONGEST_NAME else f"…{label[1 - LONGEST_NAME :]}"
 
 
-def _sizes(found: ModelComparison) -> list[Plot]:
+def _sizes(result: ModelComparison) -> list[Plot]:
     points = [
         (candidate.model.file_bytes, candidate.comparison.divergences["kl_pq"], candidate)
-        for candidate in found.candidates
+        for candidate in result.candidates
         if candidate.model.file_bytes
     ]
-    points = [point for point in points if 0 < point[1].mean < math.inf]
+    points = [point for point in points if is_drawable(point[1].mean)]
     if len(points) < 2:
         return []
 
     largest = max(point[0] for point in points)
-    unit, name_of_unit = next((size, name) for size, name in UNITS if largest >= size)
+    unit, name_of_unit = byte_unit(largest)
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
@@ -55,9 +55,7 @@ def _sizes(found: ModelComparison) -> list[Plot]:
             axes.errorbar([size], [kl.mean], [[kl.mean - low], [upper]], fmt="o", color=FIRST, capsize=3)
             label = f"{'≥ ' * candidate.is_lower_bound}{_label(candidate)}"
             axes.annotate(plain(label), (size, kl.mean), (6, 4), textcoords="offset points", fontsize=9)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: power_of_ten(value))
-        axes.minorticks_off()
+        make_logarithmic(axes, axes.yaxis)
         axes.set_xlim(0, 1.25 * largest / unit)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.set(xlabel=f"size of the weights, {name_of_unit}", ylabel="mean KL(P‖Q), nats")

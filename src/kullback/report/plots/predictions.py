@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kullback.common.formats import count, number, significant
 from kullback.predictions import Comparison
 from kullback.report.document import Plot
-from kullback.report.formats import count, number
 from kullback.report.plots.ladder import draw_ladder
-from kullback.report.plots.svg import FIRST, SECOND, draw_legend, power_of_ten
+from kullback.report.plots.svg import FIRST, SECOND, draw_legend, is_drawable, make_logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from numpy.typing import NDArray
 
 KL_PQ = "kl_pq"
@@ -37,7 +36,7 @@ def draw_plots(comparison: Comparison) -> list[Plot]:
 
 
 def _distribution(comparison: Comparison) -> Plot | None:
-    bins = [part for part in comparison.histogram if _drawable(part[0]) and _drawable(part[1])]
+    bins = [part for part in comparison.histogram if is_drawable(part[0]) and is_drawable(part[1])]
     if not bins:
         return None
     summary = comparison.divergences[KL_PQ]
@@ -54,9 +53,9 @@ def _distribution(comparison: Comparison) -> Plot | None:
         widths = [high - low for low, high in zip(lows, highs, strict=True)]
         axes.bar(lows, rows, widths, align="edge", color=FIRST)
         for name, (value, line) in marks.items():
-            if _drawable(value):
+            if is_drawable(value):
                 axes.axvline(value, color=SECOND, linestyle=line, linewidth=2, label=name)
-        _logarithmic(axes, axes.xaxis)
+        make_logarithmic(axes, axes.xaxis)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set(xlabel=KL_OF_A_ROW, ylabel="rows")
         axes.grid(visible=False, axis="x")
@@ -71,7 +70,7 @@ def _distribution(comparison: Comparison) -> Plot | None:
 
 
 def _quantiles(comparison: Comparison) -> Plot | None:
-    points = [(share, kl) for share, kl in comparison.quantiles if share < 1 and _drawable(kl)]
+    points = [(share, kl) for share, kl in comparison.quantiles if share < 1 and is_drawable(kl)]
     if len(points) < 2:
         return None
 
@@ -83,8 +82,8 @@ def _quantiles(comparison: Comparison) -> Plot | None:
         axes.set_xlim(0, shares[-1])
         ticks = [tick for tick in QUANTILE_TICKS if tick <= shares[-1]]
         axes.set_xticks(ticks if len(ticks) > 1 else [0, shares[-1]])
-        axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        _logarithmic(axes, axes.yaxis)
+        axes.xaxis.set_major_formatter(lambda share, _: f"{significant(100 * share)}%")
+        make_logarithmic(axes, axes.yaxis)
         axes.set(xlabel="proportion of rows at or below", ylabel=KL_OF_A_ROW)
 
     summary = comparison.divergences[KL_PQ]
@@ -97,7 +96,7 @@ def _quantiles(comparison: Comparison) -> Plot | None:
 
 def _segments(comparison: Comparison) -> Plot | None:
     segments = comparison.segments
-    if len(segments) < 2 or not any(_drawable(segment.kl_max) for segment in segments):
+    if len(segments) < 2 or not any(is_drawable(segment.kl_max) for segment in segments):
         return None
     middles = [(segment.start + segment.stop) / 2 for segment in segments]
     infinite = [middle for middle, part in zip(middles, segments, strict=True) if math.isinf(part.kl_max)]
@@ -116,7 +115,7 @@ def _segments(comparison: Comparison) -> Plot | None:
                 infinite, [1] * len(infinite), "^", color=SECOND, label="infinite", transform=top
             )
             marks[0].set_clip_on(False)
-        _logarithmic(axes, axes.yaxis)
+        make_logarithmic(axes, axes.yaxis)
         axes.set_xlim(0, comparison.rows)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes.xaxis.set_major_formatter(lambda row, _: count(round(row)))
@@ -132,7 +131,7 @@ def _segments(comparison: Comparison) -> Plot | None:
 
 def _by_confidence(comparison: Comparison) -> Plot | None:
     parts = comparison.by_confidence
-    if not any(_drawable(part.kl_mean) for part in parts):
+    if not any(is_drawable(part.kl_mean) for part in parts):
         return None
 
     def draw(axes: Axes) -> None:
@@ -143,7 +142,7 @@ def _by_confidence(comparison: Comparison) -> Plot | None:
         axes.hlines(p99, lefts, rights, color=SECOND, linewidth=2, label="99% quantile")
         axes.hlines(means, lefts, rights, color=FIRST, linewidth=5, label="mean")
         axes.set_xticks([*lefts, len(parts)], [f"{edge:g}" for edge in (*(part.low for part in parts), 1.0)])
-        _logarithmic(axes, axes.yaxis)
+        make_logarithmic(axes, axes.yaxis)
         axes.set(xlabel="probability of P's top class", ylabel=KL_OF_A_ROW)
         draw_legend(axes)
 
@@ -153,13 +152,8 @@ def _by_confidence(comparison: Comparison) -> Plot | None:
     return Plot("confidence", "By P's confidence", caption, draw)
 
 
-def _drawable(value: float) -> bool:
-    """Return whether a logarithmic axis can show the value."""
-    return 0 < value < math.inf
-
-
 def _or_gap(value: float) -> float:
-    return value if _drawable(value) else math.nan
+    return value if is_drawable(value) else math.nan
 
 
 def _tail_scale(share: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -168,18 +162,3 @@ def _tail_scale(share: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _inverse_tail_scale(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1 - 10.0**-scaled
-
-
-def _logarithmic(axes: Axes, axis: Axis) -> None:
-    """Make an axis logarithmic, with labels at two powers of ten or more."""
-    from matplotlib.ticker import LogLocator
-
-    along_x = axis is axes.xaxis
-    (axes.set_xscale if along_x else axes.set_yscale)("log")
-    low, high = np.log10(axis.get_view_interval())
-    if math.floor(high) <= math.ceil(low):
-        set_limits = axes.set_xlim if along_x else axes.set_ylim
-        set_limits(10.0 ** math.floor(low), 10.0 ** math.ceil(high))
-    axis.set_major_locator(LogLocator(numticks=6))
-    axis.set_major_formatter(lambda value, _: power_of_ten(value))
-    axes.minorticks_off()

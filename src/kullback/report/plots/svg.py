@@ -11,6 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from kullback.common.formats import power_of_ten, shortened
 from kullback.common.optional import load
 from kullback.errors import printable
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 # The marker colors of matplotlib, and the CSS variables that replace them.
 INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
 COLORS = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECOND: "var(--second)"}
 
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SIZE = (5.0, 3.2)  # inches: small, so that 11-point text stays legible at a phone's width
 STYLE = {
     **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), FAINT),
@@ -50,28 +51,30 @@ STYLE = {
 }
 
 
-def power_of_ten(value: float) -> str:
-    """Write a power of ten on a logarithmic axis, and nothing for other numbers.
-
-    Example:
-        >>> [power_of_ten(value) for value in (1e-12, 0.1, 1.0, 1000.0, 20.0)]
-        ['10⁻¹²', '10⁻¹', '1', '10³', '']
-    """
-    exponent = round(math.log10(value)) if value > 0 else 0
-    if not math.isclose(value, 10.0**exponent):
-        return ""
-    return f"10{str(exponent).translate(SUPERSCRIPTS)}" if exponent else "1"
+def plain(text: str, longest: int | None = None) -> str:
+    """Return a text, or its beginning, without what matplotlib would read as mathematics or cannot draw."""
+    shown = printable(text)
+    return (shown if longest is None else shortened(shown, longest)).replace("$", r"\$")
 
 
-def plain(text: str) -> str:
-    """Return the text without what matplotlib would read as mathematics."""
-    return text.replace("$", r"\$")
+def is_drawable(value: float) -> bool:
+    """Return whether a logarithmic axis can show the value."""
+    return 0 < value < math.inf
 
 
-def shortened(name: str, longest: int = 12) -> str:
-    """Return the beginning of a name, as text that matplotlib can draw."""
-    text = printable(name)
-    return plain(text if len(text) <= longest else f"{text[: longest - 1]}…")
+def make_logarithmic(axes: Axes, axis: Axis) -> None:
+    """Make an axis logarithmic, with labels at two powers of ten or more."""
+    from matplotlib.ticker import LogLocator
+
+    along_x = axis is axes.xaxis
+    (axes.set_xscale if along_x else axes.set_yscale)("log")
+    low, high = map(math.log10, axis.get_view_interval())
+    if math.floor(high) <= math.ceil(low):
+        set_limits = axes.set_xlim if along_x else axes.set_ylim
+        set_limits(10.0 ** math.floor(low), 10.0 ** math.ceil(high))
+    axis.set_major_locator(LogLocator(numticks=6))
+    axis.set_major_formatter(lambda value, _: power_of_ten(value))
+    axes.minorticks_off()
 
 
 def draw_legend(axes: Axes) -> None:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from kullback.common.formats import on_axis, percent
 from kullback.report.document import Plot
-from kullback.report.formats import percent
-from kullback.report.plots.svg import FIRST, INK, SECOND, draw_legend, power_of_ten, shortened
+from kullback.report.plots.svg import FIRST, INK, SECOND, draw_legend, make_logarithmic, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
         styles = ((FIRST, "o-"), (SECOND, "s--"), (INK, "^:"))
         for name, (color, style) in zip(largest, styles, strict=False):
             axes.plot(
-                range(1, len(comparisons) + 1), history[name], style, color=color, label=shortened(name)
+                range(1, len(comparisons) + 1), history[name], style, color=color, label=plain(name, 12)
             )
         for limit in (0.1, 0.25):
             axes.axhline(limit, color=INK, linewidth=0.8, alpha=0.5)
@@ -132,7 +132,7 @@ def _draw_bars(
     labels = _labels([each.low for each in values], column_type)
     for place, each in enumerate(values):
         if each.high - 1 > each.low:
-            labels[place] += f"–{_number(each.high - 1)}"
+            labels[place] += f"–{on_axis(each.high - 1)}"
     most = max(2, min(MOST_TICKS, ROOM // (max(map(len, labels)) + 1)))
     step = math.ceil(len(places) / most)
     axes.set_xticks(places[::step], labels[::step])
@@ -144,7 +144,7 @@ def _draw_stairs(
 ) -> None:
     """Draw the outlines of two histograms."""
     from matplotlib.dates import AutoDateLocator
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import MaxNLocator
 
     edges = [float(each.low) for each in bins] + [float(bins[-1].high)]
     dates = column_type == "datetime" and max(map(abs, edges)) < LAST_DAY * MICROSECONDS_A_DAY
@@ -161,26 +161,23 @@ def _draw_stairs(
         axes.set_xlim(edges[0], edges[-1])
         return
     if bins[0].low > 0 and (bins[-1].high - bins[-1].low) > 2 * (bins[0].high - bins[0].low):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(numticks=5))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(lambda value, _: power_of_ten(value))
+        make_logarithmic(axes, axes.xaxis)
     else:
         whole = all(isinstance(each.low, int) or each.low.is_integer() for each in bins)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
-        axes.xaxis.set_major_formatter(lambda value, _: _number(value))
+        axes.xaxis.set_major_formatter(lambda value, _: on_axis(value))
 
 
 def _labels(values: Sequence[float], column_type: str) -> list[str]:
     if column_type != "datetime":
-        return [_number(value) for value in values]
+        return [on_axis(value) for value in values]
     return _days([value / MICROSECONDS_A_DAY for value in values])
 
 
 def _days(days: Sequence[float]) -> list[str]:
     """Dates; times if only these differ; a number of days beyond the year 9999."""
     if any(abs(day) > LAST_DAY for day in days):
-        return [_number(day) for day in days]
+        return [on_axis(day) for day in days]
     timestamps = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=float(day)) for day in days]
     forms = ("%Y", "%Y-%m", "%Y-%m-%d", "%m-%d %H:%M", "%H:%M:%S", "%S.%f")
     return next(
@@ -189,19 +186,3 @@ def _days(days: Sequence[float]) -> list[str]:
         if len(set(written := [each.strftime(form) for each in timestamps])) == len(timestamps)
         or form == forms[-1]
     )
-
-
-def _number(value: float) -> str:
-    """A number on an axis: with separators, and an exponent only where it needs one."""
-    if isinstance(value, int) or float(value).is_integer():
-        text = (
-            f"{int(value):,}"
-            if abs(value) < 1e7
-            else f"{value:.17g}"
-            if abs(value) < 1e17
-            else f"{value:.3g}"
-        )
-        text = f"{value}" if isinstance(value, int) and abs(value) >= 1e7 else text
-    else:
-        text = f"{value:,.10g}" if 1e-4 <= abs(value) < 1e7 else f"{value:.10g}"
-    return text.replace("-", "−").replace("e+", "e")

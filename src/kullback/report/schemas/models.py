@@ -28,34 +28,35 @@ never removed or changed.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kullback.report.formats import token_text
+from kullback.common.formats import token_text
 from kullback.report.schemas import predictions
 
 if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
     from kullback.predictions.drawn_means import DrawnMean
+    from kullback.report.document import Fields
 
 
-def fields(found: ModelComparison) -> dict[str, Any]:
+def fields(result: ModelComparison) -> Fields:
     """Return the fields of the schema of this module."""
     return {
         "schema": "kullback.models/1",
         "unit": "nats",
-        "base": _info(found.base),
-        "candidates": [_candidate(found, candidate) for candidate in found.candidates],
-        "differences": [predictions.mean_fields(asdict(mean)) for mean in found.differences],
-        "noise_floor": None if found.noise_floor is None else _candidate(found, found.noise_floor),
-        "windows": found.windows,
-        "context": found.context,
-        "score": found.score,
-        "whole_text": found.whole_text,
-        "notes": found.notes,
+        "base": _info(result.base),
+        "candidates": [_candidate(result, candidate) for candidate in result.candidates],
+        "differences": [predictions.mean_fields(asdict(mean)) for mean in result.differences],
+        "noise_floor": None if result.noise_floor is None else _candidate(result, result.noise_floor),
+        "windows": result.windows,
+        "context": result.context,
+        "score": result.score,
+        "whole_text": result.whole_text,
+        "notes": result.notes,
     }
 
 
-def _candidate(found: ModelComparison, candidate: Candidate) -> dict[str, Any]:
+def _candidate(result: ModelComparison, candidate: Candidate) -> Fields:
     comparison = predictions.fields(candidate.comparison)
     return {
         "model": _info(candidate.model),
@@ -63,33 +64,30 @@ def _candidate(found: ModelComparison, candidate: Candidate) -> dict[str, Any]:
         "shared_classes": candidate.shared_classes,
         "known": candidate.known,
         "certain": candidate.certain,
-        "drawn": None
-        if candidate.drawn is None
-        else {name: _drawn(mean) for name, mean in candidate.drawn.items()},
-        "passages": [_passage(found, passage) for passage in candidate.passages],
+        "drawn": candidate.drawn and {name: _drawn(mean) for name, mean in candidate.drawn.items()},
+        "passages": [_passage(result, passage) for passage in candidate.passages],
     }
 
 
-def _drawn(mean: DrawnMean) -> dict[str, Any]:
+def _drawn(mean: DrawnMean) -> Fields:
     values = predictions.mean_fields(asdict(mean))
-    del values["reason"]
-    return values
+    return {name: value for name, value in values.items() if name != "reason"}
 
 
-def _info(info: ModelInfo) -> dict[str, Any]:
+def _info(info: ModelInfo) -> Fields:
     return {**asdict(info), "bits_per_weight": info.bits_per_weight}
 
 
-def _passage(found: ModelComparison, passage: Passage) -> dict[str, Any]:
+def _passage(result: ModelComparison, passage: Passage) -> Fields:
     return {
         "window": passage.window,
         "first": passage.first,
-        "text_before": "".join(token_text(found.tokens, index) for index in passage.before),
+        "text_before": "".join(token_text(result.tokens, index) for index in passage.before),
         "tokens": [
             {
                 **asdict(token),
-                "text": token_text(found.tokens, token.index),
-                "top": [{**asdict(top), "text": token_text(found.tokens, top.index)} for top in token.top],
+                "text": token_text(result.tokens, token.index),
+                "top": [{**asdict(top), "text": token_text(result.tokens, top.index)} for top in token.top],
             }
             for token in passage.tokens
         ],

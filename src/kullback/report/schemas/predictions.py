@@ -25,6 +25,8 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
   ``broken_by`` (empty).
 * ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
   ``interval`` of ``kl_pq`` allows for it.
+* ``further``, if statistics were registered: for each its ``title``, ``mean``, ``standard_error``, ``interval``,
+  ``reason``.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
 * ``llama_cpp``: null, or, if you asked for it, the numbers that llama.cpp prints: ``chunks`` (a list) and ``total``,
   objects with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``,
@@ -45,9 +47,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kullback.predictions import Comparison
+    from kullback.report.document import Fields
 
 
-def fields(comparison: Comparison) -> dict[str, Any]:
+def fields(comparison: Comparison) -> Fields:
     """Return the fields of the schema of this module."""
     values = asdict(comparison)
     values["histogram"] = [
@@ -56,17 +59,16 @@ def fields(comparison: Comparison) -> dict[str, Any]:
     values["quantiles"] = [
         dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
     ]
-    labels = values["labels"] or {}
-    for of, name in (
-        *((values["divergences"], name) for name in values["divergences"]),
-        (values, "acceptance_rate"),
-    ):
-        of[name] = mean_fields(of[name])
-    for name in (name for name, value in labels.items() if isinstance(value, dict)):
-        labels[name] = mean_fields(labels[name])
+    if not values["further"]:
+        del values["further"]
+    for name in {"divergences", "labels", "further"} & values.keys():
+        values[name] = values[name] and {key: mean_fields(value) for key, value in values[name].items()}
+    values["acceptance_rate"] = mean_fields(values["acceptance_rate"])
     return {"schema": "kullback.predictions/3", "unit": "nats"} | values
 
 
-def mean_fields(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a value below the name that a mean has in the schema."""
+def mean_fields(value: Any) -> Any:
+    """Return the fields of a value with the name that a mean has in the schema; what is no value is unchanged."""
+    if not isinstance(value, dict):
+        return value
     return {"mean" if name == "value" else name: number for name, number in value.items()}

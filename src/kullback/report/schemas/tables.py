@@ -34,19 +34,20 @@ from typing import TYPE_CHECKING, Any
 from kullback.common.words import TABLE_DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
+    from kullback.report.document import Fields
     from kullback.tables.table_results import TableComparison
 
 FIRST = ("name", "columns", "column_type")
 
 
-def fields(comparison: TableComparison) -> dict[str, Any]:
+def fields(comparison: TableComparison) -> Fields:
     """Return the fields of the schema of this module."""
     values = asdict(comparison)
     values |= {key: [_named_first(each) for each in values[key]] for key in ("columns", "joint")}
     return {"schema": "kullback.tables/2", "unit": "nats"} | values
 
 
-def _named_first(values: dict[str, Any]) -> dict[str, Any]:
+def _named_first(values: Any) -> Fields:
     """Return the fields with the names of the columns and their type first; values have no reason here.
 
     Findings tell the content of a column.

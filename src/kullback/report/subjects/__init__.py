@@ -18,6 +18,7 @@ __all__ = ["document"]
 # The functions of kullback's own results; their modules are imported at their first use.
 _FUNCTIONS = {
     "Comparison": "predictions.document",
+    "Diagnosis": "diagnosis.document",
     "Estimate": "estimates.of_estimate",
     "Fit": "fit.document",
     "ModelComparison": "models.document",
@@ -47,8 +48,8 @@ def document(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> D
     for kind in type(result).__mro__:
         if kind.__module__.startswith("kullback.") and kind.__name__ in _FUNCTIONS:
             module, function = _FUNCTIONS[kind.__name__].split(".")
-            found = getattr(import_module(f"{__name__}.{module}"), function)
-            return found(result, verdicts, **options)
+            write = getattr(import_module(f"{__name__}.{module}"), function)
+            return write(result, verdicts, **options)
     raise invalid_type(
         "document",
         "result",

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
-from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Remark, Section, Tone
-from kullback.report.formats import counted
+from kullback.common.formats import counted
+from kullback.report.document import (
+    Document,
+    Fields,
+    Findings,
+    Frame,
+    Gallery,
+    Headline,
+    Remark,
+    Section,
+    Tone,
+)
 from kullback.report.plots.tables import draw_history
 from kullback.report.schemas import tables as schema
 from kullback.report.subjects import document, tables
@@ -55,7 +64,7 @@ class Batches:
     def pages(self) -> list[Document]:
         """The document of each batch, under its name."""
         pages = map(tables.document, self.comparisons, self.verdicts)
-        return [_named(found.q_name, page) for found, page in zip(self.comparisons, pages, strict=True)]
+        return [_named(each.q_name, page) for each, page in zip(self.comparisons, pages, strict=True)]
 
 
 def _named(name: str, page: Document) -> Document:
@@ -108,12 +117,12 @@ def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
     )
 
 
-def _fields(batches: Batches) -> dict[str, Any]:
+def _fields(batches: Batches) -> Fields:
     """Return ``batches``, a document of the schema ``kullback.tables`` for each."""
     return {
         "schema": "kullback.batches/1",
         "unit": "nats",
-        "batches": [schema.fields(found) for found in batches.comparisons],
+        "batches": [schema.fields(comparison) for comparison in batches.comparisons],
     }
 
 

@@ -1,58 +1,167 @@
-"""An `Estimate` and a `TwoSampleTest` as documents."""
+"""An `Estimate` and a `TwoSampleTest` as documents; each is also one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+from torch import Tensor
+
+from kullback.common.formats import count, significant
+from kullback.generators.divergence import NAMED
 from kullback.report.document import Document, Findings, Frame, Headline, Table
-from kullback.report.estimates import sentence_of, table_of
 from kullback.results.estimate import Estimate
 from kullback.results.two_sample_test import TwoSampleTest
 from kullback.results.verdict import Verdict
 
+MOST_ROWS = 20
+_KINDS = {
+    "kl": "KL",
+    "reverse_kl": "reverse KL",
+    "jeffreys": "Jeffreys divergence",
+    "js": "JS",
+    "skew": "skew KL",
+    "renyi": "Renyi divergence",
+    "tv": "total variation",
+    "hellinger": "squared Hellinger distance",
+    "chi2": "chi-squared divergence",
+    "alpha": "alpha divergence",
+}
+_UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
+
 
 def of_estimate(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of the result of `kl_estimate`, or of another estimator."""
+    sentence = sentence_of(estimate)
     return Document(
-        sentence_of(estimate),
-        Headline(sentence_of(estimate)),
-        (_table(estimate), *Findings.of_notes(estimate.notes)),
+        sentence,
+        Headline(sentence),
+        (_table(estimate), *Findings.of_notes(estimate.notes, is_main=True)),
         tuple(verdicts),
         frame=partial(_frame, estimate),
         maker="kullback.kl_estimate",
+        in_one_line=True,
     )
 
 
 def of_test(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of the result of `two_sample_test`, and of the estimate of how much the two differ."""
+    p_value, method = significant(test.p_value, 3), _words(test.method)
     cells = {
-        "p-value": f"{test.p_value:.3g}",
-        "statistic": test.method.replace("_", " "),
-        "value": f"{test.statistic:.6g}",
+        "p-value": p_value,
+        "statistic": method,
+        "value": significant(test.statistic, 6),
         "permutations": f"{test.permutations}",
     }
-    effect = [] if test.effect is None else [test.effect]
-    notes = dict.fromkeys(note for each in (test, *effect) for note in each.notes)
+    sentence = f"p = {p_value}, {method} = {significant(test.statistic)} (statistic), {test.permutations} permutations"
+    effects = [] if test.effect is None else [test.effect]
+    notes = dict.fromkeys(note for result in (test, *effects) for note in result.notes)
     names = ("p_value", "statistic", "method", "permutations")
+    headline = "; ".join([sentence, *map(sentence_of, effects)])
     return Document(
-        str(test),
-        Headline(str(test)),
+        headline,
+        Headline(headline),
         (
             Table("The test", list(cells), [list(cells.values())], is_main=True),
-            *map(_table, effect),
-            *Findings.of_notes(notes),
+            *map(_table, effects),
+            *Findings.of_notes(notes, is_main=True),
         ),
         tuple(verdicts),
         frame=lambda: Frame({name: [getattr(test, name)] for name in names}),
         maker="kullback.two_sample_test",
+        in_one_line=True,
     )
 
 
+def sentence_of(estimate: Estimate) -> str:
+    """Return the estimate as one line of text: divergence, value, interval, method and numbers of draws.
+
+    Example:
+        >>> import torch
+        >>> interval = torch.tensor(0.07), torch.tensor(0.3)
+        >>> print(sentence_of(Estimate(torch.tensor(0.19), None, "knn", interval, (1000, 1000), confidence=0.95)))
+        KL = 0.19 nats (95 % 0.07 to 0.3), knn, n = 1000 + 1000
+    """
+    word, *parameters = estimate.kind.split(":")
+    name = _KINDS.get(word, estimate.kind)
+    if parameters and word in _KINDS:
+        name += f" ({', '.join(parameters)})"
+    unit = " " + _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
+    if word in NAMED and not NAMED[word].logarithmic:
+        unit = ""
+    value = estimate.value.detach().double()
+    if value.numel() == 1:
+        sentence = f"{name} = {significant(float(value))}{unit}{_doubt(estimate)}"
+    elif value.numel() == 0:
+        sentence = f"{name} of no rows"
+    else:
+        shape = " x ".join(map(str, value.shape))
+        low, high, mean = (significant(float(x)) for x in (value.min(), value.max(), value.mean()))
+        sentence = f"{name} of {shape} rows: {low} to {high}{unit}, mean {mean}"
+    return ", ".join([sentence, _words(estimate.method), *_sizes(estimate.n)])
+
+
+def _words(method: str) -> str:
+    return method.replace("_", " ")
+
+
+def _doubt(estimate: Estimate) -> str:
+    if estimate.interval is not None:
+        low, high = (significant(float(end.detach())) for end in estimate.interval)
+        level = "interval" if estimate.confidence is None else f"{100 * estimate.confidence:g} %"
+        return f" ({level} {low} to {high})"
+    if estimate.standard_error is not None:
+        return f" (standard error {significant(float(estimate.standard_error.detach()), 2)})"
+    if estimate.n is not None:
+        return " (no interval)"
+    return (
+        ""
+        if estimate.error is None
+        else f" (off by {significant(float(estimate.error.detach()), 1)} at most)"
+    )
+
+
+def _sizes(n: tuple[int | Tensor, int | Tensor] | None) -> list[str]:
+    if n is None:
+        return []
+    draws = [_range(x, str) for x in n]
+    known = [f"{name} known" for name, x in zip("PQ", draws, strict=True) if x == "0"]
+    return [f"n = {' + '.join(x for x in draws if x != '0')}", *known]
+
+
+def _range(x: int | Tensor, write: Callable[[int], str]) -> str:
+    return f"{write(int(x.min()))} to {write(int(x.max()))}" if isinstance(x, Tensor) else write(x)
+
+
 def _table(estimate: Estimate) -> Table:
-    """Return the table of the values and their errors, with the method below it."""
-    headings, rows, sentences = table_of(estimate)
-    return Table("The estimate", headings, rows, tuple(sentences), is_main=True)
+    """Return the table of values and errors of at most 20 elements, with the method below it."""
+    columns = {"value": _numbers(estimate.value)}
+    for name, numbers in (
+        ("bound on the error", estimate.error),
+        ("standard error", estimate.standard_error),
+    ):
+        if numbers is not None:
+            columns[name] = _numbers(numbers)
+    if estimate.interval is not None:
+        ends = zip(*map(_numbers, estimate.interval), strict=True)
+        columns["interval"] = [f"{low} to {high}" for low, high in ends]
+    shape, size = estimate.value.shape, estimate.value.numel()
+    if shape:
+        columns = {"element": [_element(place, shape) for place in range(min(size, MOST_ROWS))]} | columns
+    first = [f"The first {MOST_ROWS} of {count(size)} elements."] * (size > MOST_ROWS)
+    draws = "" if estimate.n is None else f", from {' and '.join(_range(x, count) for x in estimate.n)} draws"
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    caption = (*first, f"by {estimate.method}{draws}")
+    return Table("The estimate", list(columns), rows, caption, is_main=True)
+
+
+def _numbers(x: Tensor) -> list[str]:
+    return [significant(number, 6) for number in x.detach().double().flatten()[:MOST_ROWS].tolist()]
+
+
+def _element(place: int, shape: torch.Size) -> str:
+    return ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(place), shape))
 
 
 def _frame(estimate: Estimate) -> Frame:

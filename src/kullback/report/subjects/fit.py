@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kullback.common.formats import number, significant, span
 from kullback.fitting.fit_result import Fit
 from kullback.fitting.unconstrained import read_family
 from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Table
-from kullback.report.formats import number
 from kullback.report.plots.fit import draw_plots, unit
 from kullback.representations import Representation
 from kullback.results.verdict import Verdict
@@ -54,16 +54,16 @@ def _outcome(fit: Fit) -> str:
 
 def _rows(fit: Fit) -> list[tuple[str, str]]:
     """Return the table of two columns."""
-    found = [
+    rows = [
         (fit.quantity, f"{_range(fit.value)}{unit(fit)}{_error(fit.error, fit.standard_error)}"),
         ("at the start", f"{_range(fit.before)}{unit(fit)}"),
         ("method", fit.method.replace("_", " ")),
         ("converged", f"{int(fit.converged.sum())} of {fit.converged.numel()}"),
         ("iterations", _range(fit.iterations)),
         ("above the nearest minimum", f"about {_range(fit.above)}{unit(fit)}"),
-        ("time", f"{fit.seconds:.2g} s"),
+        ("time", f"{significant(fit.seconds, 2)} s"),
     ]
-    return [*found, *_parameters(fit.distribution)]
+    return [*rows, *_parameters(fit.distribution)]
 
 
 def _parameters(distribution: Any) -> list[tuple[str, str]]:
@@ -89,12 +89,16 @@ def _numbers(x: Tensor) -> str:
 def _range(x: Tensor) -> str:
     if x.numel() == 0:
         return "nothing"
-    low, high = float(x.min()), float(x.max())
-    words = (lambda v: f"{v:.0f}") if not x.is_floating_point() else number
-    return words(low) if low == high else f"{words(low)} to {words(high)}"
+    return span(float(x.min()), float(x.max()), number if x.is_floating_point() else _whole)
+
+
+def _whole(x: float) -> str:
+    return str(round(x))
 
 
 def _error(error: Tensor | None, standard_error: Tensor | None) -> str:
     if standard_error is not None and standard_error.numel():
-        return f", standard error {float(standard_error.max()):.1g}"
-    return "" if error is None or not error.numel() else f", error at most {float(error.max()):.1g}"
+        return f", standard error {significant(float(standard_error.max()), 1)}"
+    return (
+        "" if error is None or not error.numel() else f", error at most {significant(float(error.max()), 1)}"
+    )

@@ -7,6 +7,20 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
+from kullback.common.formats import (
+    Unit,
+    bit_count,
+    byte_count,
+    count,
+    counted,
+    interval,
+    number,
+    percent,
+    probability,
+    shortened,
+    token_text,
+    visible,
+)
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage, ReadToken
 from kullback.report.document import (
     Block,
@@ -23,7 +37,6 @@ from kullback.report.document import (
     Table,
     Token,
 )
-from kullback.report.formats import Unit, count, counted, number, percent, probability, token_text, visible
 from kullback.report.plots.ladder import place_on_ladder
 from kullback.report.plots.models import draw_plots
 from kullback.report.schemas import models as schema
@@ -64,59 +77,61 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
+def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of the result of `compare_models`."""
-    blocks: list[Block] = [_scoreboard(found)]
-    if plots := draw_plots(found):
+    blocks: list[Block] = [_scoreboard(result)]
+    if plots := draw_plots(result):
         blocks.append(Gallery("KL(P||Q) in pictures", plots))
-    scale = max(map(_scale, found.candidates))
-    blocks += [_section(found, place, candidate, scale) for place, candidate in enumerate(found.candidates)]
-    blocks += Findings.of_notes(_notes(found))
+    scale = max(map(_scale, result.candidates))
+    blocks += [_section(result, place, candidate, scale) for place, candidate in enumerate(result.candidates)]
+    blocks += Findings.of_notes(_notes(result))
     return Document(
-        f"{found.candidates[0].model.name} against {found.base.name}: KL divergence of language models",
-        Headline(_outcome(found), _reason(found), _size(found), tone=tone_of(found.candidates[0].comparison)),
+        f"{result.candidates[0].model.name} against {result.base.name}: KL divergence of language models",
+        Headline(
+            _outcome(result), _reason(result), _size(result), tone=tone_of(result.candidates[0].comparison)
+        ),
         tuple(blocks),
         tuple(verdicts),
         MEANINGS,
-        partial(schema.fields, found),
-        partial(_frame, found),
+        partial(schema.fields, result),
+        partial(_frame, result),
         "kullback compare",
-        _brief(found),
+        _brief(result),
         "mean=0.01",
     )
 
 
-def _brief(found: ModelComparison) -> Brief:
-    best = found.candidates[0]
-    tokens = f"{counted(best.comparison.rows, 'token')} in {counted(found.windows, 'window')}"
-    if len(found.candidates) == 1:
-        size = f"{best.model.name} against {found.base.name}: {tokens}"
+def _brief(result: ModelComparison) -> Brief:
+    best = result.candidates[0]
+    tokens = f"{counted(best.comparison.rows, 'token')} in {counted(result.windows, 'window')}"
+    if len(result.candidates) == 1:
+        size = f"{best.model.name} against {result.base.name}: {tokens}"
         blocks: list[str | Table] = [brief_numbers(best.comparison, at_least=">= " * best.is_lower_bound)]
     else:
-        size = f"{counted(len(found.candidates), 'candidate')} against {found.base.name}: {tokens}"
-        blocks = [_brief_scoreboard(found)]
+        size = f"{counted(len(result.candidates), 'candidate')} against {result.base.name}: {tokens}"
+        blocks = [_brief_scoreboard(result)]
     blocks += brief_remarks(best.comparison)
-    if hidden := _hidden(found):
+    if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
-    if (worst := _worst(found, best, several=False)) is not None:
+    if (worst := _worst(result, best, several=False)) is not None:
         unit = Unit.of(best.comparison.divergences[KL_PQ].mean)
         kl = unit.write([row.kl for row in best.comparison.worst[:WORST_IN_BRIEF]])
         rows = [
             [text, f"{value} {unit.name}", *tops]
             for (text, _, *tops, _), value in zip(worst.rows, kl, strict=False)
         ]
-        title = "text [token] of the first" if len(found.candidates) > 1 else "text [token]"
+        title = "text [token] of the first" if len(result.candidates) > 1 else "text [token]"
         blocks.append(Table("", (title, *worst.headings[1:-1]), rows))
     return Brief(size, tuple(blocks))
 
 
-def _brief_scoreboard(found: ModelComparison) -> Table:
+def _brief_scoreboard(result: ModelComparison) -> Table:
     """Return the closest candidates, all in one unit."""
-    candidates = found.candidates[:WORST_IN_BRIEF]
+    candidates = result.candidates[:WORST_IN_BRIEF]
     divergences = [each.comparison.divergences[KL_PQ] for each in candidates]
     unit = Unit.of(divergences[0].mean)
     means = unit.write([kl.mean for kl in divergences])
-    ends = unit.write([end for kl in divergences for end in kl.interval or (math.nan, math.nan)])
+    ends = unit.write([end for kl in divergences for end in kl.ends])
     rows = [
         [
             each.model.name,
@@ -129,8 +144,8 @@ def _brief_scoreboard(found: ModelComparison) -> Table:
             candidates, divergences, means, ends[::2], ends[1::2], strict=True
         )
     ]
-    more = len(found.candidates) - len(candidates)
-    clear = not candidates[0].is_open_above and _is_clear(found.differences[0])
+    more = len(result.candidates) - len(candidates)
+    clear = not candidates[0].is_open_above and _is_clear(result.differences[0])
     heading = ("closest first" if clear else "first two unclear") + f", {more} more" * bool(more)
     return Table("", (heading, "mean KL(P||Q)", "95% CI", "same top", "size"), rows, dropped_first=(4,))
 
@@ -142,84 +157,82 @@ def _scale(candidate: Candidate) -> float:
     return p99 if 0 < p99 < math.inf else max(tokens, default=0.0)
 
 
-def _section(found: ModelComparison, place: int, candidate: Candidate, scale: float) -> Section:
+def _section(result: ModelComparison, place: int, candidate: Candidate, scale: float) -> Section:
     """Return the blocks of one candidate: the text, colored by token up to `scale`, and the numbers."""
-    several = len(found.candidates) > 1
+    several = len(result.candidates) > 1
     remarks = infinite(candidate.comparison)
     blocks: list[Block] = [Findings("Infinite divergences", remarks)] if remarks else []
     blocks.append(
         Passages(
-            "The text, worst passages first" if found.whole_text else "The passages in which it differs most",
+            "The text, worst passages first"
+            if result.whole_text
+            else "The passages in which it differs most",
             number(scale),
             [
-                _passage(found, passage, scale)
+                _passage(result, passage, scale)
                 for passage in sorted(candidate.passages, key=lambda each: -each.kl_mean)
             ],
             place == 0,
-            _worst(found, candidate, several=several),
+            _worst(result, candidate, several=several),
         )
     )
     blocks.append(Section("The numbers", tuple(numbers(candidate.comparison)), is_open=not several))
     return Section(candidate.model.name, tuple(blocks))
 
 
-def _passage(found: ModelComparison, passage: Passage, scale: float) -> ShownPassage:
+def _passage(result: ModelComparison, passage: Passage, scale: float) -> ShownPassage:
     return ShownPassage(
         f"window {count(passage.window)}, from token {count(passage.first)}: {number(passage.kl_mean)} nats per token",
-        "".join(visible(token_text(found.tokens, index)) for index in passage.before),
-        tuple(_token(found, token, scale) for token in passage.tokens),
+        "".join(visible(token_text(result.tokens, index)) for index in passage.before),
+        tuple(_token(result, token, scale) for token in passage.tokens),
     )
 
 
-def _token(found: ModelComparison, token: ReadToken, scale: float) -> Token:
+def _token(result: ModelComparison, token: ReadToken, scale: float) -> Token:
     top = (
         (
-            visible(token_text(found.tokens, each.index)) + " ✓" * (each.index == token.index),
+            visible(token_text(result.tokens, each.index)) + " ✓" * (each.index == token.index),
             probability(each.p),
             probability(each.q),
         )
         for each in token.top
     )
     return Token(
-        visible(token_text(found.tokens, token.index)),
+        visible(token_text(result.tokens, token.index)),
         min(1.0, math.sqrt(token.kl / scale)) if scale else 0.0,
         f"{number(token.kl)} nats, probability {probability(token.p)} under P, {probability(token.q)} under Q",
         tuple(top),
     )
 
 
-def _worst(found: ModelComparison, candidate: Candidate, *, several: bool) -> Table | None:
+def _worst(result: ModelComparison, candidate: Candidate, *, several: bool) -> Table | None:
     """Return the tokens in which a candidate differs most, with the text before them."""
     if not candidate.comparison.worst:
         return None
-    windows = found.text
+    windows = result.text
     places, of_row = windows.scored.nonzero().squeeze(-1), windows.clusters
     lines: list[list[str]] = []
     for row in candidate.comparison.worst[:WORST]:
         window, place = int(of_row[row.row]), int(places[row.row])
         start = max(int(windows.offsets[window]), place - 6)
-        before = "".join(token_text(found.tokens, index) for index in windows.tokens[start:place].tolist())
-        token = visible(token_text(found.tokens, int(windows.tokens[place])))
-        tops = (visible(token_text(found.tokens, top.index)) for top in top_classes(row))
-        text = f"…{visible(before)[-24:]}[{_short(token)}]"
-        lines.append([text, number(row.kl), *map(_short, tops), count(window)])
+        before = "".join(token_text(result.tokens, index) for index in windows.tokens[start:place].tolist())
+        token = visible(token_text(result.tokens, int(windows.tokens[place])))
+        tops = (visible(token_text(result.tokens, top.index)) for top in top_classes(row))
+        text = f"…{visible(before)[-24:]}[{shortened(token, LONGEST_TOKEN)}]"
+        lines.append([text, number(row.kl), *(shortened(top, LONGEST_TOKEN) for top in tops), count(window)])
     title = f"{candidate.model.name}: where it differs most" if several else "Where they differ most"
     return Table(
         title, ["text [token]", "KL(P||Q)", "P's top", "Q's top", "window"], lines, dropped_first=(4,)
     )
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_TOKEN else f"{text[: LONGEST_TOKEN - 1]}…"
-
-
-def _frame(found: ModelComparison) -> Frame:
+def _frame(result: ModelComparison) -> Frame:
     """Return a row for each candidate, with the scoreboard's numbers; unknown numbers are NaN."""
     rows = []
-    for candidate in found.candidates:
+    for candidate in result.candidates:
         comparison, labels = candidate.comparison, candidate.comparison.labels
         kl = comparison.divergences[KL_PQ]
-        low, high = kl.interval or (math.nan, math.nan)
+        low, high = kl.ends
         rows.append(
             {
                 "kl": kl.mean,
@@ -234,40 +247,25 @@ def _frame(found: ModelComparison) -> Frame:
                 "bits_per_weight": candidate.model.bits_per_weight,
             }
         )
-    return Frame.of_numbers(rows, [candidate.model.name for candidate in found.candidates])
+    return Frame.of_numbers(rows, [candidate.model.name for candidate in result.candidates])
 
 
-def bytes_text(size: int | None) -> str:
-    """Format a size in bytes.
-
-    Example:
-        >>> bytes_text(4_920_000_000), bytes_text(740_000), bytes_text(None)
-        ('4.92 GB', '740 kB', '')
-    """
-    if size is None:
-        return ""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} B"
-
-
-def _scoreboard(found: ModelComparison) -> Table:
+def _scoreboard(result: ModelComparison) -> Table:
     """Return the table of the base and the candidates, the best candidate first."""
-    first = found.candidates[0].comparison.labels
+    first = result.candidates[0].comparison.labels
     base = "" if first is None else number(first.perplexity_p.mean)
-    rows = [[f"{found.base.name} (base)", "", "", base, "", "", "", "", *_size_and_bits(found.base)]]
-    for candidate in found.candidates:
+    rows = [[f"{result.base.name} (base)", "", "", base, "", "", "", "", *_size_and_bits(result.base)]]
+    for candidate in result.candidates:
         comparison, labels = candidate.comparison, candidate.comparison.labels
         kl = comparison.divergences[KL_PQ]
         perplexity = change = ends = delta = ""
         if labels is not None:
             perplexity, change = number(labels.perplexity_q.mean), number(labels.perplexity_difference.mean)
-            ends = _interval(labels.perplexity_difference)
+            ends = interval(labels.perplexity_difference.interval)
             delta = percent(labels.delta_prob_rms.mean)
         same = percent(comparison.top1_agreement.value)
         at_least = ">= " if candidate.is_lower_bound else ""
-        cells = [candidate.model.name, at_least + number(kl.mean), _interval(kl)]
+        cells = [candidate.model.name, at_least + number(kl.mean), interval(kl.interval)]
         rows.append([*cells, perplexity, change, ends, same, delta, *_size_and_bits(candidate.model)])
     return Table(
         "Models",
@@ -277,19 +275,19 @@ def _scoreboard(found: ModelComparison) -> Table:
             "KL(P||Q) in nats per token, P being the base.",
             "PPL is the perplexity at the text's own tokens, ΔPPL the candidate's minus the base's.",
             "Δp is the change in the probability of the true token.",
-            *_differences(found),
-            *_certain(found),
-            *_noise(found),
+            *_differences(result),
+            *_certain(result),
+            *_noise(result),
         ),
         dropped_first=DROPPED_FIRST,
         is_main=True,
     )
 
 
-def _certain(found: ModelComparison) -> list[str]:
+def _certain(result: ModelComparison) -> list[str]:
     """Return the bounds of each partly known candidate, and the estimate from the draws."""
     sentences: list[str] = []
-    for candidate in found.candidates:
+    for candidate in result.candidates:
         if candidate.certain is None:
             continue
         low, high = candidate.certain[KL_PQ]
@@ -299,42 +297,38 @@ def _certain(found: ModelComparison) -> list[str]:
         )
         if candidate.drawn is not None:
             drawn = candidate.drawn[KL_PQ]
-            ends = " to ".join(map(number, drawn.interval))
-            sentence += f"; the draws give {number(drawn.mean)} (95% CI of the sampling {ends})"
+            sentence += (
+                f"; the draws give {number(drawn.mean)} (95% CI of the sampling {interval(drawn.interval)})"
+            )
         sentences.append(f"{sentence}.")
     return sentences
 
 
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     bits = info.bits_per_weight
-    return bytes_text(info.file_bytes), "" if bits is None else f"{bits:.2f}"
+    return byte_count(info.file_bytes), "" if bits is None else bit_count(bits)
 
 
-def _interval(mean: Value[float]) -> str:
-    """Format an interval; n/a if there is none."""
-    return "n/a" if mean.interval is None else " to ".join(map(number, mean.interval))
-
-
-def _outcome(found: ModelComparison) -> str:
+def _outcome(result: ModelComparison) -> str:
     """The outcome in one sentence."""
-    best = found.candidates[0]
+    best = result.candidates[0]
     kl = best.comparison.divergences[KL_PQ]
     same = percent(best.comparison.top1_agreement.value)
     distance = _least(best) + with_interval(kl, " per token")
-    if len(found.candidates) == 1:
+    if len(result.candidates) == 1:
         if kl.maximum == 0 and best.known == "all classes":
-            return f"{best.model.name} predicts the same as {found.base.name} at every token."
+            return f"{best.model.name} predicts the same as {result.base.name} at every token."
         return (
-            f"{best.model.name} is {distance} from {found.base.name}; both choose the same token in {same} of "
+            f"{best.model.name} is {distance} from {result.base.name}; both choose the same token in {same} of "
             f"positions.{unseen(best.comparison)}"
         )
     sentence = f"{distance}, the same top token in {same} of positions.{unseen(best.comparison)}"
-    if best.is_open_above or not _is_clear(found.differences[0]):
+    if best.is_open_above or not _is_clear(result.differences[0]):
         return (
-            f"It is unclear which of {len(found.candidates)} candidates is closest to {found.base.name}; the first is "
-            f"{best.model.name}: {sentence}"
+            f"It is unclear which of {len(result.candidates)} candidates is closest to {result.base.name}; the first "
+            f"is {best.model.name}: {sentence}"
         )
-    return f"{best.model.name} is the closest of {len(found.candidates)} candidates to {found.base.name}: {sentence}"
+    return f"{best.model.name} is the closest of {len(result.candidates)} candidates to {result.base.name}: {sentence}"
 
 
 def _is_clear(difference: Value[float]) -> bool:
@@ -346,26 +340,26 @@ def _least(candidate: Candidate) -> str:
     return "at least " if candidate.is_lower_bound else ""
 
 
-def _size(found: ModelComparison) -> str:
+def _size(result: ModelComparison) -> str:
     """Say how much text was read."""
-    rows = found.candidates[0].comparison.rows
+    rows = result.candidates[0].comparison.rows
     scored = {
         "second-half": "the second half of each",
         "all": "all tokens",
         "assistant": "the assistant's replies",
     }
     return (
-        f"{counted(rows, 'token')} scored in {counted(found.windows, 'window')} of at most "
-        f"{count(found.context)} tokens "
-        f"({scored[found.score]}), {count(found.base.classes)} classes"
+        f"{counted(rows, 'token')} scored in {counted(result.windows, 'window')} of at most "
+        f"{count(result.context)} tokens "
+        f"({scored[result.score]}), {count(result.base.classes)} classes"
     )
 
 
-def _differences(found: ModelComparison) -> list[str]:
+def _differences(result: ModelComparison) -> list[str]:
     """Return, for adjacent candidates on the scoreboard, the difference of the mean KL and whether it is
     significant."""
     sentences: list[str] = []
-    for (a, b), mean in zip(pairwise(found.candidates), found.differences, strict=True):
+    for (a, b), mean in zip(pairwise(result.candidates), result.differences, strict=True):
         if a.is_lower_bound:
             sentences.append(
                 f"It is unclear whether {b.model.name} or {a.model.name} is closer: only a lower bound of "
@@ -377,51 +371,51 @@ def _differences(found: ModelComparison) -> list[str]:
         if mean.interval is None:
             sentence += "; there is no interval"
         else:
-            sentence += f" (95% CI {_interval(mean)}): " + (
+            sentence += f" (95% CI {interval(mean.interval)}): " + (
                 "the order is clear" if _is_clear(mean) else "the order is unclear"
             )
         sentences.append(sentence + ".")
     return sentences
 
 
-def _noise(found: ModelComparison) -> list[str]:
+def _noise(result: ModelComparison) -> list[str]:
     """Return the size of the noise floor, and the candidates below it."""
-    if found.noise_floor is None:
+    if result.noise_floor is None:
         return []
-    floor = found.noise_floor.comparison.divergences[KL_PQ]
-    sentence = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
-    if (rows := found.noise_floor.comparison.rows) < found.candidates[0].comparison.rows:
+    floor = number(result.noise_floor.comparison.divergences[KL_PQ].mean)
+    sentence = f"Rounding noise of its dtype ({result.base.dtype}) moves the base by {floor} nats per token"
+    if (rows := result.noise_floor.comparison.rows) < result.candidates[0].comparison.rows:
         sentence += f" in the first {counted(rows, 'token')} scored (--noise-floor takes all)"
-    if hidden := _hidden(found):
+    if hidden := _hidden(result):
         return [f"{sentence}: {', '.join(hidden)} cannot be distinguished from it."]
     return [f"{sentence}."]
 
 
-def _hidden(found: ModelComparison) -> list[str]:
+def _hidden(result: ModelComparison) -> list[str]:
     """Return the candidates that are as close to the base as its rounding noise."""
-    if found.noise_floor is None:
+    if result.noise_floor is None:
         return []
-    floor = found.noise_floor.comparison.divergences[KL_PQ]
+    floor = result.noise_floor.comparison.divergences[KL_PQ]
     return [
         each.model.name
-        for each in found.candidates
+        for each in result.candidates
         if not each.is_lower_bound and each.comparison.divergences[KL_PQ].mean <= 2 * floor.mean
     ]
 
 
-def _reason(found: ModelComparison) -> str:
+def _reason(result: ModelComparison) -> str:
     """Compare the best candidate's mean KL with the ladder and with the noise floor, where they are known and not 0."""
-    best = found.candidates[0]
+    best = result.candidates[0]
     kl = best.comparison.divergences[KL_PQ].mean
-    floor = 0.0 if found.noise_floor is None else found.noise_floor.comparison.divergences[KL_PQ].mean
+    floor = 0.0 if result.noise_floor is None else result.noise_floor.comparison.divergences[KL_PQ].mean
     reason = place_on_ladder(kl)
     if reason and 0 < floor < math.inf:
         times = f"{_least(best)}{number(kl / floor, 2)} times"
-        reason += f" It is {times} the rounding noise of {found.base.dtype} ({Unit.of(floor).text(floor)})."
+        reason += f" It is {times} the rounding noise of {result.base.dtype} ({Unit.of(floor).text(floor)})."
     return reason
 
 
-def _notes(found: ModelComparison) -> list[str]:
+def _notes(result: ModelComparison) -> list[str]:
     """Return the notes of the whole and of every candidate, each once."""
-    every = [note for candidate in found.candidates for note in candidate.comparison.notes]
-    return list(dict.fromkeys([*found.notes, *every]))
+    every = [note for candidate in result.candidates for note in candidate.comparison.notes]
+    return list(dict.fromkeys([*result.notes, *every]))

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
+from kullback.common.formats import (
+    Unit,
+    count,
+    counted,
+    interval,
+    number,
+    percent,
+    probability,
+    shortened,
+    visible,
+)
+from kullback.common.row_statistics import BUILT_IN
+from kullback.common.words import DIVERGENCE_NAMES
 from kullback.predictions import (
     Comparison,
     LabelStatistics,
@@ -30,7 +44,6 @@ from kullback.report.document import (
     Table,
     Tone,
 )
-from kullback.report.formats import Unit, count, counted, number, percent, probability, visible
 from kullback.report.plots.ladder import place_on_ladder
 from kullback.report.plots.predictions import draw_plots
 from kullback.report.schemas import predictions as schema
@@ -43,12 +56,39 @@ WORST_IN_BRIEF = 3
 Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
 # The keys of Comparison.divergences, in the order of the reports, with their names in plain text.
-QUANTITIES = {KL_PQ: "KL(P||Q)", "kl_qp": "KL(Q||P)", "js": "JS", "tv": "TV"}
-# The attributes of a summary that are quantiles.
+QUANTITIES = {each.name: each.title for each in BUILT_IN if each.name in DIVERGENCE_NAMES}
+# The attributes of a summary that are quantiles, by name.
 QUANTILES = {
     "minimum": "minimum", "p001": "0.1%", "p01": "1%", "p05": "5%", "p10": "10%", "p25": "25%", "median": "median",
     "p75": "75%", "p90": "90%", "p95": "95%", "p99": "99%", "p999": "99.9%", "maximum": "maximum",
 }  # fmt: skip
+
+
+def precisely(value: float) -> str:
+    """Format a number that is close to 1."""
+    return number(value, 6)
+
+
+class LabelStatistic(NamedTuple):
+    """A statistic at the true classes: its name in the table, and among the main numbers if it is one of them."""
+
+    title: str
+    figure: str = ""
+    write: Callable[[float], str] = number
+
+
+# The attributes of LabelStatistics that are values, in the order of the reports.
+LABEL_STATISTICS = {
+    "cross_entropy_p": LabelStatistic("cross-entropy of P"),
+    "cross_entropy_q": LabelStatistic("cross-entropy of Q"),
+    "difference": LabelStatistic("cross-entropy, Q - P"),
+    "perplexity_p": LabelStatistic("perplexity of P", "perplexity of P"),
+    "perplexity_q": LabelStatistic("perplexity of Q", "perplexity of Q"),
+    "perplexity_ratio": LabelStatistic("perplexity, Q / P", "perplexity, Q / P", precisely),
+    "perplexity_difference": LabelStatistic("perplexity, Q - P"),
+    "delta_prob": LabelStatistic("probability, Q - P", "label's probability, Q - P"),
+    "delta_prob_rms": LabelStatistic("probability, RMS", "label's probability, RMS"),
+}
 
 
 def document(
@@ -61,7 +101,7 @@ def document(
         verdicts: the limits that you asked for.
         tokens: the text of each class, shown with its number; None, or a class beyond the end, has none.
     """
-    blocks: list[Block] = [Findings("Findings", found)] if (found := infinite(comparison)) else []
+    blocks: list[Block] = [Findings("Findings", remarks)] if (remarks := infinite(comparison)) else []
     if plots := draw_plots(comparison):
         blocks.append(Gallery("KL(P||Q) in pictures", plots))
     if comparison.worst:
@@ -127,6 +167,10 @@ def brief_numbers(comparison: Comparison, *, at_least: str = "") -> Table:
         (
             ("mean KL(P||Q)", f"{at_least}{value} {unit.name}", _brief_interval(kl, ends, f" {unit.name}")),
             ("same top class", percent(same.value), _brief_interval(same, map(percent, same.interval or ()))),
+            *(
+                (each.title, number(each.value), _brief_interval(each, map(number, each.interval or ())))
+                for each in comparison.further.values()
+            ),
         ),
     )
 
@@ -221,6 +265,17 @@ def numbers(comparison: Comparison) -> list[Table]:
                 ),
             ),
         ]
+    if comparison.further:
+        tables.append(
+            Table(
+                "Statistics of your own",
+                ["", "mean", "std. error", "95% CI, from", "to"],
+                [
+                    [each.title, number(each.mean), number(each.standard_error, 2), *map(number, each.ends)]
+                    for each in comparison.further.values()
+                ],
+            )
+        )
     tables.append(
         Table(
             "By P's confidence, the probability of its top class",
@@ -258,17 +313,16 @@ def _figures(comparison: Comparison) -> tuple[Figure, ...]:
     ]
     if labels is not None:
         figures += [
-            _figure("perplexity of P", labels.perplexity_p, number),
-            _figure("perplexity of Q", labels.perplexity_q, number),
-            _figure("perplexity, Q / P", labels.perplexity_ratio, precisely),
-            _figure("label's probability, Q - P", labels.delta_prob, number),
-            _figure("label's probability, RMS", labels.delta_prob_rms, number),
+            _figure(statistic.figure, getattr(labels, name), statistic.write)
+            for name, statistic in LABEL_STATISTICS.items()
+            if statistic.figure
         ]
+    figures += [_figure(each.title, each, number) for each in comparison.further.values()]
     return tuple(figures)
 
 
 def _figure(title: str, value: Value[float], write: Callable[[float], str]) -> Figure:
-    return Figure(title, write(value.value), interval=" to ".join(map(write, value.interval or ())) or "n/a")
+    return Figure(title, write(value.value), interval=interval(value.interval, write))
 
 
 def _worst(comparison: Comparison, tokens: Tokens | None) -> Gallery:
@@ -341,29 +395,22 @@ def _worst_tokens(rows: Sequence[WorstRow], tokens: Tokens) -> Table:
 def _frame(comparison: Comparison) -> Frame:
     """Return a row for each divergence: its mean, with its error and interval, and its quantiles over rows, in nats."""
     rows = []
-    for found in comparison.divergences.values():
-        row = asdict(found)
-        low, high = row.pop("interval") or (math.nan, math.nan)
-        del row["reason"]
-        first = {"mean": row.pop("value"), "standard_error": row.pop("standard_error")}
-        rows.append(first | {"low": low, "high": high} | row)
+    for summary in comparison.divergences.values():
+        low, high = summary.ends
+        first = {"mean": summary.mean, "standard_error": summary.standard_error, "low": low, "high": high}
+        rows.append(first | {name: getattr(summary, name) for name in QUANTILES})
     return Frame.of_numbers(rows, list(comparison.divergences))
 
 
 def _rate(rate: Value[float], of: str = "") -> str:
     """Format a rate with its error and its interval."""
-    ends = f", 95% CI {' to '.join(_ends(rate, percent))}" if rate.interval else ""
+    ends = f", 95% CI {interval(rate.interval, percent)}" if rate.interval else ""
     return f"{percent(rate.value)}{of}, std. error {percent(rate.standard_error)}{ends}"
-
-
-def _ends(mean: Value[float], write: Callable[[float], str] = number) -> list[str]:
-    """Format the ends of an interval, n/a if there is none."""
-    return ["n/a", "n/a"] if mean.interval is None else [*map(write, mean.interval)]
 
 
 def _summary_cells(summary: Summary) -> dict[str, str]:
     """Return a column of the table of divergences, by the titles of its rows."""
-    low, high = _ends(summary)
+    low, high = map(number, summary.ends)
     quantiles = {
         f"{title} quantile" if "%" in title else title: number(getattr(summary, name))
         for name, title in QUANTILES.items()
@@ -380,27 +427,11 @@ def _summary_cells(summary: Summary) -> dict[str, str]:
 
 def label_rows(labels: LabelStatistics) -> list[list[str]]:
     """Return name, mean, standard error and the ends of the interval of each statistic at the true classes."""
-    means = {
-        "cross-entropy of P": labels.cross_entropy_p,
-        "cross-entropy of Q": labels.cross_entropy_q,
-        "cross-entropy, Q - P": labels.difference,
-        "perplexity of P": labels.perplexity_p,
-        "perplexity of Q": labels.perplexity_q,
-        "perplexity, Q / P": labels.perplexity_ratio,
-        "perplexity, Q - P": labels.perplexity_difference,
-        "probability, Q - P": labels.delta_prob,
-        "probability, RMS": labels.delta_prob_rms,
-    }
     rows: list[list[str]] = []
-    for title, mean in means.items():
-        write = precisely if mean is labels.perplexity_ratio else number
-        rows.append([title, write(mean.mean), number(mean.standard_error, 2), *_ends(mean, write)])
+    for name, (title, _, write) in LABEL_STATISTICS.items():
+        mean = getattr(labels, name)
+        rows.append([title, write(mean.mean), number(mean.standard_error, 2), *map(write, mean.ends)])
     return rows
-
-
-def precisely(value: float) -> str:
-    """Format a number that is close to 1."""
-    return number(value, 6)
 
 
 def _delta_prob_rows(change: Summary) -> list[list[str]]:
@@ -415,7 +446,7 @@ def _top_k_rows(comparison: Comparison) -> list[list[str]]:
     """Return k, the agreement of the ordered k top classes with its interval, and the accuracy of P and of Q."""
     labels, rows = comparison.labels, []
     for k, agreement in enumerate(comparison.top_k_agreement, 1):
-        row = [str(k), percent(agreement.value), *_ends(agreement, percent)]
+        row = [str(k), percent(agreement.value), *map(percent, agreement.ends)]
         if labels is not None:
             row += [percent(of[k - 1].value) for of in (labels.top_k_accuracy_p, labels.top_k_accuracy_q)]
         rows.append(row)
@@ -432,8 +463,7 @@ def _sizes(comparison: Comparison, each: str = "each a distribution over ") -> s
 def token_of(index: int, tokens: Tokens | None, *, longest: int = 24) -> str:
     """Return the text of a class with marks for what cannot be seen, cut to `longest`; empty if it has none."""
     text = tokens[index] if tokens is not None and 0 <= index < len(tokens) else None
-    shown = visible(text or "", space="␣")
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    return shortened(visible(text or "", space="␣"), longest)
 
 
 def top_classes(row: WorstRow) -> tuple[TopClass, TopClass]:

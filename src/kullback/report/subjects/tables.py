@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kullback.common.formats import count, counted, decimal, interval, p_value
 from kullback.common.words import TABLE_DIVERGENCE_NAMES
 from kullback.errors import quoted
 from kullback.report.document import (
@@ -16,6 +17,7 @@ from kullback.report.document import (
     Bars,
     Block,
     Brief,
+    Column,
     Document,
     Findings,
     Frame,
@@ -27,7 +29,6 @@ from kullback.report.document import (
     Table,
     Tone,
 )
-from kullback.report.formats import count, counted, decimal
 from kullback.report.plots.tables import draw_column, percentage, totals
 from kullback.report.schemas import tables as schema
 from kullback.results.value import Value
@@ -152,11 +153,11 @@ def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
 
 def _brief_cells(column: ColumnComparison) -> list[str]:
     """Return the PSI, its interval, the p-value and the largest contributor; of texts, whichever PSI is larger."""
-    p_value, words = p_value_text(column.p_adjusted), words_psi(column) or 0.0
+    p, words = p_value(column.p_adjusted), words_psi(column) or 0.0
     if words > least(column.psi):
-        return [f"{decimal(words)} of words", "", p_value, ""]
+        return [f"{decimal(words)} of words", "", p, ""]
     parts = ", ".join(part.label for part in contributors(column, 1))
-    return [value_text(column.psi), interval(column.psi), p_value, parts]
+    return [value_text(column.psi), interval(column.psi.interval, decimal), p, parts]
 
 
 def _table(
@@ -175,8 +176,8 @@ def _table(
             name_of(each),
             shift.words,
             value_text(each.psi),
-            interval(each.psi),
-            p_value_text(each.p_adjusted),
+            interval(each.psi.interval, decimal),
+            p_value(each.p_adjusted),
             *(value_text(getattr(each, name)) for name in ("kl_pq", "kl_qp", "js", "tv")),
         ]
         for each, shift in zip(compared, shifts, strict=True)
@@ -207,11 +208,11 @@ def _remarks(comparison: TableComparison, drawn: Sequence[Plot | Bars]) -> list[
     ranked = sorted(
         comparison.findings, key=lambda each: (severity[each.level], -drift.get(each.column or "", 0.0))
     )
-    found = [Remark(each.level, each.message) for each in ranked]
+    remarks = [Remark(each.level, each.message) for each in ranked]
     links = {column.name: each.name for column, each in zip(comparison.columns, drawn, strict=False)}
     shifts = [_shift_remark(column, links.get(column.name, "")) for column in differing(comparison)]
-    others = [*shifts, *(remark for remark in found if remark.level != "error")]
-    errors = [remark for remark in found if remark.level == "error"]
+    others = [*shifts, *(remark for remark in remarks if remark.level != "error")]
+    errors = [remark for remark in remarks if remark.level == "error"]
     return errors + sorted(others, key=lambda remark: severity[remark.level])
 
 
@@ -219,9 +220,9 @@ def _shift_remark(column: ColumnComparison, link: str) -> Remark:
     words = meaning(column).words
     level = "error" if words == "large shift" else "warning" if words == "shift" else "note"
     sums = totals(column)
-    text = f"{quoted(column.name)}: PSI {value_text(column.psi)} ({interval(column.psi)})"
+    text = f"{quoted(column.name)}: PSI {value_text(column.psi)} ({interval(column.psi.interval, decimal)})"
     if of_words := words_psi(column):
-        text += f", PSI of its words {of_words:.3f}"
+        text += f", PSI of its words {decimal(of_words)}"
     if parts := contributors(column, MOST_CONTRIBUTORS):
         text += ", most of it in " + ", ".join(
             f"{part.label} ({percentage(part.p, sums[0])} → {percentage(part.q, sums[1])})" for part in parts
@@ -233,8 +234,8 @@ def _picture(column: ColumnComparison, name: str, verdicts: Sequence[Verdict]) -
     """A column's distributions: a drawing of its bins, or its largest categories."""
     badge: tuple[str, Tone] = meaning(column, verdicts)
     of_text = " (its length)" if column.column_type == "text" else ""
-    about = f"{column.column_type}{of_text}, PSI {value_text(column.psi)} ({interval(column.psi)}), "
-    about += f"p {p_value_text(column.p_adjusted)}."
+    about = f"{column.column_type}{of_text}, PSI {value_text(column.psi)} ({interval(column.psi.interval, decimal)}), "
+    about += f"p {p_value(column.p_adjusted)}."
     if plot := draw_column(column, name):
         return replace(plot, caption=f"{about} {plot.caption}".rstrip(), badge=badge)
     bins = _largest(column)
@@ -263,7 +264,7 @@ def _bars(compared: Compared, bins: Sequence[Bin]) -> tuple[Bar, ...]:
 def _frame(comparison: TableComparison) -> Frame:
     """Return a row for each column and each group of columns; unknown numbers are NaN."""
     compared = [*comparison.columns, *comparison.joint]
-    columns: dict[str, object] = {
+    columns: dict[str, Column] = {
         "column": [each.label for each in compared],
         "column_type": [getattr(each, "column_type", "joint") for each in compared],
     }
@@ -271,8 +272,7 @@ def _frame(comparison: TableComparison) -> Frame:
         quantities = [getattr(each, name) for each in compared]
         columns[name] = np.array([each.value for each in quantities], dtype=float)
         for place, end in enumerate(("_low", "_high")):
-            ends = [each.interval[place] if each.interval else None for each in quantities]
-            columns[name + end] = np.array(ends, dtype=float)
+            columns[name + end] = np.array([each.ends[place] for each in quantities], dtype=float)
     for name in ("p_value", "p_adjusted", "missing_p", "missing_q"):
         columns[name] = np.array([getattr(each, name, None) for each in compared], dtype=float)
     return Frame(columns)
@@ -415,16 +415,6 @@ def largest_shift(comparison: TableComparison) -> float:
     return max(map(_shift, differing(comparison)), default=0.0)
 
 
-def interval(quantity: Value[float | None]) -> str:
-    """The ends of an interval, or n/a if there is none.
-
-    Example:
-        >>> interval(Value(0.1, 0.02, (0.05, float("inf")))), interval(Value(0.1, None, None))
-        ('0.050 to inf', 'n/a')
-    """
-    return "n/a" if quantity.interval is None else " to ".join(map(decimal, quantity.interval))
-
-
 def value_text(quantity: Value[float | None]) -> str:
     """Return a divergence to three decimals, or n/a where it has no value.
 
@@ -433,16 +423,6 @@ def value_text(quantity: Value[float | None]) -> str:
         ('0.123', 'n/a')
     """
     return "n/a" if quantity.value is None else decimal(quantity.value)
-
-
-def p_value_text(p_value: float) -> str:
-    """A p-value to three decimals; no p-value is 0.
-
-    Example:
-        >>> [p_value_text(p) for p in (1.0, 0.8154, 0.0123, 3e-5, 0.0, float("nan"))]
-        ['1.000', '0.815', '0.012', '<0.001', '<0.001', 'n/a']
-    """
-    return decimal(p_value or 1e-300)
 
 
 def name_of(compared: Compared) -> str:

@@ -32,6 +32,7 @@ function sort(table, place, heading) {
 for (const table of document.querySelectorAll(".scroll table")) {
   if (!table.tHead || table.tBodies[0].rows.length < 3) continue;
   [...table.tHead.rows[0].cells].forEach((heading, place) => {
+    if (!heading.textContent) return;
     const button = document.createElement("button");
     button.append(...heading.childNodes);
     heading.append(button);

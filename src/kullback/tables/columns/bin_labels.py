@@ -79,10 +79,10 @@ def _occupied(column: ColumnProfile, cuts: Sequence[int]) -> dict[int, tuple[int
     if not column.buckets:
         return {}
     buckets = np.sort(np.fromiter(column.buckets, np.int64, len(column.buckets)))
-    found, firsts = np.unique(np.searchsorted(cuts, buckets, side="right"), return_index=True)
+    places, firsts = np.unique(np.searchsorted(cuts, buckets, side="right"), return_index=True)
     lasts = np.append(firsts[1:], len(buckets)) - 1
     ends = zip(buckets[firsts].tolist(), buckets[lasts].tolist(), strict=True)
-    return dict(zip(found.tolist(), ends, strict=True))
+    return dict(zip(places.tolist(), ends, strict=True))
 
 
 def _exact(column: ColumnProfile) -> str:

@@ -19,7 +19,7 @@ from kullback.errors import (
 )
 from kullback.tables.columns.bins import SPECIALS
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
-from kullback.tables.columns.types import GRIDDED, ColumnType
+from kullback.tables.columns.types import GRIDDED, ColumnType, JsonObject
 from kullback.tables.columns.word_groups import WORD_GROUPS
 from kullback.tables.columns.written_numbers import Written
 
@@ -165,9 +165,9 @@ class ColumnProfile(ShortRepr):
         rest = sum(self.categories[name] for name in order[categories:])
         return replace(self, categories=named, other_categories=self.other_categories + rest)
 
-    def to_object(self) -> dict[str, Any]:
+    def to_object(self) -> JsonObject:
         """Return the profile for JSON: buckets as differences, and their weights; zeros are left out."""
-        written: dict[str, Any] = {"column_type": self.column_type}
+        written: JsonObject = {"column_type": self.column_type}
         if self.buckets:
             written["buckets"] = _steps(self.buckets)
         if self.words is not None:
@@ -189,7 +189,7 @@ class ColumnProfile(ShortRepr):
         return written
 
     @staticmethod
-    def from_object(written: dict[str, Any]) -> ColumnProfile:
+    def from_object(written: JsonObject) -> ColumnProfile:
         """Return the profile from the result of `to_object`.
 
         Raises:
@@ -229,7 +229,7 @@ def most_frequent(texts: dict[str, float]) -> dict[str, float]:
     return {text: texts[text] for text in heaviest}
 
 
-def _steps(weights: dict[int, float]) -> dict[str, Any]:
+def _steps(weights: dict[int, float]) -> dict[str, list[float]]:
     """Return sorted numbers as differences, and their weights."""
     order = sorted(weights)
     steps = [number - before for before, number in zip([0, *order], order, strict=False)]
@@ -241,7 +241,7 @@ def _from_steps(written: Any) -> dict[int, float]:
     return dict(zip(numbers, map(_number, written["weights"]), strict=True))
 
 
-def _read(written: dict[str, Any]) -> ColumnProfile:
+def _read(written: JsonObject) -> ColumnProfile:
     if written["column_type"] not in get_args(ColumnType):
         raise ValueError(f"unknown column type {printable(safe_repr(written['column_type']), LONGEST_NAME)}")
     numbers = {
@@ -255,12 +255,13 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
         str(name): _number(weight) for name, weight in written.get("categories", {}).items() if weight
     }
     zoned = None if written.get("zoned") is None else bool(written["zoned"])
-    given: dict[str, Any] = {"buckets": buckets, "categories": categories, "zoned": zoned, **numbers}
+    column = ColumnProfile(
+        written["column_type"], buckets=buckets, categories=categories, zoned=zoned, words=words, **numbers
+    )
     if "written" in written:
-        given["written"] = Written.from_object(written["written"])
+        column.written = Written.from_object(written["written"])
         texts = written.get("unparsed_texts", {})
-        given["unparsed_texts"] = {str(text): _number(weight) for text, weight in texts.items()}
-    column = ColumnProfile(written["column_type"], **given, words=words)
+        column.unparsed_texts = {str(text): _number(weight) for text, weight in texts.items()}
     _check(column)
     return column
 

@@ -1,21 +1,22 @@
-"""Types of columns, from an Arrow or narwhals type, and the distinction between text and categories."""
+"""Types of columns, from an Arrow or narwhals type. The values of strings decide theirs (`text_types`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 ColumnType = Literal["numeric", "datetime", "boolean", "categorical", "text"]
 """The types of a column."""
 # A column of strings is categories or text; its values decide.
 FieldType = ColumnType | Literal["string"]
+# An array of PyArrow, whose functions have no types.
+ArrowArray: TypeAlias = Any
+# An object of JSON as it is written or read; whoever reads one checks its fields.
+JsonObject: TypeAlias = dict[str, Any]
 
 # Counted on the grid: numbers, timestamps and lengths.
 GRIDDED: frozenset[ColumnType] = frozenset(("numeric", "datetime", "text"))
-MAX_CATEGORIES = 2_000_000
 DECIMAL_DIGITS = 18  # of a decimal number that fits into 64 bits
-TEXT_LENGTH = 32
-TEXT_VALUES = 256
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,6 @@ class Field:
     integer: bool = False
     reason: str = ""
     zoned: bool | None = None
-
-
-def is_text(rows: int, characters: int, distinct: int) -> bool:
-    """Return whether strings are text, not categories.
-
-    Text has more than 256 different values with at least 32 characters on average, or more than two million different
-    values.
-
-    Arguments:
-        rows: how many values are present.
-        characters: their total number of characters.
-        distinct: how many different values there are.
-    """
-    return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
 
 
 def arrow_field(name: str, arrow_type: Any) -> Field:
@@ -98,8 +85,8 @@ def narwhals_field(name: str, dtype: Any) -> Field:
         nw.String: "string",
         nw.Date: "datetime",
     }
-    found: FieldType | None = next((types[known] for known in types if dtype == known), None)
-    return Field(name, found) if found else _unknown(name, dtype)
+    column_type: FieldType | None = next((types[known] for known in types if dtype == known), None)
+    return Field(name, column_type) if column_type else _unknown(name, dtype)
 
 
 def _unknown(name: str, dtype: object) -> Field:

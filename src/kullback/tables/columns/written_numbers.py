@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
-from kullback.tables.columns.types import Field
+from kullback.tables.columns.arrow import call, is_missing
+from kullback.tables.columns.types import ArrowArray, Field, JsonObject
 
 What = Literal["numbers", "dates", "times"]
 # The order of the parts of a date: year, month, day, and b for the name of a month.
@@ -38,12 +39,12 @@ class Written(NamedTuple):
     separators: str = ""
     zoned: bool = False
 
-    def to_object(self) -> dict[str, Any]:
+    def to_object(self) -> JsonObject:
         """Return an object of JSON; empty fields are left out."""
         return {name: value for name, value in self._asdict().items() if value}
 
     @staticmethod
-    def from_object(written: dict[str, Any]) -> Written:
+    def from_object(written: JsonObject) -> Written:
         """Return the way from the result of `to_object`; refuse others."""
         way = Written(**written)
         forms: dict[Any, tuple[str, ...]] = {"numbers": (".", ","), "dates": DATE_FORMS, "times": ("",)}
@@ -154,7 +155,7 @@ def contain(texts: Any, part: str) -> Flags:
     """Return which texts contain some characters."""
     import pyarrow.compute as pc
 
-    return _flags(_call("match_substring", texts, pc.MatchSubstringOptions(part)))
+    return _flags(call("match_substring", texts, options=pc.MatchSubstringOptions(part)))
 
 
 def _numbers(texts: Any, way: Written) -> Floats:
@@ -164,10 +165,10 @@ def _numbers(texts: Any, way: Written) -> Floats:
 
     negative = _matches(texts, r"^[^0-9.,iI]*[-\x{2212}(]|-\s*$")
     for each in way.separators:
-        texts = _call("replace_substring", texts, pc.ReplaceSubstringOptions(each, ""))
+        texts = call("replace_substring", texts, options=pc.ReplaceSubstringOptions(each, ""))
     strip = pc.ReplaceSubstringOptions(rf"^[^0-9iI{way.form}]+|[^0-9a-zA-Z{way.form}]+$", "")
-    texts = _call("replace_substring_regex", texts, strip)
-    texts = _call("replace_substring", texts, pc.ReplaceSubstringOptions(way.form, "."))
+    texts = call("replace_substring_regex", texts, options=strip)
+    texts = call("replace_substring", texts, options=pc.ReplaceSubstringOptions(way.form, "."))
     absolute = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return np.where(negative, -absolute, absolute)
 
@@ -195,14 +196,14 @@ def dates_of(texts: Any, form: str) -> Dates:
     import pyarrow as pa
 
     parts = _extracted(texts, rf"^{_BLANKS}{_DATES[form]}(?:[T ,]+{_TIME}{_ZONE})?{_BLANKS}$")
-    shaped = ~_missing(parts["day"])
+    shaped = ~is_missing(parts["day"])
     if not shaped.any():
         return Dates(np.zeros(len(shaped), np.int64), shaped, shaped, parts["mark"], shaped)
     lengths = {name: _lengths(parts[name]) for name in ("year", "month", "day", "zone") if name in parts}
     if "b" not in form:
         # The parts of a version such as 1.10.11 are no date.
         shaped &= (lengths["year"] == 4) | ((lengths["month"] == 2) & (lengths["day"] == 2))
-        shaped &= _flags(_call_two("equal", parts["mark"], parts["again"]))
+        shaped &= _flags(call("equal", parts["mark"], parts["again"]))
     year, day = _whole(parts["year"]), _whole(parts["day"])
     year = year + np.where(lengths["year"] == 4, 0, np.where(year < _PIVOT, 2000, 1900))
     month = _named_month(parts["name"]) if "b" in form else _whole(parts["month"])
@@ -221,7 +222,7 @@ def dates_of(texts: Any, form: str) -> Dates:
 def times_of(texts: Any) -> tuple[Floats, Flags]:
     """Return the seconds since midnight of texts, and which texts are times of day."""
     parts = _extracted(texts, rf"^{_BLANKS}{_TIME}{_BLANKS}$")
-    shaped = ~_missing(parts["hour"])
+    shaped = ~is_missing(parts["hour"])
     if not shaped.any():
         return np.zeros(len(shaped)), shaped
     of_day, right = _times(parts)
@@ -257,7 +258,7 @@ def parse(array: Any, way: Written) -> Any:
     return values.take(encoded.indices)
 
 
-def _times(parts: dict[str, Any]) -> tuple[Integers, Flags]:
+def _times(parts: dict[str, ArrowArray]) -> tuple[Integers, Flags]:
     """Return the microseconds since midnight, 0 without a time, and whether they are those of a day."""
     hour, minute, second = (_whole(parts[name]) for name in ("hour", "minute", "second"))
     right = (hour < 24) & (minute < 60) & (second < 60)
@@ -299,56 +300,34 @@ def _looked_up(texts: Any, number_of: Callable[[str], int]) -> Integers:
 def _whole(digits: Any) -> Integers:
     """Return the integers of digits, 0 of none."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not _lengths(digits).any():
         return np.zeros(len(digits), np.int64)
-    padded = pc.call_function(
-        "binary_join_element_wise", [pa.scalar("0", digits.type), digits, pa.scalar("", digits.type)]
-    )
+    zero, nothing = pa.scalar("0", digits.type), pa.scalar("", digits.type)
+    padded = call("binary_join_element_wise", zero, digits, nothing)
     return padded.fill_null("0").cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
 def _lengths(texts: Any) -> Integers:
     """Return the numbers of characters, 0 of a missing text."""
-    import pyarrow.compute as pc
-
-    return (
-        pc.call_function("utf8_length", [texts]).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    )
+    lengths = call("utf8_length", texts).fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _extracted(texts: Any, pattern: str) -> dict[str, Any]:
+def _extracted(texts: Any, pattern: str) -> dict[str, ArrowArray]:
     """Return the named parts of a pattern, missing where a text does not match it."""
     import pyarrow.compute as pc
 
-    parts = _call("extract_regex", texts, pc.ExtractRegexOptions(pattern))
+    parts = call("extract_regex", texts, options=pc.ExtractRegexOptions(pattern))
     return {field.name: column for field, column in zip(parts.type, parts.flatten(), strict=True)}
 
 
 def _matches(texts: Any, pattern: str) -> Flags:
     import pyarrow.compute as pc
 
-    return _flags(_call("match_substring_regex", texts, pc.MatchSubstringOptions(pattern)))
+    return _flags(call("match_substring_regex", texts, options=pc.MatchSubstringOptions(pattern)))
 
 
 def _flags(answers: Any) -> Flags:
     """Return answers, False of a missing text."""
     return answers.fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def _missing(array: Any) -> Flags:
-    return array.is_null().to_numpy(zero_copy_only=False)
-
-
-def _call(name: str, array: Any, options: Any) -> Any:
-    """Call a function of Arrow that its type annotations do not list."""
-    import pyarrow.compute as pc
-
-    return pc.call_function(name, [array], options=options)
-
-
-def _call_two(name: str, first: Any, second: Any) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.call_function(name, [first, second])

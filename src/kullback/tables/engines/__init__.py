@@ -1,15 +1,16 @@
-"""Engines that count tables.
+"""Engines that read tables, and the counter that counts them.
 
-| table | counted by |
+| table | read by |
 |---|---|
-| a file (Parquet, CSV, NDJSON) | an embedded DuckDB reads it as a stream of Arrow batches, NumPy counts on threads |
+| a file (Parquet, CSV, NDJSON) | an embedded DuckDB, as a stream of Arrow batches |
 | a DuckDB relation | the same, on its own connection |
-| pandas, Polars, PyArrow | NumPy on threads, on slices of the columns |
-| Polars, lazy | Polars runs the query as a stream, NumPy counts |
-| Ibis | its engine runs the query as a stream, NumPy counts |
-| Dask, PySpark | NumPy on the workers, a part of the table each; counts are added (`parts`) |
+| pandas, Polars, PyArrow | slices of the columns |
+| Polars, lazy | Polars, which runs the query as a stream |
+| Ibis | its engine, which runs the query as a stream |
+| Dask, PySpark | the workers, which count a part of the table each (`parts`) |
 
-All of them give Arrow batches (`batches`), so the grid is written once.
+An engine gives the table's columns and Arrow batches of its rows (`engine`). One counter counts all batches with NumPy
+on threads (`table_counter`), and counters of parts are merged.
 
 For 40 columns of numbers in Parquet, 10⁶ rows, DuckDB's stream into NumPy took 1.1 seconds of processor time, PyArrow's
 own reader into NumPy 0.7 to 1.1, and the same counting in DuckDB's SQL 4.5 to 5.

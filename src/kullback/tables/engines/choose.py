@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.optional import load
 from kullback.tables.engines.dask_table import DaskTable
-from kullback.tables.engines.engine import Caller
+from kullback.tables.engines.engine import Caller, Table
 from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
 from kullback.tables.engines.spark_table import SparkTable
 from kullback.tables.engines.streamed_tables import DuckTable, IbisTable, PolarsTable
 
-if TYPE_CHECKING:
-    from kullback.tables.engines.engine import Table
-
 
 def open_table(frame: object, caller: Caller | None = None) -> Table:
-    """Return the table as its engine reads it; errors name the caller."""
+    """Return the table as its engine reads it, a `Table` as it is; errors name the caller."""
     caller = caller or Caller()
+    if isinstance(frame, Table):
+        return frame
     if isinstance(frame, (str, os.PathLike)):
         from kullback.tables.engines.file_table import FileTable  # only files need kullback.io
 

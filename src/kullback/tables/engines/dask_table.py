@@ -1,18 +1,21 @@
-"""Dask data frames: the workers count their partitions, and counts are added in pairs."""
+"""Dask data frames: the workers count their partitions, and counts are merged in pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from kullback.tables.columns.types import Field
-from kullback.tables.engines.engine import Caller
+from kullback.tables.engines.engine import Caller, Table
 from kullback.tables.engines.in_memory import PandasTable, distinct_names
-from kullback.tables.engines.parts import Merge, PartsTable, Work
+from kullback.tables.engines.parts import count_part, merge_parts, merged
+from kullback.tables.engines.table_counter import TableCounter
 
 
-class DaskTable(PartsTable):
+class DaskTable(Table):
     """A Dask DataFrame with partitions of pandas, counted by the active scheduler or cluster."""
+
+    has_order = False
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         distinct_names(frame.columns, caller)
@@ -20,16 +23,25 @@ class DaskTable(PartsTable):
         self.fields = PandasTable(frame._meta).fields  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         objects = [name for name in self.fields if str(frame.dtypes[name]) == "object"]
         if objects:
-            seen = self.reduced(objects, _fields_with_values, _merged_fields)
+            fields = self._reduced(lambda part: _fields_of(part[objects]), _merged_fields)
             # A column without any value is one of categories, like Arrow's null type.
             empty = {name: Field(name, "categorical") for name in objects}
-            self.fields |= {n: f if f.column_type or f.reason else empty[n] for n, f in seen.items()}
+            self.fields |= {n: f if f.column_type or f.reason else empty[n] for n, f in fields.items()}
 
-    def reduced(self, names: Sequence[str], work: Work, merge: Merge, *arguments: object) -> Any:
+    def count(self, counter: TableCounter) -> TableCounter:
+        names = list(counter.names)
+        parts = self._reduced(
+            lambda part: count_part(PandasTable(part[names]), counter),
+            lambda first, second: merge_parts((first, second), counter),
+        )
+        return merged([parts], counter)
+
+    def _reduced(self, work: Callable[[Any], Any], merge: Callable[[Any, Any], Any]) -> Any:
+        """Apply a function to every partition, on the workers, and merge the results in pairs."""
         from dask.base import compute
         from dask.delayed import delayed
 
-        results = [delayed(_on_partition)(part, names, work, arguments) for part in self.frame.to_delayed()]
+        results = [delayed(work)(part) for part in self.frame.to_delayed()]
         while len(results) > 1:
             pairs = zip(results[::2], results[1::2], strict=False)
             odd = results[-1:] if len(results) % 2 else []
@@ -37,15 +49,11 @@ class DaskTable(PartsTable):
         return compute(results[0])[0]
 
 
-def _on_partition(part: Any, names: Sequence[str], work: Work, arguments: Sequence[object]) -> Any:
-    return work(PandasTable(part[list(names)]), *arguments)
-
-
-def _fields_with_values(part: PandasTable) -> dict[str, Field]:
-    """Return the fields; a field has no type if a partition has no value of the column."""
+def _fields_of(part: Any) -> dict[str, Field]:
+    """Return the fields of a partition; a field has no type if the partition has no value of the column."""
     return {
-        name: Field(name, None) if part.frame[name].isna().all() else field
-        for name, field in part.fields.items()
+        name: Field(name, None) if part[name].isna().all() else field
+        for name, field in PandasTable(part).fields.items()
     }
 
 

@@ -1,28 +1,25 @@
-"""The interface of an engine: a table's columns and their counts."""
+"""The interface of an engine: a table's columns, and its rows as batches that a counter counts."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from abc import ABC
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from kullback.common.arrays import Floats
-from kullback.errors import ArgumentValueError, invalid_value, quoted
-from kullback.tables.columns.column_profile import ColumnProfile
-from kullback.tables.columns.types import ColumnType, Field, FieldType
+from kullback.tables.columns.types import Field
+from kullback.tables.engines.column_counters import CategoryCounter, ColumnCounter, StringCounter
+from kullback.tables.engines.joint_counter import CountsByGroup, JointCounter
+from kullback.tables.engines.parsed_columns import Ways, parsed_columns, text_of, unparsed_of
+from kullback.tables.engines.table_counter import Batch, TableCounter
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-# The weight of each combination of bins that occurs, for one group of columns and for each of several.
-JointCounts = dict[tuple[Any, ...], float]
-Groups = Sequence[Sequence[str]]
-CountsByGroup = dict[tuple[str, ...], JointCounts]
-# An interval, or the smallest and the largest number, of each column.
-Intervals = Mapping[str, tuple[float, float]]
+BATCH_ROWS = 1 << 16
+_MOST_WAITING = 4  # tasks of each thread: more of them would hold more batches in memory
 
 
 class Caller(NamedTuple):
@@ -32,77 +29,108 @@ class Caller(NamedTuple):
     argument: str = "frame"
 
 
-@dataclass(frozen=True)
-class ColumnSpec:
-    """How to count a column.
-
-    Attributes:
-        name: the column.
-        column_type: the type to count it as; for ``"string"``, the engine decides between categories and text.
-        center: the center of the grid.
-        integer: whether the column's type holds integers only.
-        words: whether the words of texts are counted, which a second reading need not do.
-    """
-
-    name: str
-    column_type: FieldType
-    center: float = 0.0
-    integer: bool = False
-    words: bool = True
-
-
-@dataclass
-class TableCounts:
-    """The counts of one reading of a table: columns, rows, the rows' weight and the sum of its squares."""
-
-    columns: dict[str, ColumnProfile]
-    rows: int = 0
-    weight: float = 0.0
-    weight_squares: float = 0.0
-
-    def add(self, rows: int, weights: Floats | None) -> None:
-        """Count the rows of a batch."""
-        self.rows += rows
-        self.weight += rows if weights is None else float(weights.sum())
-        self.weight_squares += rows if weights is None else float(np.square(weights).sum())
+Batches = Iterator[Batch]
 
 
 class Table(ABC):
     """A table that one engine reads.
 
+    An engine gives `fields` and `batches`. An engine whose workers read the table gives `fields` and `count`.
+
     Attributes:
         fields: its columns by name, in order.
+        has_order: whether its rows have an order.
     """
 
     fields: dict[str, Field]
+    has_order = True
 
-    @abstractmethod
-    def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
-        """Count columns, in as few readings of the table as possible."""
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
+        """Yield the table in batches; it can be read any number of times.
 
-    @abstractmethod
-    def extremes(self, intervals: Intervals, column_types: Mapping[str, ColumnType]) -> Intervals:
-        """Return the smallest and the largest number that each column has within its closed interval."""
+        Arguments:
+            names: the columns.
+            first: the least number of rows to yield, in the order of the table; by default all rows, in any order.
+        """
+        raise NotImplementedError
 
-    def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
-        """Return the first rows of some columns, in order, as Arrow arrays; None if rows have no order."""
-        del names, rows
-        return None
+    def count(self, counter: TableCounter) -> TableCounter:
+        """Add all rows to a counter, in one reading of the table on several threads; return the counter."""
+        threads = max(1, min(8, os.cpu_count() or 1))
+        waiting: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            for batch in self.batches(counter.names):
+                waiting.extend(pool.submit(task) for task in counter.tasks(batch, threads))
+                while len(waiting) > _MOST_WAITING * threads:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
+        return counter
 
-    @abstractmethod
-    def joint_counts(self, bins: Mapping[str, Bins], keys: Groups, weights: str | None) -> CountsByGroup:
+    def count_columns(self, columns: Mapping[str, ColumnCounter], weights: str | None) -> TableCounter:
+        """Count columns in one reading, and columns of strings with too many bytes in another."""
+        counter = self.count(TableCounter(columns, weights=weights))
+        undecided = {
+            name: column
+            for name, column in counter.columns.items()
+            if isinstance(column, StringCounter) and column.is_undecided
+        }
+        if undecided:
+            again = self.count(TableCounter({name: CategoryCounter() for name in undecided}, weights=weights))
+            counter.columns |= {
+                name: column
+                for name, column in again.columns.items()
+                if not undecided[name].has_too_many(column)
+            }
+        return counter
+
+    def joint_counts(
+        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
+    ) -> CountsByGroup:
         """Return the weight of every combination of bins that occurs, for each key, a group of columns.
 
         A column without bins counts by its own values.
         """
+        joint = self.count(TableCounter(joint=JointCounter(bins, keys), weights=weights)).joint
+        return {} if joint is None else joint.occurring()
+
+    def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
+        """Return the first rows of some columns, in order, as Arrow arrays; None if rows have no order."""
+        import pyarrow as pa
+
+        if not self.has_order:
+            return None
+        pieces: list[Mapping[str, Any]] = []
+        left = rows
+        for batch in self.batches(names, rows):
+            pieces.append({name: batch.columns[name].slice(0, left) for name in names})
+            left -= batch.rows
+            if left <= 0:
+                break
+        if not pieces:
+            return {}
+        arrays = {name: pa.chunked_array([piece[name] for piece in pieces]) for name in names}
+        return {name: pa.concat_arrays(array.chunks) for name, array in arrays.items()}
 
 
-def bad_weights(name: str, got: str) -> ArgumentValueError:
-    """Return the error for a column that cannot be weights."""
-    return invalid_value(
-        "",
-        "weights",
-        wanted="a column of finite numbers of 0 or more, none missing",
-        got=f"{got} in {quoted(name)}",
-        instead="another column, or correct this one",
-    )
+class ParsedTable(Table):
+    """A table of which some columns of text are parsed.
+
+    Arguments:
+        table: the table.
+        ways: how each of these columns is written.
+    """
+
+    def __init__(self, table: Table, ways: Ways) -> None:
+        self.table, self.ways = table, dict(ways)
+        values = {name: way.field(name) for name, way in ways.items()}
+        rest = {unparsed_of(name): Field(unparsed_of(name), "string") for name in ways}
+        self.fields = table.fields | values | rest
+
+    def count(self, counter: TableCounter) -> TableCounter:
+        counter.ways = self.ways | dict(counter.ways)
+        return self.table.count(counter)
+
+    def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
+        arrays = self.table.first_rows(list(dict.fromkeys(map(text_of, names))), rows)
+        return parsed_columns(arrays, names, self.ways) if arrays else arrays

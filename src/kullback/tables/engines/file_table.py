@@ -16,8 +16,7 @@ from kullback.common.optional import load
 from kullback.errors import LONGEST_NAME, FileError, printable
 from kullback.io.csv_text import CsvHeader, header_of, open_text
 from kullback.io.source_files import FileReference
-from kullback.tables.engines.batches import Batches
-from kullback.tables.engines.engine import Caller
+from kullback.tables.engines.engine import Batches, Caller
 from kullback.tables.engines.streamed_tables import DuckTable
 
 MEMORY_LIMIT = "500MB"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, quoted
-from kullback.tables.columns.types import Field, arrow_field
-from kullback.tables.engines.batches import BATCH_ROWS, Batches, BatchTable
-from kullback.tables.engines.engine import Caller
+from kullback.tables.columns.types import ArrowArray, Field, arrow_field
+from kullback.tables.engines.engine import BATCH_ROWS, Batches, Caller, Table
+from kullback.tables.engines.table_counter import Batch
 
 
-class ArrowTable(BatchTable):
+class ArrowTable(Table):
     """A PyArrow table."""
 
     def __init__(self, table: Any, caller: Caller | None = None) -> None:
@@ -22,10 +22,10 @@ class ArrowTable(BatchTable):
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         for start in range(0, self.table.num_rows, BATCH_ROWS):
             piece = self.table.slice(start, BATCH_ROWS)
-            yield piece.num_rows, {name: _one(piece.column(name)) for name in names}
+            yield Batch(piece.num_rows, {name: _one(piece.column(name)) for name in names})
 
 
-class PandasTable(BatchTable):
+class PandasTable(Table):
     """A pandas DataFrame; columns that Arrow cannot hold are skipped.
 
     In NumPy's floating-point columns, NaN is pandas' missing value, so it is counted as missing.
@@ -34,7 +34,7 @@ class PandasTable(BatchTable):
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         distinct_names(frame.columns, caller)
         self.frame = frame
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[str, ArrowArray] = {}
         self.labels = {str(label): label for label in frame.columns}
         self.fields = {name: self._field(name, frame[label]) for name, label in self.labels.items()}
 
@@ -63,7 +63,7 @@ class PandasTable(BatchTable):
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         for start in range(0, len(self.frame), BATCH_ROWS):
             rows = min(BATCH_ROWS, len(self.frame) - start)
-            yield rows, {name: self._piece(name, start) for name in names}
+            yield Batch(rows, {name: self._piece(name, start) for name in names})
 
     def _piece(self, name: str, start: int) -> Any:
         if name in self.objects:

@@ -1,105 +1,94 @@
-"""Tables in parts: workers count a part each, as Arrow batches, and the counts of two parts are added."""
+"""Counting of a table in parts: each worker fills a copy of the same counter, and the copies are merged.
+
+Between processes a counter is plain numbers, arrays and names: the workers of Spark do not have this package.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+import pickle
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any, TypeVar
 
-from kullback.tables.columns.column_profile import combined
-from kullback.tables.columns.types import MAX_CATEGORIES, TEXT_VALUES, ColumnType, is_text
-from kullback.tables.engines.arrow import characters_of
-from kullback.tables.engines.batches import BatchTable, each_once
-from kullback.tables.engines.engine import ColumnSpec, CountsByGroup, Groups, Intervals, Table, TableCounts
+from kullback.errors import ArgumentValueError, invalid_value
+from kullback.tables.engines.column_counters import ColumnCounter
+from kullback.tables.engines.engine import Table
+from kullback.tables.engines.table_counter import TableCounter
 
-if TYPE_CHECKING:
-    from kullback.tables.columns.bins import Bins
-
-# The number of values present, of their characters, and some different values.
-StringFacts = tuple[int, int, set[str]]
-# What is called with a part, and what adds the results of two parts.
-Work: TypeAlias = Callable[..., Any]
-Merge: TypeAlias = Callable[[Any, Any], Any]
+_TOTALS = ("rows", "weight", "weight_squares")
+_Counter = TypeVar("_Counter", bound=ColumnCounter)
 
 
-class PartsTable(Table):
-    """A table in parts that workers read."""
-
-    @abstractmethod
-    def reduced(self, names: Sequence[str], work: Work, merge: Merge, *arguments: object) -> Any:
-        """Apply a function to some columns of every part, on the workers, and merge the results.
-
-        Arguments:
-            names: the columns.
-            work: called with a part, a `BatchTable` that may be read once, and with `arguments`.
-            merge: returns the result of two parts together.
-            arguments: what `work` needs besides the part.
-        """
-
-    def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
-        """Count columns; columns of strings are read once before, to distinguish categories from text."""
-        strings = [spec.name for spec in specs if spec.column_type == "string"]
-        facts = self.reduced(strings, _string_facts, _merged_strings, strings) if strings else {}
-        counts = self._counted([_decided(spec, facts) for spec in specs], weights)
-        crowded = [name for name in strings if len(counts.columns[name].categories) > MAX_CATEGORIES]
-        if crowded:
-            again = [ColumnSpec(name, "text") for name in crowded]
-            counts.columns.update(self._counted(again, weights).columns)
-        return counts
-
-    def _counted(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
-        names = each_once((spec.name for spec in specs), weights)
-        return self.reduced(names, BatchTable.count, _merged_counts, specs, weights)
-
-    def extremes(self, intervals: Intervals, column_types: Mapping[str, ColumnType]) -> Intervals:
-        arguments = dict(intervals), dict(column_types)
-        return self.reduced(list(intervals), BatchTable.extremes, _merged_extremes, *arguments)
-
-    def joint_counts(self, bins: Mapping[str, Bins], keys: Groups, weights: str | None) -> CountsByGroup:
-        names = each_once(chain(*keys), weights)
-        return self.reduced(names, BatchTable.joint_counts, _merged_joint_counts, dict(bins), keys, weights)
+def count_part(part: Table, empty: TableCounter) -> bytes:
+    """Count a part of a table; return its counts, or the error that its values caused."""
+    try:
+        return _packed(part.count(deepcopy(empty)))
+    except ArgumentValueError as error:
+        return _packed_error(error)
 
 
-def _string_facts(part: BatchTable, names: Sequence[str]) -> dict[str, StringFacts]:
-    facts: dict[str, StringFacts] = {name: (0, 0, set()) for name in names}
-    for _, batch in part.batches(names):
-        for name in names:
-            values = batch[name].drop_null()
-            some = set(values.unique()[: TEXT_VALUES + 1].to_pylist())
-            facts[name] = _merged_string(facts[name], (len(values), characters_of(values), some))
-    return facts
+def merge_parts(parts: Iterable[bytes], empty: TableCounter) -> bytes:
+    """Return the counts of several parts together, or the first error."""
+    try:
+        return _packed(merged(parts, empty))
+    except ArgumentValueError as error:
+        return _packed_error(error)
 
 
-def _merged_strings(first: dict[str, StringFacts], second: dict[str, StringFacts]) -> dict[str, StringFacts]:
-    return {name: _merged_string(facts, second[name]) for name, facts in first.items()}
+def merged(parts: Iterable[bytes], empty: TableCounter) -> TableCounter:
+    """Return the counter with the counts of all parts.
+
+    Arguments:
+        parts: the results of `count_part` and `merge_parts`.
+        empty: the counter that they were called with.
+
+    Raises:
+        ArgumentValueError: the values of a part caused this error.
+    """
+    total = deepcopy(empty)
+    for part in parts:
+        total.merge(_unpacked(part, empty))
+    return total
 
 
-def _merged_string(first: StringFacts, second: StringFacts) -> StringFacts:
-    some = set(sorted(first[2] | second[2])[: TEXT_VALUES + 1])
-    return first[0] + second[0], first[1] + second[1], some
+def _packed(counter: TableCounter) -> bytes:
+    for column in counter.columns.values():
+        column.shrink()
+    columns = {name: _state(column) for name, column in counter.columns.items()}
+    joint = None if counter.joint is None else counter.joint.counts
+    return pickle.dumps((None, [getattr(counter, name) for name in _TOTALS], columns, joint))
 
 
-def _decided(spec: ColumnSpec, facts: dict[str, StringFacts]) -> ColumnSpec:
-    if spec.column_type != "string":
-        return spec
-    present, characters, some = facts[spec.name]
-    return ColumnSpec(spec.name, "text" if is_text(present, characters, len(some)) else "categorical")
+def _packed_error(error: ArgumentValueError) -> bytes:
+    fields = {name: getattr(error, name) for name in ("call", "argument", "wanted", "got")}
+    return pickle.dumps((fields | {"instead": dict(error.remedy) or error.instead}, [], {}, None))
 
 
-def _merged_counts(first: TableCounts, second: TableCounts) -> TableCounts:
-    columns = {name: column.merged(second.columns[name], name) for name, column in first.columns.items()}
-    weight, squares = first.weight + second.weight, first.weight_squares + second.weight_squares
-    return TableCounts(columns, first.rows + second.rows, weight, squares)
+def _unpacked(content: bytes, empty: TableCounter) -> TableCounter:
+    error, totals, columns, joint = pickle.loads(content)  # noqa: S301 - this session's own workers have written it
+    if error is not None:
+        raise invalid_value(**error)
+    counter = TableCounter(weights=empty.weights)
+    for name, total in zip(_TOTALS, totals, strict=True):
+        setattr(counter, name, total)
+    counter.columns = {name: _filled(column, columns[name]) for name, column in empty.columns.items()}
+    if empty.joint is not None:
+        counter.joint = deepcopy(empty.joint)
+        counter.joint.counts = joint
+    return counter
 
 
-def _merged_extremes(first: Intervals, second: Intervals) -> Intervals:
-    shared = {
-        name: (min(first[name][0], second[name][0]), max(first[name][1], second[name][1]))
-        for name in first.keys() & second.keys()
+def _state(counter: ColumnCounter) -> dict[str, object]:
+    """Return the state of a counter, and of the counters in it, without classes of this package."""
+    return {
+        name: _state(value) if isinstance(value, ColumnCounter) else value
+        for name, value in counter.__getstate__().items()
     }
-    return {**first, **second, **shared}
 
 
-def _merged_joint_counts(first: CountsByGroup, second: CountsByGroup) -> CountsByGroup:
-    return {key: combined(counts, second[key]) for key, counts in first.items()}
+def _filled(empty: _Counter, state: Any) -> _Counter:
+    """Return a counter of the same class with another state."""
+    counter = object.__new__(type(empty))
+    inner = {name: value for name, value in vars(empty).items() if isinstance(value, ColumnCounter)}
+    counter.__setstate__(state | {name: _filled(value, state[name]) for name, value in inner.items()})
+    return counter

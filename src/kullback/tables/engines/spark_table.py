@@ -5,27 +5,27 @@ The workers need PyArrow and NumPy, and not this package: Spark sends them its f
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
-from kullback.errors import ArgumentValueError, OptionalDependencyError, invalid_value
-from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.errors import OptionalDependencyError
 from kullback.tables.columns.types import Field, narwhals_field
-from kullback.tables.engines.batches import BATCH_ROWS, Batches, BatchTable
-from kullback.tables.engines.engine import Caller, TableCounts
+from kullback.tables.engines.engine import BATCH_ROWS, Batches, Caller, Table
 from kullback.tables.engines.in_memory import distinct_names
-from kullback.tables.engines.parts import Merge, PartsTable, Work
+from kullback.tables.engines.parts import count_part, merge_parts, merged
+from kullback.tables.engines.table_counter import Batch, TableCounter
 
 SCHEMA = "result binary"
 MERGERS = 4  # tasks that merge the partitions' results, so that the driver gets few
 
 
-class SparkTable(PartsTable):
+class SparkTable(Table):
     """A DataFrame of PySpark, classic or Connect."""
+
+    has_order = False
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         schema = frame.collect_schema()
@@ -35,20 +35,18 @@ class SparkTable(PartsTable):
         self.inner = {name: f"column_{index}" for index, name in enumerate(self.fields)}
         self.frame = frame.to_native().toDF(*self.inner.values())
 
-    def reduced(self, names: Sequence[str], work: Work, merge: Merge, *arguments: object) -> Any:
+    def count(self, counter: TableCounter) -> TableCounter:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
-        fields = [self.fields[name] for name in names]
+        names = counter.names
         columns = [F.col(self.inner[name]) for name in names] or [F.lit(1)]
-        selected = self.frame.select(*columns)
+        work = partial(_counted, fields=[self.fields[name] for name in names], counter=counter)
         with _sent_to_workers():
-            counted = selected.mapInArrow(
-                partial(_counted, fields=fields, work=work, arguments=arguments), SCHEMA
-            )
-            merged = counted.repartition(MERGERS).mapInArrow(partial(_merged, merge=merge), SCHEMA)
+            parts = self.frame.select(*columns).mapInArrow(work, SCHEMA)
+            fewer = parts.repartition(MERGERS).mapInArrow(partial(_merged, counter=counter), SCHEMA)
             try:
-                rows = merged.collect()
+                rows = fewer.collect()
             except PySparkException as error:
                 if "pyarrow" not in str(error).lower():
                     raise
@@ -59,11 +57,10 @@ class SparkTable(PartsTable):
                     instead="pip install pyarrow",
                     wording="counting a table of PySpark needs {wanted}, {got}. Run there: {instead}",
                 ) from error
-        nothing = work(_SparkPart(iter(()), fields), *arguments)
-        return reduce(merge, (_unpacked(row[0]) for row in rows), nothing)
+        return merged([bytes(row[0]) for row in rows], counter)
 
 
-class _SparkPart(BatchTable):
+class _SparkPart(Table):
     """A partition, whose batches may be read once."""
 
     def __init__(self, stream: Iterator[Any], fields: Sequence[Field]) -> None:
@@ -73,7 +70,7 @@ class _SparkPart(BatchTable):
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         places = {name: place for place, name in enumerate(self.fields)}
         for batch in _regrouped(self.stream):
-            yield batch.num_rows, {name: batch.column(places[name]) for name in names}
+            yield Batch(batch.num_rows, {name: batch.column(places[name]) for name in names})
 
 
 def _regrouped(stream: Iterator[Any]) -> Iterator[Any]:
@@ -90,51 +87,22 @@ def _regrouped(stream: Iterator[Any]) -> Iterator[Any]:
         yield pa.concat_batches(waiting)
 
 
-def _counted(
-    stream: Iterator[Any], fields: Sequence[Field], work: Work, arguments: Sequence[object]
-) -> Iterator[Any]:
-    """Yield the result of a partition, as a batch of one row."""
-    try:
-        result = work(_SparkPart(stream, fields), *arguments)
-    except ArgumentValueError as error:
-        result = error
-    yield _packed(result)
+def _counted(stream: Iterator[Any], fields: Sequence[Field], counter: TableCounter) -> Iterator[Any]:
+    """Yield the counts of a partition, as a batch of one row."""
+    yield _row(count_part(_SparkPart(stream, fields), counter))
 
 
-def _merged(stream: Iterator[Any], merge: Merge) -> Iterator[Any]:
-    """Yield the merged result of several partitions."""
-    results = [row.as_py() for batch in stream for row in batch.column(0)]
-    try:
-        if results:
-            yield _packed(reduce(merge, map(_unpacked, results)))
-    except ArgumentValueError as error:
-        yield _packed(error)
+def _merged(stream: Iterator[Any], counter: TableCounter) -> Iterator[Any]:
+    """Yield the counts of several partitions together."""
+    parts = [row.as_py() for batch in stream for row in batch.column(0)]
+    if parts:
+        yield _row(merge_parts(parts, counter))
 
 
-def _packed(result: Any) -> Any:
-    """Return a result as an Arrow batch without classes of this package, which a worker may not have."""
+def _row(content: bytes) -> Any:
     import pyarrow as pa
 
-    kind, plain = "", result
-    if isinstance(result, TableCounts):
-        columns = {name: vars(column) for name, column in result.columns.items()}
-        kind, plain = "counts", vars(result) | {"columns": columns}
-    elif isinstance(result, ArgumentValueError):
-        kind = "error"
-        plain = {name: getattr(result, name) for name in ("call", "argument", "wanted", "got")}
-        plain["instead"] = dict(result.remedy) or result.instead
-    return pa.record_batch([pa.array([pickle.dumps((kind, plain))], pa.binary())], ["result"])
-
-
-def _unpacked(content: bytes) -> Any:
-    """Return the result from a batch of `_packed`; if it is an error, raise it."""
-    kind, plain = pickle.loads(content)  # noqa: S301 - this session's own workers have written it
-    if kind == "error":
-        raise invalid_value(**plain)
-    if kind == "counts":
-        columns = {name: ColumnProfile(**column) for name, column in plain["columns"].items()}
-        return TableCounts(**(plain | {"columns": columns}))
-    return plain
+    return pa.record_batch([pa.array([content], pa.binary())], ["result"])
 
 
 @contextmanager

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kullback.tables.columns.types import Field, arrow_field, narwhals_field
-from kullback.tables.engines.batches import BATCH_ROWS, Batches, BatchTable
-from kullback.tables.engines.engine import Caller
+from kullback.tables.engines.engine import BATCH_ROWS, Batches, Caller, Table
 from kullback.tables.engines.in_memory import ArrowTable, distinct_names
+from kullback.tables.engines.table_counter import Batch
 
 
-class DuckTable(BatchTable):
+class DuckTable(Table):
     """A DuckDB relation, computed on its own connection and read batch by batch."""
 
     def __init__(self, relation: Any, caller: Caller | None = None) -> None:
@@ -27,10 +27,10 @@ class DuckTable(BatchTable):
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         selected = self.relation.select(", ".join(f"#{self.places[name]}" for name in names) or "1")
         for batch in _reader(selected if first is None else selected.limit(first), first or BATCH_ROWS):
-            yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
+            yield Batch(batch.num_rows, dict(zip(names, batch.columns, strict=False)))
 
 
-class PolarsTable(BatchTable):
+class PolarsTable(Table):
     """A Polars DataFrame or LazyFrame, computed as a stream by Polars."""
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
@@ -46,7 +46,7 @@ class PolarsTable(BatchTable):
 
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         if not names:
-            yield self.frame.collect().height, {}
+            yield Batch(self.frame.collect().height, {})
             return
         selected = self.frame.select(list(names))
         stream = getattr(selected, "collect_batches", None)  # from Polars 1.33 on
@@ -58,8 +58,10 @@ class PolarsTable(BatchTable):
             yield from ArrowTable(piece.to_arrow()).batches(names)
 
 
-class IbisTable(BatchTable):
+class IbisTable(Table):
     """A table of Ibis, computed as a stream by its engine."""
+
+    has_order = False
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         schema = frame.collect_schema()
@@ -69,13 +71,10 @@ class IbisTable(BatchTable):
 
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         if not names:
-            yield self.table.count().to_pyarrow().as_py(), {}
+            yield Batch(self.table.count().to_pyarrow().as_py(), {})
             return
         for batch in _ibis_batches(self.table.select(*names)):
-            yield batch.num_rows, dict(zip(names, batch.columns, strict=True))
-
-    def first_rows(self, names: Sequence[str], rows: int) -> None:
-        """Return None: the rows of an Ibis table have no order."""
+            yield Batch(batch.num_rows, dict(zip(names, batch.columns, strict=True)))
 
 
 def _ibis_batches(table: Any) -> Iterator[Any]:

@@ -149,18 +149,18 @@ class _Hidden:
     pooled: float
     unseen: float
 
-    def in_quantity(self, found: Value[float | None], greatest: float) -> Value[float | None]:
+    def in_quantity(self, divergence: Value[float | None], greatest: float) -> Value[float | None]:
         """Return a divergence between bins as one between values; pools that may hide a difference make it infinite
         above."""
         if self.unseen > MOST_UNSEEN:
-            return Value(None, None, (found.interval[0] if found.interval else 0.0, greatest))
-        if found.interval is None or self.pooled == 0:
-            return found
-        low, high = found.interval
+            return Value(None, None, (divergence.interval[0] if divergence.interval else 0.0, greatest))
+        if divergence.interval is None or self.pooled == 0:
+            return divergence
+        low, high = divergence.interval
         most = high + self.pooled * greatest if math.isfinite(greatest) else high
         if self.pooled > STRAY and math.isinf(greatest):
             most = math.inf
-        return Value(found.value, found.standard_error, (low, min(most, greatest)))
+        return Value(divergence.value, divergence.standard_error, (low, min(most, greatest)))
 
 
 def _statistics(
@@ -168,14 +168,16 @@ def _statistics(
 ) -> BinStatistics:
     """Return the statistics with quantities in the order KL both ways, JS, PSI, TV."""
     greatest = (math.inf, math.inf, math.log(2), math.inf, 1.0)
-    known = [hidden.in_quantity(found, most) for found, most in zip(quantities, greatest, strict=True)]
+    known = [
+        hidden.in_quantity(divergence, most) for divergence, most in zip(quantities, greatest, strict=True)
+    ]
     return BinStatistics(known[0], known[1], known[2], known[3], known[4], p_value, contributions)
 
 
-def _down_to_zero(found: Value[float | None]) -> Value[float | None]:
+def _down_to_zero(divergence: Value[float | None]) -> Value[float | None]:
     """Return a divergence whose interval includes 0, as required if the test does not reject."""
-    interval = None if found.interval is None else (0.0, found.interval[1])
-    return Value(found.value, found.standard_error, interval)
+    interval = None if divergence.interval is None else (0.0, divergence.interval[1])
+    return Value(divergence.value, divergence.standard_error, interval)
 
 
 def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floats, Floats]:
@@ -195,8 +197,8 @@ def _test_with_rare_values(
     pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
     frequent = [side - rare[2] @ each for side, each in zip((a, b), rare[:2], strict=True)]
     bins = [np.append(side, total) for side, total in zip(frequent, pooled, strict=True)]
-    held = bins[0] + bins[1] > 0
-    first = [side[held] for side in bins]
+    occupied = bins[0] + bins[1] > 0
+    first = [side[occupied] for side in bins]
     p_values = [of_rare]
     if len(first[0]) > 1:
         errors = IndependentRows(first[0], first[1], float(a.sum()), float(b.sum()))

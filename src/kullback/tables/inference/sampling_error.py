@@ -172,8 +172,8 @@ class ClusteredRows(_ErrorRows):
         # Each side has the degrees of freedom that its clusters' parts of the variance show.
         total, wider = 0.0, 0.0
         sides = zip((self._errors_p, self._errors_q), (of_p, of_q), self._held, strict=True)
-        for errors, gradient, held in sides:
-            squares = (errors[: len(held)] @ gradient)[held] ** 2
+        for errors, gradient, present in sides:
+            squares = (errors[: len(present)] @ gradient)[present] ** 2
             if len(squares) > 1:
                 variance = float(squares.sum())
                 dof = dof_of_squares(variance, float((squares**2).sum()), len(squares))

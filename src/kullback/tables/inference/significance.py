@@ -96,8 +96,8 @@ def sparse_test(a: Floats, b: Floats, random: np.random.Generator) -> float:
     """
     from scipy.special import xlogy
 
-    held = a + b > 0
-    a, total = a[held], (a + b)[held]
+    occupied = a + b > 0
+    a, total = a[occupied], (a + b)[occupied]
     if total.max(initial=0) <= 1 or a.sum() in (0, total.sum()):
         return float("nan")
     if len(a) <= MOST_RANDOM:
@@ -171,14 +171,14 @@ def _rows_of_p(n: float, total: Floats, number: int, random: np.random.Generator
         tables = random_table([round(n), round(rows - n)], total.astype(np.int64))
         drawn = np.asarray(tables.rvs(number, random_state=random), np.float64)
         return drawn.reshape(number, 2, len(total))[:, 0]
-    found = np.empty((number, len(total)))
+    draws = np.empty((number, len(total)))
     left = np.full(number, n)
     order = np.argsort(total)
     for index in order[:-1]:
-        found[:, index] = _hypergeometric(left, float(total[index]), rows, random)
-        left, rows = left - found[:, index], rows - float(total[index])
-    found[:, order[-1]] = left
-    return found
+        draws[:, index] = _hypergeometric(left, float(total[index]), rows, random)
+        left, rows = left - draws[:, index], rows - float(total[index])
+    draws[:, order[-1]] = left
+    return draws
 
 
 def _hypergeometric(n: Floats, good: float, rows: float, random: np.random.Generator) -> Floats:

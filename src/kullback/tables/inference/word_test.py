@@ -69,10 +69,10 @@ def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) ->
 
 def _proportions(column: ColumnProfile) -> Floats:
     """Return the proportion of texts that contain a word of each group."""
-    found = np.zeros(WORD_GROUPS)
+    weights = np.zeros(WORD_GROUPS)
     words = column.words or {}
-    found[list(words)] = list(words.values())
-    return found / column.present
+    weights[list(words)] = list(words.values())
+    return weights / column.present
 
 
 def _p_values(a: Floats, b: Floats, pooled: Floats, n: float, m: float) -> Floats:

@@ -1,37 +1,64 @@
-"""Counters of one column; several threads may add batches at the same time."""
+"""Counters of one column. Several threads may add batches at the same time, and counters of parts are merged."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from threading import Lock
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from kullback.common.arrays import Flags, Floats
-from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.tables.columns.arrow import (
+    integer_offsets,
+    integers_of,
+    is_missing,
+    lengths_of,
+    numbers_of,
+    strings_of,
+)
+from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
-from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_arrow_integer, is_text
+from kullback.tables.columns.text_types import MAX_CATEGORIES, is_text
+from kullback.tables.columns.types import ColumnType, FieldType, is_arrow_integer
+from kullback.tables.columns.ways_of_writing import Evidence, evidence_of
 from kullback.tables.columns.word_groups import WORD_GROUPS, rows_with_words
-from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_of, numbers_of, strings_of
+
+if TYPE_CHECKING:
+    from kullback.common.arrays import Floats
 
 PENDING = 1 << 17
 MOST_BYTES = 1 << 26
 
 
-class Counter(ABC):
-    """The weights of one column."""
+class ColumnCounter(ABC):
+    """The counts of one column.
+
+    Attributes:
+        in_order: whether batches have to be added one after the other, so that sums are the same to the last digit.
+        missing: the weight of missing values.
+    """
+
+    in_order = False
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.missing = 0.0
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        self.lock = Lock()
+
     def add(self, array: Any, weights: Floats | None) -> None:
         """Count a batch of values."""
         if array.null_count:
-            absent = array.null_count if weights is None else float(weights[_missing(array)].sum())
-            weights = None if weights is None else weights[~_missing(array)]
+            absent = float(array.null_count)
+            if weights is not None:
+                missing = is_missing(array)
+                absent, weights = float(weights[missing].sum()), weights[~missing]
             array = array.drop_null()
             with self.lock:
                 self.missing += absent
@@ -42,12 +69,24 @@ class Counter(ABC):
     def add_present(self, array: Any, weights: Floats | None) -> None:
         """Count a batch of values without missing ones."""
 
+    def merge(self, other: Self) -> None:
+        """Add the counts of the same column in another part of the table."""
+        self.missing += other.missing
+        self.merge_present(other)
+
     @abstractmethod
+    def merge_present(self, other: Self) -> None:
+        """Add the counts of another part's values that are not missing."""
+
     def profile(self) -> ColumnProfile:
         """Return the profile of the values counted so far."""
+        raise NotImplementedError
+
+    def shrink(self) -> None:
+        """Drop what a part of the table need not pass on."""
 
 
-class GridCounter(Counter):
+class GridCounter(ColumnCounter):
     """The weights of the buckets of a grid."""
 
     def __init__(
@@ -61,6 +100,16 @@ class GridCounter(Counter):
         self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
         self.minimum: float = math.inf  # an int where the column holds integers
         self.maximum: float = -math.inf
+
+    def __getstate__(self) -> dict[str, object]:
+        occupied = np.flatnonzero(self.codes)  # most of the grid is empty
+        return super().__getstate__() | {"codes": (occupied, self.codes[occupied])}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        occupied, weights = cast("tuple[Any, Any]", state["codes"])
+        codes = np.zeros(CODES)
+        codes[occupied] = weights
+        super().__setstate__(state | {"codes": codes})
 
     def add_present(self, array: Any, weights: Floats | None) -> None:
         self.add_words(array, weights)
@@ -83,9 +132,9 @@ class GridCounter(Counter):
     def add_words(self, array: Any, weights: Floats | None) -> None:
         """Count the words of a batch of texts, unless only their lengths are wanted."""
         if self.words is not None:
-            found = rows_with_words(strings_of(array), weights)
+            rows = rows_with_words(strings_of(array), weights)
             with self.lock:
-                self.words += found
+                self.words += rows
 
     def _add(self, offsets: Floats, weights: Floats | None, low: float, high: float) -> None:
         """Count finite numbers by their distances from the center."""
@@ -96,16 +145,26 @@ class GridCounter(Counter):
 
     def _without_specials(self, values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
         """Count NaN and the infinities, and return the finite numbers with their weights."""
-        found = [
+        nan, minus, plus = (
             float(np.sum(which if weights is None else weights[which]))
             for which in (np.isnan(values), values == -np.inf, values == np.inf)
-        ]
+        )
         with self.lock:
-            self.not_a_number += found[0]
-            self.minus_infinity += found[1]
-            self.plus_infinity += found[2]
+            self.not_a_number += nan
+            self.minus_infinity += minus
+            self.plus_infinity += plus
         finite = np.isfinite(values)
         return values[finite], None if weights is None else weights[finite]
+
+    def merge_present(self, other: Self) -> None:
+        self.codes += other.codes
+        if self.words is not None and other.words is not None:
+            self.words += other.words
+        self.not_a_number += other.not_a_number
+        self.minus_infinity += other.minus_infinity
+        self.plus_infinity += other.plus_infinity
+        self.minimum = min(self.minimum, other.minimum)
+        self.maximum = max(self.maximum, other.maximum)
 
     def profile(self) -> ColumnProfile:
         codes = np.flatnonzero(self.codes)
@@ -130,7 +189,7 @@ class GridCounter(Counter):
         )
 
 
-class CategoryCounter(Counter):
+class CategoryCounter(ColumnCounter):
     """The weights of categories, in Arrow tables that are summed up as they grow."""
 
     def __init__(self, column_type: ColumnType = "categorical") -> None:
@@ -148,6 +207,13 @@ class CategoryCounter(Counter):
             self.pending_rows += counted.num_rows
             if self.pending_rows > max(PENDING, self.settled_rows):
                 self.settle()
+
+    def merge_present(self, other: Self) -> None:
+        self.pending += other.pending
+        self.settle()
+
+    def shrink(self) -> None:
+        self.settle()
 
     def settle(self) -> Any:
         """Sum up the pending batches and return the table of values and weights."""
@@ -203,12 +269,28 @@ class StringCounter(CategoryCounter):
             for chunk in table.combine_chunks().to_batches():
                 self.lengths.add_words(chunk["value"], chunk["weight"].to_numpy())
 
+    def merge_present(self, other: Self) -> None:
+        self.lengths.merge(other.lengths)
+        self.rows += other.rows
+        self.characters += other.characters
+        self.distinct = max(self.distinct, other.distinct)
+        self.dropped = self.dropped or other.dropped
+        super().merge_present(other)
+        if self.dropped:
+            self._words_of_pending()
+
+    def shrink(self) -> None:
+        """Drop the values of text. If the whole table has categories, a second reading counts them."""
+        if self._is_text():
+            self._words_of_pending()
+            self.dropped = True
+
     @property
-    def undecided(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether a second reading has to count the categories, because they had too many bytes for memory."""
         return self.dropped and not self._is_text()
 
-    def too_many(self, categories: CategoryCounter) -> bool:
+    def has_too_many(self, categories: CategoryCounter) -> bool:
         """Whether a second reading gave more categories than a column may have; the column is then text."""
         self.distinct = max(self.distinct, categories.settle().num_rows)
         return self._is_text()
@@ -226,8 +308,79 @@ class StringCounter(CategoryCounter):
         return self.lengths.profile()
 
 
-def _missing(array: Any) -> Flags:
-    return array.is_null().to_numpy(zero_copy_only=False)
+class EndsCounter(ColumnCounter):
+    """The smallest and the largest number within a closed interval.
+
+    Attributes:
+        column_type: the type of the column.
+        low: the lower end of the interval.
+        high: its upper end.
+        integer: whether the column's type holds integers only.
+        ends: the smallest and the largest number; None if there is none.
+    """
+
+    def __init__(self, column_type: ColumnType, low: float, high: float, *, integer: bool) -> None:
+        super().__init__()
+        self.column_type: ColumnType = column_type
+        self.low, self.high, self.integer = low, high, integer
+        self.ends: tuple[float, float] | None = None
+
+    def add_present(self, array: Any, weights: Floats | None) -> None:
+        del weights
+        if self.integer:
+            values = integers_of(array)
+            limits = np.iinfo(values.dtype)
+            low, high = max(math.ceil(self.low), limits.min), min(math.floor(self.high), limits.max)
+        else:
+            values, low, high = numbers_of(array, self.column_type), self.low, self.high
+        values = values[(values >= low) & (values <= high)]
+        if len(values):
+            self._include((values.min().item() + 0, values.max().item() + 0))
+
+    def merge_present(self, other: Self) -> None:
+        if other.ends is not None:
+            self._include(other.ends)
+
+    def _include(self, ends: tuple[float, float]) -> None:
+        with self.lock:
+            known = self.ends or ends
+            self.ends = min(known[0], ends[0]), max(known[1], ends[1])
+
+
+class EvidenceCounter(ColumnCounter):
+    """The evidence on how the numbers or dates in a column of text are written."""
+
+    in_order = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evidence: Evidence = {}
+
+    def add_present(self, array: Any, weights: Floats | None) -> None:
+        encoded = strings_of(array).dictionary_encode()
+        sums = np.bincount(encoded.indices.to_numpy(), weights, len(encoded.dictionary)).astype(np.float64)
+        self.evidence = combined(self.evidence, evidence_of(encoded.dictionary, sums))
+
+    def merge_present(self, other: Self) -> None:
+        self.evidence = combined(self.evidence, other.evidence)
+
+
+def counter_of(
+    column_type: FieldType, center: float = 0.0, *, integer: bool = False, words: bool = True
+) -> ColumnCounter:
+    """Return the counter that gives the profile of a column.
+
+    Arguments:
+        column_type: the type to count it as; for ``"string"``, the values decide between categories and text.
+        center: the center of the grid.
+        integer: whether the column's type holds integers only.
+        words: whether the words of texts are counted, which a second reading need not do.
+    """
+    if column_type == "string":
+        return StringCounter()
+    if column_type in {"categorical", "boolean"}:
+        return CategoryCounter("boolean" if column_type == "boolean" else "categorical")
+    return GridCounter(column_type, center, integer=integer, words=words)
 
 
 def _as_weights(rows: int, weights: Floats | None) -> Floats:

@@ -1,10 +1,13 @@
-"""Formats of numbers and names, the same in the terminal and on the page."""
+"""Formats of numbers and names: the same in one line, in the terminal, on the page and in a plot."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -27,6 +30,16 @@ def number(value: float, digits: int = 4) -> str:
     return f"{rounded:,.{max(decimals, 0)}f}"
 
 
+def significant(value: float, digits: int = 4) -> str:
+    """Format a number to at most so many significant digits, with an exponent where that is shorter.
+
+    Example:
+        >>> significant(0.25), significant(1.23456e-05), significant(2 / 3, 2), significant(float("nan"))
+        ('0.25', '1.235e-05', '0.67', 'nan')
+    """
+    return f"{value:.{digits}g}"
+
+
 def decimal(value: float) -> str:
     """Format a number to three decimals; "0" stands for exactly 0 alone.
 
@@ -41,6 +54,37 @@ def decimal(value: float) -> str:
     if 0 < value < 0.0005:
         return "<0.001"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+
+
+def p_value(value: float) -> str:
+    """Format a p-value to three decimals; no p-value is 0.
+
+    Example:
+        >>> [p_value(x) for x in (1.0, 0.8154, 0.0123, 3e-5, 0.0, float("nan"))]
+        ['1.000', '0.815', '0.012', '<0.001', '<0.001', 'n/a']
+    """
+    return decimal(value or 1e-300)
+
+
+def interval(ends: tuple[float, float] | None, write: Callable[[float], str] = number) -> str:
+    """Format the ends of an interval with a format of numbers; n/a if there is none.
+
+    Example:
+        >>> interval((0.05, float("inf")), decimal), interval(None)
+        ('0.050 to inf', 'n/a')
+    """
+    return "n/a" if ends is None else " to ".join(map(write, ends))
+
+
+def span(low: float, high: float, write: Callable[[float], str] = number) -> str:
+    """Format the least and the largest of some numbers: as one number if both read the same.
+
+    Example:
+        >>> span(1.0, 2.0), span(1.0, 1.0)
+        ('1.000 to 2.000', '1.000')
+    """
+    texts = dict.fromkeys(map(write, (low, high)))
+    return " to ".join(texts)
 
 
 class Unit(NamedTuple):
@@ -126,6 +170,64 @@ def probability(value: float) -> str:
     return "<.001" if value < 0.0005 else ">.999" if value > 0.9995 else f"{value:.3f}"
 
 
+def on_axis(value: float) -> str:
+    """Format a number on an axis: with separators, and an exponent only where it needs one.
+
+    Example:
+        >>> [on_axis(x) for x in (1234.0, -0.5, 1e20, 12345678)]
+        ['1,234', '−0.5', '1e20', '12345678']
+    """
+    if isinstance(value, int) and abs(value) >= 1e7:
+        text = f"{value}"
+    elif isinstance(value, int) or float(value).is_integer():
+        exact = f"{value:.17g}" if abs(value) < 1e17 else f"{value:.3g}"
+        text = f"{int(value):,}" if abs(value) < 1e7 else exact
+    else:
+        text = f"{value:,.10g}" if 1e-4 <= abs(value) < 1e7 else f"{value:.10g}"
+    return text.replace("-", "−").replace("e+", "e")
+
+
+def power_of_ten(value: float) -> str:
+    """Format a power of ten on a logarithmic axis, and nothing for other numbers.
+
+    Example:
+        >>> [power_of_ten(value) for value in (1e-12, 0.1, 1.0, 1000.0, 20.0)]
+        ['10⁻¹²', '10⁻¹', '1', '10³', '']
+    """
+    exponent = round(math.log10(value)) if value > 0 else 0
+    if not math.isclose(value, 10.0**exponent):
+        return ""
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}" if exponent else "1"
+
+
+def byte_unit(size: float) -> tuple[float, str]:
+    """Return the number of bytes in the unit that suits a size, and the name of the unit.
+
+    Example:
+        >>> byte_unit(4_920_000_000), byte_unit(12)
+        ((1000000000.0, 'GB'), (1.0, 'B'))
+    """
+    return next((unit for unit in _BYTE_UNITS if size >= unit[0]), _BYTE_UNITS[-1])
+
+
+def byte_count(size: int | None) -> str:
+    """Format a size in bytes; empty if it is unknown.
+
+    Example:
+        >>> byte_count(4_920_000_000), byte_count(740_000), byte_count(None)
+        ('4.92 GB', '740 kB', '')
+    """
+    if size is None:
+        return ""
+    unit, name = byte_unit(size)
+    return f"{significant(size / unit, 3)} {name}"
+
+
+def bit_count(value: float) -> str:
+    """Format a number of bits to two decimals: ``4.85``."""
+    return f"{value:.2f}"
+
+
 def count(value: int) -> str:
     """Format an integer with thousands separators: ``12,345``."""
     return f"{value:,}"
@@ -154,6 +256,16 @@ def visible(text: str, *, space: str = " ") -> str:
     """
     marks = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": space}
     return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return the beginning of a text, with an ellipsis for what is left out.
+
+    Example:
+        >>> shortened("divergence", 10), shortened("divergence", 5)
+        ('divergence', 'dive…')
+    """
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def token_text(tokens: Sequence[str] | None, index: int) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.common.arrays import Floats, Integers
-from kullback.tables.engines.engine import bad_weights
+from kullback.common.arrays import Flags, Floats, Integers
+from kullback.errors import ArgumentValueError, invalid_value, quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,12 +54,7 @@ def integer_offsets(values: Integers | NDArray[np.uint64], center: int) -> Float
 
 def lengths_of(array: Any) -> Any:
     """Return the number of characters of each string."""
-    return _compute("utf8_length", strings_of(array))
-
-
-def characters_of(array: Any) -> int:
-    """Return the number of characters of all strings together."""
-    return _compute("sum", lengths_of(array)).as_py() or 0
+    return call("utf8_length", strings_of(array))
 
 
 def strings_of(array: Any) -> Any:
@@ -80,36 +75,46 @@ def weights_of(name: str, array: Any) -> Floats:
     import pyarrow as pa
 
     if array.null_count:
-        raise bad_weights(name, f"{array.null_count} missing values")
+        raise _bad_weights(name, f"{array.null_count} missing values")
     is_ = pa.types
     if not any(test(array.type) for test in (is_.is_integer, is_.is_floating, is_.is_decimal)):
-        raise bad_weights(name, f"values of type {array.type}")
+        raise _bad_weights(name, f"values of type {array.type}")
     values = numbers_of(array, "numeric")
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
-        raise bad_weights(name, f"the value {values[wrong][0]}")
+        raise _bad_weights(name, f"the value {values[wrong][0]}")
     return values
+
+
+def _bad_weights(name: str, got: str) -> ArgumentValueError:
+    return invalid_value(
+        "",
+        "weights",
+        wanted="a column of finite numbers of 0 or more, none missing",
+        got=f"{got} in {quoted(name)}",
+        instead="another column, or correct this one",
+    )
 
 
 def category_codes(array: Any, categories: Sequence[str]) -> Any:
     """Return the index of each value among the categories, missing for a value that is none of them."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    known = pa.array(categories, pa.large_string())
-    return _compute("index_in", strings_of(array), options=_set_lookup(known))
+    known = pc.SetLookupOptions(pa.array(categories, pa.large_string()))
+    return call("index_in", strings_of(array), options=known)
 
 
-def _compute(name: str, array: Any, **options: Any) -> Any:
+def call(name: str, *arrays: Any, options: Any = None) -> Any:
     """Call a function of Arrow that its type annotations do not list."""
     import pyarrow.compute as pc
 
-    return pc.call_function(name, [array], **options)
+    return pc.call_function(name, list(arrays), options=options)
 
 
-def _set_lookup(values: Any) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.SetLookupOptions(values)
+def is_missing(array: Any) -> Flags:
+    """Return which values are missing."""
+    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _microseconds(array: Any) -> Floats:

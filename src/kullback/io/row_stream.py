@@ -1,0 +1,131 @@
+"""`RowStream`: what a file, a tensor, a model, a server or a program of your own is to a comparison."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kullback.io.blocks import join_tensors, regroup
+from kullback.io.reader import Reader
+from kullback.io.source_files import Closes, FileReference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from kullback.common.words import RepresentationName
+    from kullback.io.windows import Windows
+
+
+class RowStream(Closes, ABC):
+    """Distributions over classes, one in each row, which are read in order, a block at a time.
+
+    `compare_predictions`, `compare_models` and `record_reference` take one wherever they take a file of predictions. A
+    subclass sets `name` and `classes`, and has the method `blocks`; everything else is optional.
+
+    Attributes:
+        name: the path or address, which reports show.
+        classes: the number of classes.
+        rows: the number of rows, or None if it is unknown before reading.
+        representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
+        dtype: the dtype of the blocks.
+        labels: the true class of each row, int64 of shape (rows,), -100 if there is none; None without labels.
+        clusters: the number of the cluster of each row, int64 of shape (rows,), or None.
+        class_names: the names of the classes, or None.
+        windows: the windows of tokens that the rows predict, or None. Its scored tokens are the labels, and its windows
+            the clusters, unless the stream has others.
+        metadata: what a reference file says of its windows: ``"context"``, ``"score"``, and ``"tokenizer"``, the
+            fingerprint of the vocabulary.
+
+    Example:
+        >>> import torch
+        >>> from kullback import compare_predictions
+        >>> from kullback.io import RowStream
+        >>> class Ramps(RowStream):
+        ...     classes, rows = 3, 100
+        ...     def __init__(self, name, slope):
+        ...         self.name, self.slope = name, slope
+        ...     def blocks(self, *, rows, first=0):
+        ...         for start in range(first, self.rows, rows):
+        ...             place = torch.arange(start, min(start + rows, self.rows))
+        ...             yield self.slope * place[:, None] * torch.tensor([0.0, 0.01, 0.02])
+        >>> compare_predictions(Ramps("flat", 0.0), Ramps("steep", 1.0)).rows
+        100
+    """
+
+    name: str
+    classes: int
+    rows: int | None = None
+    representation: RepresentationName = "logits"
+    dtype: torch.dtype = torch.float32
+    labels: Tensor | None = None
+    clusters: Tensor | None = None
+    class_names: tuple[str, ...] | None = None
+    windows: Windows | None = None
+    metadata: Mapping[str, str] = MappingProxyType({})
+
+    @abstractmethod
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Any]:
+        """Iterate over the rows from row `first` on; each call begins anew.
+
+        Arguments:
+            rows: the most rows of a block.
+            first: the first row. A comparison begins with row 0, with a row where a block of an earlier run ended or,
+                of language models, with the first row of a window.
+
+        Returns:
+            an iterator over tensors of shape (at most `rows`, classes).
+        """
+
+    def identity(self) -> object:
+        """Return what the rows depend on, as a value of JSON; a stopped run continues if it is equal."""
+        return [type(self).__qualname__, self.name, self.classes, self.rows]
+
+    def caveats(self) -> list[str]:
+        """Return remarks on the contents that a report should repeat, as sentences without a period."""
+        return []
+
+
+class StreamReader(Reader):
+    """A reader of a `RowStream`, so that `RowSource` checks its rows.
+
+    Arguments:
+        stream: the stream.
+        name: the argument that it was passed as.
+    """
+
+    format = "stream"
+    alignment = "compare streams of the same positions"
+    has_classes_only = True
+
+    def __init__(self, stream: RowStream, name: str) -> None:
+        self._stream = stream
+        self.ref = FileReference(Path(stream.name), name)
+        self.rows, self.classes, self.dtype = stream.rows, stream.classes, stream.dtype
+        self.shape = None if stream.rows is None else (stream.rows, stream.classes)
+        self.representation, self.class_names = stream.representation, stream.class_names
+        self.windows, self.metadata = stream.windows, stream.metadata
+        self.labels, self.clusters = stream.labels, stream.clusters
+        if stream.windows is not None:
+            self.labels = stream.windows.labels if stream.labels is None else stream.labels
+            self.clusters = stream.windows.clusters if stream.clusters is None else stream.clusters
+
+    def read(self, start: int, stop: int) -> Tensor:
+        blocks = self._stream.blocks(rows=stop - start, first=start)
+        return next(regroup(blocks, stop - start, join_tensors), torch.empty(0, self.classes))
+
+    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+        blocks = (block.detach().cpu() for block in self._stream.blocks(rows=rows, first=first))
+        return regroup(blocks, rows, join_tensors)
+
+    def identity(self) -> object:
+        return self._stream.identity()
+
+    def caveats(self) -> list[str]:
+        return self._stream.caveats()

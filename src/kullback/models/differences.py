@@ -1,0 +1,39 @@
+"""How much further one candidate is from the base than the one before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from torch import Tensor
+
+from kullback.common.streaming import Moments
+from kullback.models.model_results import Candidate
+from kullback.models.pairing import PairingSettings
+from kullback.predictions.mean_intervals import RatioOfSums
+from kullback.results.value import Value
+
+
+def differences(results: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings) -> list[Value[float]]:
+    """Return the mean KL of each candidate minus the mean KL of the one before it, paired by rows."""
+    means: list[Value[float]] = []
+    for (candidate, before), (following, after) in pairwise(results):
+        mean = _difference(after - before, settings)
+        open_ends = candidate.is_open_above, following.is_open_above
+        if any(open_ends) and mean.interval is not None:
+            low, high = mean.interval
+            ends = -math.inf if open_ends[0] else low, math.inf if open_ends[1] else high
+            mean = replace(mean, interval=None if all(open_ends) else ends, reason="not bounded")
+        means.append(mean)
+    return means
+
+
+def _difference(values: Tensor, settings: PairingSettings) -> Value[float]:
+    moments = Moments()
+    moments.add(values)
+    estimator = settings.estimator()
+    estimator.add(values[:, None])
+    estimate = estimator.estimates([RatioOfSums(0)])[0]
+    return Value(float(moments.mean), estimate.standard_error, estimate.interval, reason=estimate.reason)

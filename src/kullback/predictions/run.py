@@ -1,0 +1,81 @@
+"""A run: the settings of reading rows and of their statistics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function
+from kullback.common.shared_constraints import BOOTSTRAP, WORST
+from kullback.errors import invalid_type, safe_repr
+
+# glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
+BLOCK_BYTES = 40 * 1024 * 1024
+
+Progress = Callable[[int, int | None], object]
+
+ARGUMENTS = Arguments(
+    "Run",
+    worst=WORST,
+    bootstrap=BOOTSTRAP,
+    block_bytes=Whole(least=1, example=BLOCK_BYTES),
+    independent=FLAG,
+    generator=GENERATOR,
+    progress=function("progress=print, which takes the numbers of finished rows and of all rows"),
+    llama_cpp=FLAG,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of a comparison's run.
+
+    Attributes:
+        worst: how many of the rows of largest KL(P || Q) to return.
+        bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
+        generator: the random generator of the bootstrap; by default one with a fixed seed.
+        independent: whether rows, or for models windows or documents, are known to be independent, so that their order
+            is not examined.
+        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints. All logits of
+            both sides must be known. They take 8 bytes a row.
+        block_bytes: the memory of a block of rows of either side.
+        progress: called with the number of finished rows and the total (None if it is unknown before the end).
+        resume: a file that keeps the finished rows. A run that was stopped continues from it and gives the same result
+            as an uninterrupted run. The file is removed at the end, even if it was there before and empty.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: an attribute has a wrong type or value.
+
+    Example:
+        >>> Run(worst=-1)
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: Run(worst=...): wanted an integer of 0 or more; got -1. Write: worst=10
+    """
+
+    worst: int = 10
+    bootstrap: int = 1000
+    generator: torch.Generator | None = None
+    independent: bool = False
+    llama_cpp: bool = False
+    block_bytes: int = BLOCK_BYTES
+    progress: Progress | None = None
+    resume: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        ARGUMENTS.settle(self)
+        require_state("Run", self.resume)
+
+
+def require_state(call: str, resume: object) -> None:
+    """Refuse a value that is neither a path nor None."""
+    if resume is None or (isinstance(resume, str | os.PathLike) and isinstance(os.fspath(resume), str)):
+        return
+    wanted, instead = "the path of a file, or None", "resume='report.state'"
+    raise invalid_type(call, "resume", wanted=wanted, got=safe_repr(resume), instead=instead)
+
+
+RUN = Run()

@@ -1,0 +1,64 @@
+"""The plot of an `Estimate`: the value of each element of its batch, with how far it may be off."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from kullback.common.optional import load
+from kullback.results.estimate import Estimate
+
+MOST_TICKS = 20
+
+
+class _Point(NamedTuple):
+    """An element of the batch: its place on the axis, its value, and the limits of its interval."""
+
+    place: int
+    value: float
+    low: float
+    high: float
+
+
+def draw(estimate: Estimate, ax: Any = None) -> Any:
+    """Plot the value of each element of the batch on a matplotlib axis, as `Estimate.plot`."""
+    pyplot = load("matplotlib.pyplot", "Estimate.plot")
+    if ax is None:
+        _, ax = pyplot.subplots()
+    points = _points(estimate)
+    finite = [point for point in points if math.isfinite(point.value)]
+    ax.plot([point.place for point in finite], [point.value for point in finite], "o", color="C0")
+    for place, value, low, high in finite:
+        if math.isfinite(high) and math.isfinite(low):
+            ax.plot([place, place], [low, high], color="C0")
+        elif math.isfinite(low):
+            length = max(value - low, 0.1 * abs(value))
+            ax.errorbar([place], [low], yerr=[length], lolims=True, color="C0")
+    at_top = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "top", "color": "C0"}
+    for place, value, _, _ in points:
+        if not math.isfinite(value):
+            ax.text(place, 0.98, f"{value:g}", **at_top)
+    ax.set(xlabel="element", ylabel="divergence", xlim=(-0.5, len(points) - 0.5))
+    if len(points) <= MOST_TICKS:
+        ax.set_xticks(range(len(points)))
+    return ax.figure, ax
+
+
+def _points(estimate: Estimate) -> list[_Point]:
+    """Return the elements; without an interval the limits are value +- standard error or error bound."""
+    values = _floats(estimate.value)
+    if estimate.interval is None:
+        spread = estimate.error if estimate.standard_error is None else estimate.standard_error
+        errors = [0.0] * len(values) if spread is None else _floats(spread.expand(estimate.value.shape))
+        ends = [(value - error, value + error) for value, error in zip(values, errors, strict=True)]
+    else:
+        ends = list(zip(*map(_floats, estimate.interval), strict=True))
+    return [
+        _Point(place, value, *limits) for place, (value, limits) in enumerate(zip(values, ends, strict=True))
+    ]
+
+
+def _floats(x: Tensor) -> list[float]:
+    return x.detach().double().flatten().tolist()

@@ -1,0 +1,258 @@
+"""The type of a column of strings, which its values decide: categories, text, numbers, dates or times of day.
+
+`is_text` distinguishes text from categories. `ways_to_read` says which columns of either are numbers or dates, because
+at least 90 % of each side's texts are some that are written in one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kullback.tables.columns.identifiers import identifies
+from kullback.tables.columns.log_grid import bucket_ends
+from kullback.tables.columns.ways_of_writing import (
+    FEWEST_NUMBERS,
+    Evidence,
+    evidence_of_categories,
+)
+from kullback.tables.columns.written_numbers import SEPARATORS, Written
+
+if TYPE_CHECKING:
+    from kullback.tables.columns.column_profile import ColumnProfile
+    from kullback.tables.columns.types import ColumnType
+
+MAX_CATEGORIES = 2_000_000
+TEXT_LENGTH = 32
+TEXT_VALUES = 256
+NUMBERS: frozenset[ColumnType] = frozenset(("numeric", "datetime"))
+LEAST_SHARE = 0.9  # of each side's texts that are numbers, if a column is read as such
+_LONGEST = 40  # characters of most texts that are dates
+# One of two ways is right if the other one alone reads at most a ninth of the texts that it alone reads. These have to
+# be more than a few mistakes.
+_RATIO = 9.0
+_LEAST_EVIDENCE = 0.005
+_FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
+
+
+def is_text(rows: int, characters: int, distinct: int) -> bool:
+    """Return whether strings are text, not categories.
+
+    Text has more than 256 different values with at least 32 characters on average, or more than two million different
+    values.
+
+    Arguments:
+        rows: how many values are present.
+        characters: their total number of characters.
+        distinct: how many different values there are.
+    """
+    return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
+
+
+class NotRead(NamedTuple):
+    """The reason why a column of text is not read as numbers or dates."""
+
+    reason: str
+
+
+class Side(NamedTuple):
+    """One of the tables whose columns are counted together.
+
+    Attributes:
+        columns: the profiles of its columns.
+        strings: the columns of strings, whose type does not say that they are categories.
+        evidence: reads the table, and returns the evidence on columns of text; None where only profiles are known.
+    """
+
+    columns: Mapping[str, ColumnProfile]
+    strings: Collection[str] = ()
+    evidence: Callable[[Sequence[str]], Mapping[str, Evidence]] | None = None
+
+
+def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
+    """Return the columns of text of each side that are read as numbers or dates, and how these are written.
+
+    Arguments:
+        sides: the tables. The columns are those of the first one.
+        weighted: whether rows have weights, so that counts of rows are not known.
+    """
+    texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
+    read: list[Mapping[str, Evidence]] = []
+    for at, side in enumerate(sides):
+        long = [name for name, places in texts.items() if at in places and side.columns[name].gridded]
+        read.append(side.evidence(long) if long and side.evidence is not None else {})
+    ways: list[dict[str, Written]] = [{} for _ in sides]
+    for name, places in texts.items():
+        if not places:
+            continue
+        evidence = [
+            read[at].get(name) or evidence_of_categories(sides[at].columns[name], fewest=1) for at in places
+        ]
+        way = _way_of(evidence, _other_type(name, sides, places))
+        if isinstance(way, Written) and not any(_are_many_digits(of_side.get(name)) for of_side in read):
+            for at, side in enumerate(sides):
+                if at in places or (name in side.strings and side.columns[name].empty):
+                    ways[at][name] = way
+    return ways
+
+
+def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
+    """Return why a column of text is not compared as the numbers or dates that it mostly holds; None if it holds
+    others."""
+    sides = [column for column in (p, q) if not column.empty]
+    texts = [evidence_of_categories(each, fewest=1) for each in sides if each.column_type == "categorical"]
+    if not any(
+        evidence.get(("shape", what), 0.0) > 0.5 * evidence["all",]
+        for evidence in texts
+        for what in ("numbers", "dates")
+    ):
+        return None
+    if all(identifies(name, column) for column in sides):
+        return "they identify rows"
+    if not _have_enough_values(sides):
+        return _FEW
+    types = {each.column_type for each in sides} - {"categorical"}
+    way = _way_of(texts, types.pop() if types else None)
+    return way.reason if isinstance(way, NotRead) else "its type or its profile says that they are categories"
+
+
+def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> list[int]:
+    """Return the sides where a column is text that may be numbers or dates; none if another side rules that out."""
+    filled = {at: side.columns[name] for at, side in enumerate(sides) if name in side.columns}
+    filled = {at: column for at, column in filled.items() if not column.empty}
+    places = [at for at, column in filled.items() if name in sides[at].strings and _may_be_read(column)]
+    other_types = {column.column_type for at, column in filled.items() if at not in places}
+    if not places or len(other_types) > 1 or not other_types <= NUMBERS:
+        return []
+    if not _have_enough_values(filled.values()):
+        return []
+    is_identifier = not weighted and all(identifies(name, column) for column in filled.values())
+    return [] if is_identifier else places
+
+
+def _may_be_read(column: ColumnProfile) -> bool:
+    """Return whether a column of strings is not long."""
+    if column.column_type == "categorical":
+        return True
+    length = column.quantile_bucket(LEAST_SHARE)
+    return (
+        column.column_type == "text"
+        and length is not None
+        and bucket_ends(length, column.center)[0] <= _LONGEST
+    )
+
+
+def _other_type(name: str, sides: Sequence[Side], places: Sequence[int]) -> ColumnType | None:
+    """Return the type of a column on the other sides; None if it has no values there."""
+    others = [
+        side.columns[name] for at, side in enumerate(sides) if at not in places and name in side.columns
+    ]
+    return next((column.column_type for column in others if not column.empty), None)
+
+
+def _are_many_digits(evidence: Evidence | None) -> bool:
+    """Return whether a column has more different texts than categories, most of them digits, as identifiers are."""
+    return evidence is not None and evidence.get(("digits",), 0.0) > 0.5 * evidence["all",]
+
+
+def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
+    """Return whether a column has enough different values on one side, so that they are no codes or ratings."""
+    return any(
+        column.column_type == "text" or len(column.categories) + len(column.buckets) >= FEWEST_NUMBERS
+        for column in columns
+    )
+
+
+def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | NotRead:
+    """Return the one way in which a column is written.
+
+    Arguments:
+        sides: the evidence of each side that is text and has values.
+        column_type: the type of the other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
+    """
+    likely = [_likely(side) for side in sides]
+    ways = [way for way in likely[0] if all(way in of_side for of_side in likely)] if likely else []
+    if column_type is not None:
+        of_type = [way for way in ways if way.means_like(None) and way.field("").column_type == column_type]
+        if ways and not of_type:
+            return NotRead(f"the other side's values are not {ways[0]}")
+        ways = of_type
+    if not ways:
+        differ = bool(likely) and all(likely)
+        return NotRead(
+            "P and Q write them differently" if differ else "fewer than 90 % are written in one way"
+        )
+    if ways[0].what == "numbers" and any(side.get(("codes",)) for side in sides):
+        return NotRead("some begin with 0 or have more than 15 digits, as codes")
+    if column_type is None and max(side["different", way] for side in sides for way in ways) < FEWEST_NUMBERS:
+        return NotRead(_FEW)
+    rivals = {Written(*key[1]) for side in sides for key in side if key[0] == "read"}
+    winners = [way for way in ways if all(_beats(way, rival, sides) for rival in rivals - {way})]
+    if not winners:
+        return NotRead(_doubt(ways[0], sides))
+    best = max(winners, key=lambda way: sum(side["read", way] for side in sides))
+    return best if best.what != "numbers" else best._replace(separators=_separators(best, sides))
+
+
+def _likely(side: Evidence) -> list[Written]:
+    """Return the ways that read most texts of a side."""
+    least = LEAST_SHARE * side.get(("all",), 0.0)
+    return [Written(*key[1]) for key, weight in side.items() if key[0] == "read" and weight >= least]
+
+
+def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
+    """Return whether all texts that both ways read differently are certainly written in the first one."""
+    for at, side in enumerate(sides):
+        marks = _contested(way, rival, side)
+        if not marks:
+            continue
+        own = _balance(way, rival, side)
+        if own < 0 or (own == 0 and _divided(way, rival, side)):
+            return False
+        others = [
+            _balance(way, rival, other)
+            for place, other in enumerate(sides)
+            if place != at and all(other.get(("uses", way.what, way.unit, mark)) for mark in marks)
+        ]
+        # Programs write a decimal point, and thousands would leave some numbers without one.
+        usual = way.what == "numbers" and way.form == "." and marks == ["."] and not side.get(("plain", way))
+        if own == 0 and max(others, default=0) <= 0 and not (usual and min(others, default=0) >= 0):
+            return False
+    # A side without contested texts may show that the other way is the right one.
+    return not (
+        any(_contested(way, rival, side) for side in sides)
+        and min(_balance(way, rival, side) for side in sides) < 0
+    )
+
+
+def _contested(way: Written, rival: Written, side: Evidence) -> list[str]:
+    """Return the characters of the texts that both ways read, with different values."""
+    return [key[3] for key in side if key[:3] == ("contested", way, rival)]
+
+
+def _balance(way: Written, rival: Written, side: Evidence) -> int:
+    """Return 1 if texts that only one way reads show that the first one is right, -1 for the second one, else 0."""
+    first, second = side.get(("only", way, rival), 0.0), side.get(("only", rival, way), 0.0)
+    least = _LEAST_EVIDENCE * side["all",]
+    return int(first > max(least, _RATIO * second)) - int(second > max(least, _RATIO * first))
+
+
+def _divided(way: Written, rival: Written, side: Evidence) -> bool:
+    return ("only", way, rival) in side or ("only", rival, way) in side
+
+
+def _separators(way: Written, sides: Sequence[Evidence]) -> str:
+    """Return the separators of thousands; a doubtful one is none where some texts have the other decimal separator."""
+    rival = way._replace(form="," if way.form == "." else ".")
+    doubtful = any(side.get(("only", rival, way)) for side in sides)
+    kind = "separates surely" if doubtful else "separates"
+    return "".join(each for each in SEPARATORS if any(side.get((kind, way, each)) for side in sides))
+
+
+def _doubt(way: Written, sides: Sequence[Evidence]) -> str:
+    """Return the reason why no way is certain."""
+    if way.what == "dates":
+        return "the order of day, month and year is not certain"
+    marks = {key[3] for side in sides for key in side if key[0] == "contested"}
+    of_marks = " and ".join("commas" if mark == "," else "points" for mark in sorted(marks))
+    return f"it is not certain whether {of_marks} are decimal ones or separate thousands"
