@@ -44,6 +44,7 @@ def tables():
         pd.DataFrame({"x": random.normal(shift, 1, 400)}).to_csv(f"{name}.csv", index=False)
 
 
+COMPARE = "compare p.npy q.npy --as logits"
 CONVERT = "convert --as logits --tokens tokens.npy --n-ctx 6 scored.npy"
 
 
@@ -93,19 +94,26 @@ def test_watch_replaces_a_profile_through_its_link(tables):
 
 
 @pytest.mark.parametrize("target", ["/dev/null", "link", "pipe"])
-@pytest.mark.parametrize("option", ["--save-batch", "--json", "--html"])
-def test_watch_writes_to_what_a_path_leads_to(tables, target, option):
-    if (option, target) == ("--html", "pipe"):
+@pytest.mark.parametrize(
+    ("call", "start"),
+    [
+        ("watch ref.csv mon.csv --save-batch", b'{"schema"'),
+        ("watch ref.csv mon.csv --json", b"{"),
+        ("watch ref.csv mon.csv --html", b"<!"),
+        (CONVERT, b"_logits_"),
+    ],
+)
+def test_a_command_writes_to_what_a_path_leads_to(tables, predictions, target, call, start):
+    if "--html" in call and target == "pipe":
         pytest.skip("a page may be more than a pipe holds")
     os.mkfifo("pipe")
-    Path("link").symlink_to("real")
+    Path("link").symlink_to("real.kld")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    result = run("watch", "ref.csv", "mon.csv", option, target)
-    assert (result.exit_code, result.stderr) == (0, "")
-    start = {"--save-batch": b'{"schema"', "--json": b"{", "--html": b"<!"}[option]
+    result = run_line(f"{call} {target}")
+    assert (result.exit_code, result.output if call == CONVERT else result.stderr) == (0, "")
     if target == "link":
         assert Path("link").is_symlink()
-        assert Path("real").read_bytes().startswith(start)
+        assert Path("real.kld").read_bytes().startswith(start)
     elif target == "pipe":
         assert Path("pipe").is_fifo()
         assert os.read(reader, len(start)) == start
@@ -141,22 +149,6 @@ def test_a_profile_is_kept_in_a_file(tables, target):
     Path("folder").mkdir()
     one_line(run("watch", "ref.csv", "mon.csv", "--profile", target, "--rebuild"), target)
     assert Path("pipe").is_fifo()
-
-
-@pytest.mark.parametrize("target", ["/dev/null", "link", "pipe"])
-def test_convert_writes_to_what_a_path_leads_to(predictions, target):
-    os.mkfifo("pipe")
-    Path("link").symlink_to("real.kld")
-    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    result = run_line(f"{CONVERT} {target}")
-    assert (result.exit_code, result.output) == (0, "")
-    if target == "link":
-        assert Path("link").is_symlink()
-        assert Path("real.kld").read_bytes().startswith(b"_logits_")
-    elif target == "pipe":
-        assert Path("pipe").is_fifo()
-        assert os.read(reader, 8) == b"_logits_"
-    os.close(reader)
 
 
 def test_convert_over_a_hard_link_of_its_source_is_refused(predictions):
@@ -227,13 +219,13 @@ def test_an_unexpected_error_ends_with_status_70(predictions, monkeypatch):
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", broken)
     one_line(
-        run_line("compare p.npy q.npy --as logits"),
+        run_line(COMPARE),
         "unexpected RuntimeError: first second",
         r"\x1b",
         status=70,
     )
     monkeypatch.setenv("KULLBACK_DEBUG", "1")
-    assert isinstance(run_line("compare p.npy q.npy --as logits").exception, RuntimeError)
+    assert isinstance(run_line(COMPARE).exception, RuntimeError)
 
 
 def test_an_interrupt_is_no_failed_gate(predictions, monkeypatch):
@@ -241,7 +233,7 @@ def test_an_interrupt_is_no_failed_gate(predictions, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", interrupted)
-    assert run_line("compare p.npy q.npy --as logits").exit_code == 130
+    assert run_line(COMPARE).exit_code == 130
 
 
 @pytest.mark.sweep
@@ -311,22 +303,19 @@ def test_a_column_forges_no_line(tables):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("call", "option", "values"),
     [
-        *(("--block-mb", value) for value in ("inf", "nan", "1e308")),
-        *(("--bootstrap", value) for value in ("1000000000000", "1e12")),
-        *(("--seed", value) for value in ("100000000000000000000000", "1e23")),
-        ("--worst", "-1"),
-        ("--fail-above", "mean=nan"),
+        (COMPARE, "--block-mb", "inf nan 1e308"),
+        (COMPARE, "--bootstrap", "1000000000000 1e12"),
+        (COMPARE, "--seed", "100000000000000000000000 1e23"),
+        (COMPARE, "--worst", "-1"),
+        (COMPARE, "--fail-above", "mean=nan"),
+        ("calc 'Normal(0, 1)' 'Normal(1, 1)'", "--base", "nan inf 0 -2 1"),
     ],
 )
-def test_numbers_beyond_use_are_refused(predictions, option, value):
-    one_line(run("compare", "p.npy", "q.npy", "--as", "logits", option, value), option)
-
-
-@pytest.mark.parametrize("base", ["nan", "inf", "0", "-2", "1"])
-def test_bases_that_are_none_are_refused(base):
-    one_line(run("calc", "Normal(0, 1)", "Normal(1, 1)", "--base", base), "base")
+def test_numbers_beyond_use_are_refused(predictions, call, option, values):
+    for value in values.split():
+        one_line(run_line(f"{call} {option} {value}"), option.removeprefix("--"))
 
 
 def test_the_largest_seed_and_many_draws_are_taken(predictions):

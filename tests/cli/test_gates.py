@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kullback.cli.commands import kullback
-from kullback.cli.gates import OF_TABLES, Compared, Side, parse_gate
+from kullback.cli.gates import OF_ROWS, OF_TABLES, Compared, Metrics, Side, parse_gate
 from kullback.errors import ArgumentValueError
 from kullback.tables import compare_tables
 from tests.forked import command
@@ -293,35 +293,23 @@ def test_lower_bounds_leave_open_what_they_do_not_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("metrics", "old", "new"),
     [
-        ("p99=1", "p99.value=1"),
-        ("kl_qp.max=1", "kl_qp.max.value=1"),
-        ("upper=0.1", "mean=0.1"),
-        ("top1.lower=0.9", "top1=0.9"),
-        ("tv.upper=0.9", "tv.mean=0.9"),
+        (OF_ROWS, "p99=1", "p99.value=1"),
+        (OF_ROWS, "kl_qp.max=1", "kl_qp.max.value=1"),
+        (OF_ROWS, "upper=0.1", "mean=0.1"),
+        (OF_ROWS, "top1.lower=0.9", "top1=0.9"),
+        (OF_ROWS, "tv.upper=0.9", "tv.mean=0.9"),
+        (OF_TABLES, "findings=0", "findings.value=0"),
+        (OF_TABLES, "p_adjusted[x]=0.1", "p_adjusted.value[x]=0.1"),
+        (OF_TABLES, "p_value=0", "p_value.value=0"),
     ],
 )
-def test_an_old_form_is_refused_with_the_new_one(old: str, new: str) -> None:
+def test_an_old_form_is_refused_with_the_new_one(metrics: Metrics, old: str, new: str) -> None:
     with pytest.raises(ArgumentValueError) as refused:
-        parse_gate(old, "above")
+        parse_gate(old, "above", metrics)
     assert refused.value.instead == f"--fail-above {new}"
-    parse_gate(new, "above")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("findings=0", "findings.value=0"),
-        ("p_adjusted[x]=0.1", "p_adjusted.value[x]=0.1"),
-        ("p_value=0", "p_value.value=0"),
-    ],
-)
-def test_an_old_form_of_tables_is_refused_with_the_new_one(old: str, new: str) -> None:
-    with pytest.raises(ArgumentValueError) as refused:
-        parse_gate(old, "below", OF_TABLES)
-    assert refused.value.instead == f"--fail-below {new}"
-    parse_gate(new, "below", OF_TABLES)
+    parse_gate(new, "above", metrics)
 
 
 def test_an_unclear_gate_has_its_own_status_and_can_be_allowed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,11 @@ from kullback.cli.option_command import OptionCommand, command
 from kullback.common.constraints import Number, OneOf, Whole
 from kullback.errors import KullbackError
 from kullback.tables import compare_profiles
+from tests.test_contributing import example
 
-ENTRY = Option(
-    "--max-beams",
-    "The beams of the decoder. More of them take longer.",
-    accepts=Whole(least=1, most=64, example=4),
-    into="beams",
-    job="Language models",
-    subjects=("models",),
-    common=True,
-    default=2,
-)
+NAMES: dict[str, Any] = {}
+exec(example("An option"), NAMES)  # noqa: S102 - the code of CONTRIBUTING.md
+ENTRY: Option = NAMES["MAX_BEAMS"]
 
 
 @pytest.fixture
@@ -151,12 +146,21 @@ CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
+def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a function, and those of its settings objects."""
+    parameters = dict(inspect.signature(function).parameters)
+    for each in list(parameters.values()):
+        if is_dataclass(each.default):
+            parameters |= inspect.signature(type(each.default)).parameters
+    return parameters
+
+
 @pytest.mark.parametrize(("name", "flag"), [key for key, each in ENTRIES.items() if each.into])
 def test_an_argument_exists_and_has_the_same_default_in_the_library(name: str, flag: str) -> None:
     entry = ENTRIES[name, flag]
     for subject in entry.subjects if name == "compare" else [name]:
         for function in CALLS.get(subject, ()):
-            parameter = inspect.signature(function).parameters.get(entry.into)
+            parameter = parameters_of(function).get(entry.into)
             # A table has no representation, and the profile of a reference is counted by another function.
             if parameter is None:
                 assert (subject, flag) == ("tables", "--as") or name == "watch", (name, flag, subject)

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
+from kullback.cli.statuses import Status
 from kullback.cli.streams import CheckedStream, open_closed
 
 __all__ = ["main"]
@@ -37,7 +38,7 @@ def main(*, may_have_workers: bool = False) -> None:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
         sys.stderr.write(f"kullback: {error.name} is not installed. Run: pip install click rich\n")
-        sys.exit(2)
+        sys.exit(Status.WRONG_INPUT)
     try:
         kullback(prog_name="kullback", obj=may_have_workers)
     except SystemExit as end:

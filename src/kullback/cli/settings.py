@@ -29,7 +29,7 @@ class Settings:
 
     def __getitem__(self, flag: str) -> Any:
         """Return the value of an option, such as ``settings["--seed"]``."""
-        return next(value for option, value in self.values.items() if option.flag == flag)
+        return {option.flag: value for option, value in self.values.items()}[flag]
 
     def arguments(self, subject: Subject | None = None) -> dict[str, Any]:
         """Return the library's arguments from the options that a subject takes; those without a value are left out."""
