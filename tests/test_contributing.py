@@ -37,7 +37,7 @@ from kullback.generators import parse
 from kullback.io import TOP_K_FORMATS, Reference, Windows, open_top_k
 from kullback.kernels import BACKENDS
 from kullback.kernels.backends import Backend
-from kullback.models import LanguageModel, ModelInfo, Token, Vocabulary, compare_models, record_reference
+from kullback.models import Cut, LanguageModel, ModelInfo, Token, Vocabulary, compare_models, record_reference
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from kullback.report import html, json, markdown
 from kullback.results.verdict import Verdict
@@ -409,7 +409,7 @@ def steps(
     draw = torch.Generator().manual_seed(0)
     table, noise = 2.5 * torch.randn(2, BYTES, BYTES, generator=draw, dtype=torch.float64)
     base, other = Chain(table), Chain(table + noise / 10)
-    record_reference(other, TEXT, tmp_path / "other.klref", context=WINDOW)
+    record_reference(other, TEXT, tmp_path / "other.klref", cut=Cut(context=WINDOW))
     with Reference(tmp_path / "other.klref") as reference:
         windows = reference.windows
     lines = []
@@ -438,7 +438,7 @@ def steps(
 def test_a_format_of_the_page_is_a_side_a_reference_and_a_teacher(steps: tuple[Path, Chain, Chain]) -> None:
     path, base, other = steps
     reference = path.with_name("other.klref")
-    true = compare_models(base, other, TEXT, context=WINDOW)
+    true = compare_models(base, other, TEXT, cut=Cut(context=WINDOW))
     exact = true.candidates[0].comparison.divergences
     with open_top_k(path, classes=BYTES) as source:
         assert source.format == "steps"
