@@ -175,8 +175,8 @@ class MeanEstimator:
             for quantity in quantities
         ]
         drawn = [ratio for ratio in ratios if self._draws and ratio.needs_draws]
-        found = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
-        sums_of = dict(zip(map(id, drawn), found, strict=True))
+        sums = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
+        sums_of = dict(zip(map(id, drawn), sums, strict=True))
         return [ratio.estimate(sums_of.get(id(ratio)), asked=self._draws > 0) for ratio in ratios]
 
     def _drawn_sums(self, units: int, products: list[Floats]) -> list[Floats]:
@@ -184,15 +184,15 @@ class MeanEstimator:
         if not products:
             return []
         table = np.concatenate(products, -1)
-        found = np.empty((self._draws, table.shape[1]))
+        drawn_sums = np.empty((self._draws, table.shape[1]))
         step = DRAWN_AT_ONCE // units  # at least 100: there are at most GROUPS units
         for first in range(0, self._draws, step):
-            here = found[first : first + step]
+            here = drawn_sums[first : first + step]
             picked = self._random.integers(units, size=(len(here), units))
             picked += units * np.arange(len(here))[:, None]
             times = np.bincount(picked.ravel(), minlength=len(here) * units).reshape(len(here), units)
             here[:] = times @ table
-        return np.split(found, len(products), -1)
+        return np.split(drawn_sums, len(products), -1)
 
     def _new_groups(self, first: int, count: int) -> Tensor:
         """Return the groups of units `first`, `first` + 1, ...: first one unit for each group, then random groups."""
@@ -242,10 +242,10 @@ class _Ratio:
 
     def products(self) -> Floats:
         """Return deviations, sizes and their products for all units, shape (units, 5)."""
-        found = np.zeros((len(self._used), 5))
+        products = np.zeros((len(self._used), 5))
         d, n = self._deviations, self._sizes
-        found[self._used] = np.stack([d, n, d * d, d * n, n * n], -1)
-        return found
+        products[self._used] = np.stack([d, n, d * d, d * n, n * n], -1)
+        return products
 
     def estimate(self, drawn: Floats | None, *, asked: bool) -> MeanEstimate:
         """Return the estimate from the sums of `products` in each draw, with an interval if requested."""
