@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kullback.common.optional import is_installed, load
+from kullback.common.plain_values import JsonObject
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,7 +42,7 @@ class Shown:
         """Return strict JSON with a versioned schema, described in `kullback.report`."""
         return str(self._report("json").dumps(self))
 
-    def to_dict(self, *, flat: bool = False) -> dict[str, Any]:
+    def to_dict(self, *, flat: bool = False) -> JsonObject:
         """Return the fields of `to_json` as dicts, lists, strings and finite numbers.
 
         Arguments:

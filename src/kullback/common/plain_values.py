@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
+
+# An object of JSON as it is written or read. The code that reads one checks its fields.
+JsonObject: TypeAlias = dict[str, Any]
 
 
 def json_safe(value: Any) -> Any:

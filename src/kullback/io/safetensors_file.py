@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import torch
 
 from kullback.common.optional import load
+from kullback.common.plain_values import JsonObject
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.class_columns import NAMES_OF_CLASSES, first_names, list_from_text
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
@@ -32,7 +33,7 @@ SAFETENSORS_DTYPES = {
     "U32": torch.uint32,
 }
 METADATA = "__metadata__"
-Entry = dict[str, Any]  # of a tensor or of the metadata, as JSON decodes it
+Entry = JsonObject  # of a tensor or of the metadata
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 
 

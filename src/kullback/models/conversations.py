@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from kullback.common.plain_values import JsonObject
 from kullback.errors import ModelError, printable, quoted
 from kullback.models.language_model import LanguageModel, Message
 
@@ -122,7 +123,7 @@ def _message(record: object, number: int) -> Message:
     return message
 
 
-def _call(record: object, number: int) -> dict[str, Any]:
+def _call(record: object, number: int) -> JsonObject:
     call = cast("Mapping[str, Any]", record) if isinstance(record, Mapping) else {}
     function = call.get("function", call)
     arguments = function.get("arguments", {}) if isinstance(function, Mapping) else None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.plain_values import JsonObject
 from kullback.common.row_statistics import FURTHER, RowStatistic
 from kullback.io.windows import Windows
 from kullback.models.model_results import Candidate, Passage, ReadToken
@@ -70,7 +71,7 @@ class Pairing(Measure):
     def ends(self, first: int, stop: int) -> list[int]:
         return self.passages.ends(first, stop)
 
-    def encoded(self, part: Part) -> dict[str, Any]:
+    def encoded(self, part: Part) -> JsonObject:
         return super().encoded(part) | {
             "passages": [[first, asdict(passage)] for first, passage in part.passages]
         }

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.plain_values import JsonObject
 from kullback.errors import BY_EVENT, FileError, ModelError, printable
 from kullback.io import PartialRows, open_top_k
 from kullback.io.windows import Windows
@@ -235,7 +236,7 @@ class ServerModel(LanguageModel):
             )
         self._require_alignment(ids, start, completion)
         words = self._unique_words
-        rows: list[dict[str, Any] | None] = [None] * start
+        rows: list[JsonObject | None] = [None] * start
         ranked_above = [0.0] * start
         for token, text, value, row in zip(ids[start:], texts, values, listed, strict=False):
             if not isinstance(row, dict) or not row or not isinstance(value, (int, float)):
@@ -453,14 +454,12 @@ def _has(answer: Answer, field: str) -> bool:
     return answer.is_good and isinstance(answer.body, dict) and field in answer.body
 
 
-def _choices(response: Any) -> list[dict[str, Any]]:
+def _choices(response: Any) -> list[JsonObject]:
     choices = response.get("choices")
     return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
 
 
-def _largest_untold(
-    others: dict[str, Any], text: str, value: Any, words: Mapping[str, int], top: int
-) -> float:
+def _largest_untold(others: JsonObject, text: str, value: Any, words: Mapping[str, int], top: int) -> float:
     """Return a bound on the log-probability of listed tokens whose text does not identify them.
 
     If several tokens share a text, or no known token has it, the text identifies no token. A list keeps only one token

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kullback.common.files import write_errors
 from kullback.common.inputs import tensor_bytes
+from kullback.common.plain_values import JsonObject
 from kullback.errors import FileError, printable
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass, WorstRow
@@ -209,7 +210,7 @@ def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Chec
     checkpoint.close(remove=not isinstance(path, KeptState))
 
 
-def encoded_rows(table: Tensor, worst: list[WorstRow]) -> dict[str, Any]:
+def encoded_rows(table: Tensor, worst: list[WorstRow]) -> JsonObject:
     """Return measured rows as values that JSON can represent: their table, float64, and the worst among them."""
     content = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
     return {"shape": list(table.shape), "table": content, "worst": [asdict(row) for row in worst]}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.plain_values import JsonObject
 from kullback.io import RowStream
 from kullback.io.blocks import in_step
 from kullback.parallel.workers import Workers
@@ -64,7 +65,7 @@ class Measure(ABC):
     def add(self, part: Part) -> None:
         """Add measured rows, in order."""
 
-    def encoded(self, part: Part) -> dict[str, Any]:
+    def encoded(self, part: Part) -> JsonObject:
         """Return measured rows as values that JSON can represent."""
         return encoded_rows(part.table, part.worst)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kullback.common.plain_values import flat_numbers, json_safe
+from kullback.common.plain_values import JsonObject, flat_numbers, json_safe
 from kullback.report.document import Findings, Table
 from kullback.report.subjects import document
 from kullback.results.verdict import worst
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kullback.results.verdict import Verdict
 
 
-def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False) -> dict[str, Any]:
+def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False) -> JsonObject:
     """Return a result as dicts, lists, strings and finite numbers, which `json.dumps` writes with ``allow_nan=False``.
 
     Arguments:

@@ -24,7 +24,8 @@ from kullback.errors import LONGEST_NAME, printable, safe_repr
 from kullback.tables.columns.arrow import numbers_of, strings_of
 
 if TYPE_CHECKING:
-    from kullback.tables.columns.types import Field, JsonObject
+    from kullback.common.plain_values import JsonObject
+    from kullback.tables.columns.types import Field
     from kullback.tables.engines.engine import Table
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kullback.common.files import check_input, write
+from kullback.common.plain_values import JsonObject
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
     LONGEST_MESSAGE,
@@ -39,7 +40,7 @@ from kullback.tables.arguments import (
 from kullback.tables.columns.column_profile import ColumnProfile, most_frequent
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.text_types import NUMBERS, Side, ways_to_read
-from kullback.tables.columns.types import Field, JsonObject
+from kullback.tables.columns.types import Field
 from kullback.tables.columns.ways_of_writing import Evidence
 from kullback.tables.columns.written_numbers import Written
 from kullback.tables.engines import open_table

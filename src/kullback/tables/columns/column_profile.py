@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, TypeVar, get_args
 
+from kullback.common.plain_values import JsonObject
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
     LONGEST_NAME,
@@ -19,7 +20,7 @@ from kullback.errors import (
 )
 from kullback.tables.columns.bins import SPECIALS
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
-from kullback.tables.columns.types import GRIDDED, ColumnType, JsonObject
+from kullback.tables.columns.types import GRIDDED, ColumnType
 from kullback.tables.columns.word_groups import WORD_GROUPS
 from kullback.tables.columns.written_numbers import Written
 

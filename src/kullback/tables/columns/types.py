@@ -11,8 +11,6 @@ ColumnType = Literal["numeric", "datetime", "boolean", "categorical", "text"]
 FieldType = ColumnType | Literal["string"]
 # An array of PyArrow, whose functions have no types.
 ArrowArray: TypeAlias = Any
-# An object of JSON as it is written or read; whoever reads one checks its fields.
-JsonObject: TypeAlias = dict[str, Any]
 
 # Counted on the grid: numbers, timestamps and lengths.
 GRIDDED: frozenset[ColumnType] = frozenset(("numeric", "datetime", "text"))

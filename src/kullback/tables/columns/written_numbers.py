@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
+from kullback.common.plain_values import JsonObject
 from kullback.tables.columns.arrow import call, is_missing
-from kullback.tables.columns.types import ArrowArray, Field, JsonObject
+from kullback.tables.columns.types import ArrowArray, Field
 
 What = Literal["numbers", "dates", "times"]
 # The order of the parts of a date: year, month, day, and b for the name of a month.
