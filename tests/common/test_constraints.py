@@ -72,6 +72,7 @@ from kullback.policy import (
     LinearSchedule,
     PIDKLController,
 )
+from kullback.predictions import register_statistic
 from kullback.tables import choose_bins, compare_profiles, profile_table
 from kullback.testing import assert_close_distributions
 from tests.models.tiny import make_model, make_tokenizer, text
@@ -189,6 +190,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
         "top_k_divergence_bounds": lambda **given: top_k_divergence_bounds(
             *(2 * [TopK(LABELS[:, None], -torch.ones(2, 1))]), "kl", **given
         ),
+        "register_statistic": lambda **given: register_statistic("never_applied", "never applied", **given),
         "register_estimator": lambda **given: estimators.register_estimator("never applied", **given),
         "read_labels": lambda **given: read_labels(
             write_lines(folder / "labels.txt", given.get("rows")), **given

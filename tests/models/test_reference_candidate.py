@@ -179,7 +179,7 @@ def test_labels_and_top_classes_are_those_of_the_whole_rows() -> None:
     base[30, 6] = candidate[30, 6] = -INF  # the label of the last row has no mass
     windows = Windows(torch.cat([labels[:1], labels]), torch.tensor([0, 32]), torch.arange(32) > 0)
     settings = PairingSettings(
-        windows, Clusters(windows.clusters, ["window 0"]), worst=0, bootstrap=0, seed=0
+        windows, Clusters(windows.clusters, ["window 0"]), Run(worst=0, bootstrap=0), seed=0
     )
     reference = ReferenceSide(ModelInfo("r", "reference"), windows, SimpleNamespace(tail_draws=3))  # type: ignore[arg-type]
     dense = DenseSide(ModelInfo("d", "rows"), windows, None)  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def test_labels_and_top_classes_are_those_of_the_whole_rows() -> None:
         top_log_probs=log_p.gather(-1, block.top_indices.long()),
         label_log_probs=log_p.gather(-1, labels[:, None])[:, 0],
     )
-    table = ReferencePairing(reference, dense, settings).measured(0, block, candidate, (0, 31))[0]
+    table = ReferencePairing(reference, dense, settings).measured(0, block, candidate).table
     names = (*COLUMNS, *LABEL_COLUMNS)
     expected = measure(base, candidate, ("logits", "logits"), labels).table
     columns = names.index("confidence"), len(names)

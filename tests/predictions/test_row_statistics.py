@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kullback import Logits, compare_predictions
-from kullback.cli.gates import parse_gate
+from kullback.cli.gates import ESTIMATES, MEANS, parse_gate
+from kullback.common.row_statistics import GATES
 from kullback.errors import ArgumentValueError, FileError
 from kullback.models import Cut, LanguageModel, Run, compare_models, record_reference
 from kullback.predictions import Comparison, register_statistic, unregister_statistic
@@ -147,7 +148,12 @@ def test_models_have_it_where_all_classes_are_known(tmp_path: object) -> None:
     assert "not all classes are known" in verdict.sentences[0]
 
 
-@pytest.mark.parametrize("name", ["hellinger", "kl_pq", "two words", ""])
+def test_the_names_of_gates_are_those_that_a_statistic_cannot_have() -> None:
+    names = {name.removesuffix(".value") for name in (*MEANS, *ESTIMATES)}
+    assert {name for name in names if name.isidentifier()} == GATES
+
+
+@pytest.mark.parametrize("name", ["hellinger", "kl_pq", "two words", "", "mean", "top1"])
 def test_a_name_that_is_taken_or_none_is_refused(name: str) -> None:
     with refused(ArgumentValueError, argument="name"):
         register_statistic(name, "title")

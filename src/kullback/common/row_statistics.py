@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kullback.common.constraints import FLAG, Arguments, Number
 from kullback.errors import invalid_value, safe_repr
 
 if TYPE_CHECKING:
@@ -76,6 +77,17 @@ BUILT_IN = (
     *_top_k("accuracy_p", "the top-k accuracy", of_labels=True),
     *_top_k("accuracy_q", "the top-k accuracy", of_labels=True),
 )
+# The names of gates that stand for other statistics, so that a statistic of the user cannot have them.
+GATES = {
+    "mean", "top1", "acceptance", "ppl_ratio", "ppl_difference", "min", "median", "max", "p1", "p5", "p10", "p90",
+    "p95", "p99",
+}  # fmt: skip
+_ARGUMENTS = Arguments(
+    "register_statistic",
+    low=Number(example=0.0),
+    high=Number(example=1.0),
+    of_labels=FLAG,
+)
 # The statistics of the user, by their names.
 FURTHER: dict[str, RowStatistic] = {}
 
@@ -115,7 +127,8 @@ def register_statistic(
         0.04
         >>> unregister_statistic("hellinger")
     """
-    if not name.isidentifier() or name in FURTHER or name in {each.name for each in BUILT_IN}:
+    _ARGUMENTS.check(low=low, high=high, of_labels=of_labels)
+    if not name.isidentifier() or name in {*FURTHER, *GATES, *(each.name for each in BUILT_IN)}:
         raise invalid_value(
             "register_statistic",
             "name",

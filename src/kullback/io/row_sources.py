@@ -60,6 +60,7 @@ _BLOCKS = Arguments(
     max_bytes=Whole(least=1, example=BLOCK_BYTES),
     rows=Whole(least=1, example=1024, optional=True),
 )
+_FIRST = Arguments("RowSource.blocks", first=Whole(least=0, example=0))
 
 
 def open_rows(
@@ -288,7 +289,7 @@ class RowSource(RowStream):
             ...     [tuple(block.shape) for block in source.blocks(max_bytes=32)]
             [(2, 4), (2, 4), (1, 4)]
         """
-        start = first
+        start = _FIRST.check(first=first)["first"]
         self.require_classes()
         blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]), first)
         while True:

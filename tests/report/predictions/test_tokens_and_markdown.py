@@ -14,7 +14,8 @@ from kullback.common.formats import number, percent, visible
 from kullback.report import html, markdown
 from kullback.report.subjects.predictions import token_of
 from kullback.results.verdict import Verdict
-from tests.cli.test_commands import assert_one_line_error, compare, files, run  # noqa: F401 - a fixture
+from tests.cli.calling import one_line, run
+from tests.cli.test_commands import compare, files  # noqa: F401 - a fixture
 from tests.report.media import Page, printed
 from tests.report.predictions.test_report import COMPARISON, NASTY, changed
 
@@ -114,14 +115,14 @@ def test_the_command_writes_the_summary_with_the_other_files(files):  # noqa: F8
 
 def test_a_file_that_cannot_be_written_is_refused_before_any_is(files):  # noqa: F811
     Path("x.md").mkdir()
-    assert_one_line_error(compare("--json", "x.json", "--markdown", "x.md"), "x.md")
+    one_line(compare("--json", "x.json", "--markdown", "x.md"), "x.md")
     assert not Path("x.json").exists()
-    assert_one_line_error(compare("--markdown", "p.npy"), "p.npy", "one of the other files")
-    assert_one_line_error(compare("--json", "y", "--markdown", "y"), "one of the other files")
+    one_line(compare("--markdown", "p.npy"), "p.npy", "one of the other files")
+    one_line(compare("--json", "y", "--markdown", "y"), "one of the other files")
     Path("t.csv").write_text("a\n1\n")
     Path("y.json").mkdir()
     tables = ("compare", "t.csv", "t.csv", "--as", "table", "--markdown", "y.md")
-    assert_one_line_error(run(*tables, "--json", "y.json"), "y.json")
+    one_line(run(*tables, "--json", "y.json"), "y.json")
     assert not Path("y.md").exists()
     assert run(*tables).exit_code == 0
     assert Path("y.md").read_text().startswith("**No difference is seen in 1 column.**")
@@ -147,7 +148,7 @@ def test_more_tokens_than_classes_are_refused_before_the_work(files, monkeypatch
 
     monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", worked)
     result = compare("--tokens", "tokens.txt", "--json", "x.json")
-    assert_one_line_error(result, "tokens.txt", "at most 12 tokens", "got 13")
+    one_line(result, "tokens.txt", "at most 12 tokens", "got 13")
     assert not Path("x.json").exists()
 
 
