@@ -13,7 +13,8 @@ from torch.distributions import Distribution
 
 from kullback.common.bijective import check_bijective
 from kullback.common.constraints import CONFIDENCE, Arguments
-from kullback.errors import invalid_type, invalid_value, no_rule, safe_repr
+from kullback.common.extra_arguments import extra_arguments
+from kullback.errors import invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.kernels import RowDivergence, logit_divergence, rounding_error, row_divergence
 from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule, operands
@@ -37,6 +38,19 @@ _FINITE_METHODS = ("auto", "summation")
 # The name of the method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
+# What to write for keywords that other libraries have, or that belong to another function.
+_REMEDIES = {
+    "kind": "divergence(p, q, kind), or estimate(p, q, kind) for the error too",
+    "temperature": "Logits(x / temperature) for both sides",
+    "mask": "kl_divergence(p, q)[mask] for rows, or Logits(x.masked_fill(~mask, -torch.inf)) for classes",
+    "weight": "(weight * kl_divergence(p, q)).sum() / weight.sum()",
+    "reduction": "kl_divergence(p, q).mean(), .sum(), or neither for a value of each row",
+    "log_target": "LogProbs(target) as p",
+    "dim": "Logits(x, dim=dim), and so for the other side",
+    "axis": "Logits(x, dim=axis), and so for the other side",
+    "eps": "Counts(x, prior=0.5) to smooth counts; probabilities of 0 need no eps",
+    "confidence": "kl_estimate(p, q, confidence=confidence), which has the interval",
+}
 _ROWS = {
     x: RowDivergence(_KL, dtype=x) for x in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 }
@@ -45,7 +59,7 @@ _ROWS = {
 def kl_divergence(
     p: Operand,
     q: Operand,
-    *,
+    *positional: Never,
     base: float | None = None,
     method: str = "auto",
     rtol: float | None = None,
@@ -53,6 +67,7 @@ def kl_divergence(
     max_evaluations: int = 10_000,
     draws: int = 10_000,
     generator: torch.Generator | None = None,
+    **unknown: Never,
 ) -> Tensor:
     r"""Compute the Kullback-Leibler divergence from P to Q, one value for each element of the batch.
 
@@ -83,6 +98,7 @@ def kl_divergence(
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
         generator: the random generator of these draws; by default, torch's global generator. The built-in estimates
             from `Samples` do not depend on the generator.
+        positional, unknown: other arguments are not accepted. The error says where, for example, a temperature belongs.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in
@@ -112,6 +128,8 @@ def kl_divergence(
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
+    if positional or unknown:
+        raise extra_arguments(kl_divergence, positional, unknown, "kl_divergence(p, q)", _REMEDIES)
     options = _options("kl_divergence", method, rtol, atol, max_evaluations, draws, generator)
     unit = 1.0 if base is None else nats_per_unit("kl_divergence", _KL, base)
     if method == "auto":
@@ -134,7 +152,7 @@ def divergence(
     p: Operand,
     q: Operand,
     kind: Divergence | str,
-    *,
+    *positional: Never,
     base: float | None = None,
     method: str = "auto",
     rtol: float | None = None,
@@ -142,6 +160,7 @@ def divergence(
     max_evaluations: int = 10_000,
     draws: int = 10_000,
     generator: torch.Generator | None = None,
+    **unknown: Never,
 ) -> Tensor:
     r"""Compute the divergence `kind` between P and Q, one value for each element of the batch.
 
@@ -155,6 +174,7 @@ def divergence(
             ``Jeffreys()``, powers of p / q where they have a closed form, and other kinds by random draws.
         base: the base of the logarithm, for kinds with a logarithm: 2 gives bits. The default gives nats.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
+        positional, unknown: as in `kl_divergence`.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments.
@@ -181,6 +201,8 @@ def divergence(
     References:
         A General Class of Coefficients of Divergence of One Distribution from Another (Ali and Silvey, 1966)
     """
+    if positional or unknown:
+        raise extra_arguments(divergence, positional, unknown, "divergence(p, q, kind)", _REMEDIES)
     kind = as_divergence("divergence", kind)
     options = _options("divergence", method, rtol, atol, max_evaluations, draws, generator)
     unit = nats_per_unit("divergence", kind, base)
@@ -192,7 +214,7 @@ def estimate(
     p: Operand,
     q: Operand,
     kind: Divergence | str = _KL,
-    *,
+    *positional: Never,
     base: float | None = None,
     method: str = "auto",
     rtol: float | None = None,
@@ -201,6 +223,7 @@ def estimate(
     draws: int = 10_000,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
+    **unknown: Never,
 ) -> Estimate:
     r"""Compute the divergence `kind` between P and Q, with its method and its error.
 
@@ -222,6 +245,7 @@ def estimate(
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         confidence: the coverage probability of the confidence interval.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
+        positional, unknown: as in `kl_divergence`.
 
     Returns:
         an `Estimate`. ``value`` is the result of `divergence`, always computed in float64. ``error`` bounds the
@@ -244,6 +268,8 @@ def estimate(
     References:
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
+    if positional or unknown:
+        raise extra_arguments(estimate, positional, unknown, "estimate(p, q, kind)", _REMEDIES)
     options = _options("estimate", method, rtol, atol, max_evaluations, draws, generator)
     return _estimate("estimate", p, q, kind, base, options, confidence)
 
@@ -251,7 +277,7 @@ def estimate(
 def kl_estimate(
     p: Operand,
     q: Operand,
-    *,
+    *positional: Never,
     base: float | None = None,
     method: str = "auto",
     rtol: float | None = None,
@@ -274,7 +300,7 @@ def kl_estimate(
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         confidence: the coverage probability of the confidence interval.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
-        unknown: other keywords are not accepted; ``kind``, for example, raises an error that names `estimate`.
+        positional, unknown: as in `kl_divergence`.
 
     Returns:
         an `Estimate`, as from `estimate`. ``value`` is the result of `kl_divergence`, always computed in float64.
@@ -295,14 +321,9 @@ def kl_estimate(
     References:
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
-    if unknown:
-        raise invalid_type(
-            "kl_estimate",
-            ", ".join(unknown),
-            wanted="no other keyword; kl_estimate computes KL(P || Q)",
-            got=", ".join(f"{name}={safe_repr(value)}" for name, value in unknown.items()),
-            instead="estimate(p, q, kind) for another divergence",
-        )
+    if positional or unknown:
+        remedies = _REMEDIES | {"kind": "estimate(p, q, kind) for another divergence"}
+        raise extra_arguments(kl_estimate, positional, unknown, "kl_estimate(p, q)", remedies)
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
     return _estimate("kl_estimate", p, q, _KL, base, options, confidence)
 

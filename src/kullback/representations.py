@@ -12,13 +12,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Never, Self, cast
 
 import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, Number
 from kullback.common.dtypes import accurate_dtype, upcast
+from kullback.common.extra_arguments import extra_arguments
 from kullback.common.inputs import (
     are_logits,
     as_tensor,
@@ -39,6 +40,14 @@ _WIDE = (torch.float32, torch.float64)
 
 
 _ARGUMENTS = Arguments("Logits", "LogProbs", "Probs", "Counts", validate=FLAG)
+# What to write for keywords that are not arguments of a representation.
+_REMEDIES = {
+    "temperature": "Logits(x / temperature)",
+    "mask": "Logits(x.masked_fill(~mask, -torch.inf)) to leave out classes, or Logits(x[mask]) to leave out rows",
+    "weight": "(weight * kl_divergence(p, q)).sum() / weight.sum()",
+    "prior": "Counts(x, prior=0.5)",
+    "axis": "dim= instead of axis=",
+}
 
 
 class Representation(ABC):
@@ -64,7 +73,11 @@ class Representation(ABC):
         *,
         labels: Iterable[Hashable] | None = None,
         validate: bool = True,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            example = f"{self._call}(x), or {self._call}(x, dim=1)"
+            raise extra_arguments(type(self), (), unknown, example, _REMEDIES)
         has_defaults = type(dim) is int and dim == -1 and labels is None and validate is True
         if has_defaults and self.is_floating and are_logits(x) and cast("Tensor", x).shape[-1]:
             # For a small tensor, the other checks would take longer than the divergence, so they are skipped for common
@@ -541,9 +554,10 @@ class Counts(Representation):
         prior: float = 0.0,
         labels: Iterable[Hashable] | None = None,
         validate: bool = True,
+        **unknown: Never,
     ) -> None:
         self.prior = _PRIOR.check(prior=prior)["prior"]
-        super().__init__(x, dim, labels=labels, validate=validate)
+        super().__init__(x, dim, labels=labels, validate=validate, **unknown)
 
     def weights(self) -> Tensor:
         """Return the counts plus `prior`, with the class dimension moved to the end."""

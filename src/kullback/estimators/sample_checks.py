@@ -127,7 +127,9 @@ def _check_space(call: str, p: Samples, q: Samples) -> None:
             "p, q",
             wanted="categories (integers, booleans, strings) in both or floating-point numbers in both",
             got=f"{p!r} and {q!r}",
-            instead="Samples(x.double()) to read integers as numbers",
+            instead="Samples(x.double()) to read integers as numbers"
+            if p.labels is q.labels is None
+            else "the same column in p and q; Samples([float(text) for text in x]) to read text as numbers",
         )
 
 

@@ -22,6 +22,7 @@ from torch.distributions import (
 from kullback.common.bijective import check_bijective
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number, OneOf, Whole
 from kullback.common.dtypes import upcast
+from kullback.common.extra_arguments import by_name
 from kullback.errors import (
     KullbackError,
     NoRuleError,
@@ -63,6 +64,7 @@ _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
 
+@by_name("fit(q, to=p)", {"p": "fit(q, to=p)", "target": "fit(q, to=target)"})
 def fit(
     q: Any,
     *,

@@ -199,7 +199,12 @@ class FDivergence(OfRatio):
                 "FDivergence", "f", wanted="a function of a tensor", got=safe_repr(self.f), instead=_EXAMPLE
             )
         ratios = torch.exp(torch.linspace(-_CHECKED, _CHECKED, 401, dtype=torch.float64, device="cpu"))
-        value = self.f(ratios)
+        try:
+            value: object = self.f(ratios)
+        except Exception as error:
+            got = f"{getattr(self.f, '__name__', safe_repr(self.f))}, which raises {type(error).__name__}: {error}"
+            wanted = "a function of a tensor, computed with torch functions"
+            raise invalid_type("FDivergence", "f", wanted=wanted, got=got, instead=_EXAMPLE) from error
         if not isinstance(value, Tensor) or value.shape != ratios.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_type(
                 "FDivergence",

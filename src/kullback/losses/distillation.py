@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from kullback.common.constraints import FLAG, Arguments
 from kullback.common.dtypes import accurate_dtype
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import can_inspect, can_inspect_all, recordable
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
@@ -44,6 +45,7 @@ _CALL = "distillation_loss"
 _KL = KL()
 
 
+@by_name("distillation_loss(student=logits, teacher=teacher_logits)")
 @described
 def distillation_loss(
     *,
@@ -208,6 +210,7 @@ def linear_distillation_loss(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@by_name("linear_distillation_loss(student=h, student_weight=w, teacher=teacher_h, teacher_weight=teacher_w)")
 @described
 def linear_distillation_loss(
     *,

@@ -112,7 +112,7 @@ def positions_of(
     if not (mask is weight is labels is None):
         ignored = settings.ignore_index
         weights = position_weights(
-            call, shape, mask, weight, labels, ignored, device, dtype, stacklevel=6, takes_labels=True
+            call, shape, mask, weight, labels, ignored, device, dtype, stacklevel=7, takes_labels=True
         )
     if settings.label_weight:
         mixed, scale = _mixed_labels(call, labels, settings.label_weight, weights, scale), 1.0

@@ -302,7 +302,8 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
     Returns:
         a decorator that registers a function of two distributions and returns it unchanged. The function returns a
-        tensor of the broadcast batch shape, in nats.
+        tensor of the broadcast batch shape, in nats. A negative value of the size of rounding errors becomes 0, and
+        any other negative value raises `ArgumentValueError`.
 
     Raises:
         ArgumentTypeError: a type is not a subclass of `torch.distributions.Distribution`.

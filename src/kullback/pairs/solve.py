@@ -14,7 +14,14 @@ from torch.distributions import Categorical, Distribution, Independent, OneHotCa
 
 from kullback.common.inputs import can_inspect_all
 from kullback.common.special import LARGEST_EXPONENT
-from kullback.errors import ConvergenceError, NoRuleError, invalid_type, safe_repr, sides_exchanged
+from kullback.errors import (
+    ConvergenceError,
+    NoRuleError,
+    invalid_type,
+    invalid_value,
+    safe_repr,
+    sides_exchanged,
+)
 from kullback.generators import KL, Divergence, Renyi
 from kullback.generators.growth import order_of, power_of
 from kullback.pairs.clone import (
@@ -198,7 +205,19 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
             f"returned {safe_repr(value)}",
             instead="return torch.as_tensor(value) in the rule",
         )
-    return value
+    if value.is_floating_point() and value.numel() and can_inspect_all((value,)):
+        least = float(value.detach().amin())
+        # Rounding can make a small divergence negative, as in the difference of two logarithms.
+        if least < -(torch.finfo(value.dtype).eps ** 0.5):
+            name = getattr(rule.function, "__qualname__", safe_repr(rule.function))
+            raise invalid_value(
+                "register_kl",
+                "rule",
+                wanted="a function that returns KL(P || Q), which is never negative",
+                got=f"{name} for {names_of(*rule.pair)}, which returned {least:.6g}",
+                instead="return the mean of log p - log q under P in the rule",
+            )
+    return _at_least_zero(value)
 
 
 def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:

@@ -497,7 +497,11 @@ def _evidence(
         result.value,
         influence=(result.influence[: len(p)], result.influence[len(p) :]),
         error=result.beyond,
-        notes=[*notes, f"The classifiers, with weights by their cross-validated loss: {shares}."],
+        notes=[
+            *notes,
+            *_few_draws(p, q),
+            f"The classifiers, with weights by their cross-validated loss: {shares}.",
+        ],
         groups=min(p.groups, q.groups),
         rate=_rate(p, of_p) + _rate(q, of_q),
         bias_low=result.bias_low,
@@ -512,6 +516,15 @@ def _evidence(
     if rest is None:
         return replace(evidence, beyond=partial(upper_end, unseen))
     return replace(evidence, beyond=lambda half_width: _together(upper_end(unseen, half_width), rest))
+
+
+def _few_draws(p: Draws, q: Draws) -> list[str]:
+    """Return a note if there are fewer draws than components, which may be a transposed tensor."""
+    draws, components = min(len(p), len(q)), p.x.shape[1]
+    if draws >= components:
+        return []
+    advice = "If each row has all draws of one component, pass Samples(x, dim=0)."
+    return [f"There are fewer draws ({draws}) than components ({components}). {advice}"]
 
 
 def _together(one: Shift, other: Shift) -> Shift:
@@ -561,7 +574,9 @@ def _check_sides(call: str, p: Draws, q: Draws, folds: int) -> None:
                 f"{name}, folds",
                 wanted="two draws of each side, or two clusters of draws, for each fold",
                 got=f"folds={folds} and {draws.groups} {'draws' if draws.cluster is None else 'clusters'} with weight",
-                instead="more draws, or kl_estimate(p, q, method='nearest_neighbors')",
+                instead="Samples(x, dim=0), if each row has all draws of one component"
+                if draws.groups < draws.x.shape[1]
+                else "more draws, or kl_estimate(p, q, method='nearest_neighbors')",
             )
 
 

@@ -130,7 +130,8 @@ def _check_numbers(p: Draws, q: Draws) -> None:
             "p, q",
             wanted="more draws than components",
             got=(f"{len(p)} draws of ", P, f" and {len(q)} of ", Q, f" with {d} components"),
-            instead="method='density_ratio', or Samples(x[:, columns]) with the few components that matter",
+            instead="Samples(x, dim=0), if each row has all draws of one component; else method='density_ratio', or "
+            "Samples(x[:, columns]) with the few components that matter",
         )
 
 
