@@ -76,6 +76,7 @@ from kullback.predictions import register_statistic
 from kullback.tables import choose_bins, compare_profiles, profile_table
 from kullback.testing import assert_close_distributions
 from tests.models.tiny import make_model, make_tokenizer, text
+from tests.refusals import refused
 
 # ---- Every declaration of the package, by call and argument.
 
@@ -371,7 +372,10 @@ def derived(constraint: Constraint) -> list[str]:
     """The text that follows from a declaration."""
     if constraint.wanted:
         return []
-    return [constraint.described() + constraint.note + (", or None" if constraint.optional else "")]
+    texts = [constraint.described() + constraint.note + (", or None" if constraint.optional else "")]
+    if isinstance(constraint, Whole) and constraint.most == Whole().most:
+        texts.append(f"an integer from {constraint.least} to {constraint.most:,}")  # for a larger integer
+    return texts
 
 
 def kind_of(constraint: Constraint, value: object) -> type[KullbackError]:
@@ -405,3 +409,9 @@ def test_the_accepted_values_are_described_from_the_bounds_that_are_declared() -
 def test_a_strict_word_of_another_type_is_a_type_error(value: object, error: str) -> None:
     refusal = OneOf(("a", "b"), example="a", strict=True).refusal("f", "x", value)
     assert type(refusal).__name__ == error
+
+
+@pytest.mark.parametrize("value", [2**63, 10**30, str(10**30)])
+def test_an_integer_beyond_64_bits_is_refused_with_the_bound(value: object) -> None:
+    with refused(ArgumentValueError, wanted=r"^an integer from 1 to 9,223,372,036,854,775,807$"):
+        Whole(least=1, example=999).check("f", "draws", value)

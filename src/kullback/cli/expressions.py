@@ -34,6 +34,8 @@ HINT = (
     "write a torch distribution of numbers, lists and keyword arguments, such as Normal(0, 1), Gamma(2, rate=3), "
     "Categorical([0.2, 0.8]), or Probs([...]), Logits([...]), LogProbs([...]), Counts([...])"
 )
+# Distributions whose first parameter has a number for each class.
+OF_CLASSES = ("Probs", "Logits", "LogProbs", "Counts", "Categorical", "OneHotCategorical", "Dirichlet")
 # Classes that describe others and have no distribution of their own.
 ABSTRACT = ("Distribution", "ExponentialFamily", "Transform")
 LONGEST = 10_000
@@ -133,8 +135,12 @@ def _construct(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> 
             f"{name!r} is neither a distribution of torch's nor one of kullback's representations"
             + (f"{close}?" if close else "")
         )
+    if name in OF_CLASSES and args and all(isinstance(arg, ast.Constant) for arg in args):
+        numbers = ", ".join(map(ast.unparse, args))
+        raise ValueError(f"{name} takes a list with a number for each class: {name}([{numbers}])")
     signature = inspect.signature(constructor)
-    bound = signature.bind(*args, **_named(name, keywords, signature.parameters))
+    named = [x.name for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]
+    bound = signature.bind(*args, **_named(name, keywords, named))
     if settings := [each for each in SETTINGS if each in bound.arguments]:
         raise ValueError(f"{settings[0]!r} of {name} cannot be set here: parameters are always checked")
     return constructor(

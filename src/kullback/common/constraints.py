@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -156,6 +156,17 @@ class Whole(Constraint):
 
     def has_type(self, value: object) -> bool:
         return _inputs().whole_from(value) is not None
+
+    def refusal(self, call: str, argument: str, value: Any) -> KullbackError:
+        try:
+            is_too_large = int(value) > _MOST == self.most
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            is_too_large = False
+        if is_too_large and not self.wanted:  # the description leaves the bound out, which is here the fault
+            return replace(self, wanted=f"an integer from {self.least} to {_MOST:,}").refusal(
+                call, argument, value
+            )
+        return super().refusal(call, argument, value)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.words import NO_LABEL, is_name_of_ids
+from kullback.common.words import NO_LABEL, is_name_of_ids, nearest
 from kullback.errors import printable, quoted
 
 if TYPE_CHECKING:
@@ -139,11 +139,12 @@ def chosen_classes(
     there = [str(index) for index in range(classes)] if names is None else list(names)
     unknown = next((name for name in columns if there.count(name) != 1), None)
     if unknown is not None:
+        near = nearest(unknown, there) if names is not None else None
         unnamed = " (the file has no names, so that these are positions)" if names is None else ""
         raise ref.error(
             wanted=f"columns= (--columns) of the names {_listed(there)}{unnamed}, each once",
             got=f"{quoted(unknown)}, which is {'no' if unknown not in there else 'more than one'} column",
-            instead="name columns of the file",
+            instead="name columns of the file" if near is None else f"write {quoted(near)} instead",
         )
     return [there.index(name) for name in columns]
 
