@@ -27,7 +27,6 @@ from kullback.io.top_k.source import TopKReader, TopKSource
 from kullback.io.top_k.top_k_arrays import ArrayFormat, matching_format, open_arrays, open_folder
 
 _Kind = TypeVar("_Kind")
-# The formats by their names. A file without a named format has the first that recognizes it.
 TOP_K_FORMATS: dict[str, RecordFormat | ArrayFormat] = {
     "vllm": RecordFormat(vllm.has_prompt_log_probs, vllm.read),
     "sglang": RecordFormat(sglang.has_meta_info, sglang.read),
@@ -40,6 +39,10 @@ TOP_K_FORMATS: dict[str, RecordFormat | ArrayFormat] = {
         "teacher_topk_indices", "teacher_topk_logits", ("input_ids", "input_lengths"), logits=True
     ),
 }
+"""The formats of top-k log-probabilities by their names.
+
+`open_top_k` reads a file without a named format by the first of these formats that recognizes the file.
+"""
 
 _ARGUMENTS = Arguments(
     "open_top_k",
