@@ -215,7 +215,7 @@ def test_every_report_says_beside_the_interval_what_it_leaves_out() -> None:
     found = compare_predictions(*rare_rows(500, 0))
     console = Console(width=2000, record=True, file=io.StringIO())
     terminal.render(found, console)
-    beside = "The interval leaves out kinds of rows not seen here, up to 0.60% of all."
+    beside = "Kinds of rows that these data lack may be up to 0.60% of all rows; the interval does not include them."
     for report in (console.export_text(), markdown.render(found), html.render(found)):
         first = report[: report.index(beside)]  # before any table
         assert "95% CI" in first

@@ -320,9 +320,9 @@ def _outcome(result: ModelComparison) -> str:
             return f"{best.model.name} predicts the same as {result.base.name} at every token."
         return (
             f"{best.model.name} is {distance} from {result.base.name}; both choose the same token in {same} of "
-            f"positions.{unseen(best.comparison)}"
+            "positions."
         )
-    sentence = f"{distance}, the same top token in {same} of positions.{unseen(best.comparison)}"
+    sentence = f"{distance}, the same top token in {same} of positions."
     if best.is_open_above or not _is_clear(result.differences[0]):
         return (
             f"It is unclear which of {len(result.candidates)} candidates is closest to {result.base.name}; the first "
@@ -412,7 +412,7 @@ def _reason(result: ModelComparison) -> str:
     if reason and 0 < floor < math.inf:
         times = f"{_least(best)}{number(kl / floor, 2)} times"
         reason += f" It is {times} the rounding noise of {result.base.dtype} ({Unit.of(floor).text(floor)})."
-    return reason
+    return " ".join(filter(None, (reason, unseen(best.comparison))))
 
 
 def _notes(result: ModelComparison) -> list[str]:

@@ -112,7 +112,7 @@ def document(
         f"{comparison.q_name} against {comparison.p_name}: KL divergence",
         Headline(
             summary(comparison),
-            place_on_ladder(comparison.divergences[KL_PQ].mean),
+            " ".join(filter(None, (place_on_ladder(comparison.divergences[KL_PQ].mean), unseen(comparison)))),
             _sizes(comparison),
             {"P": comparison.p_name, "Q": comparison.q_name},
             tone_of(comparison),
@@ -480,7 +480,7 @@ def summary(comparison: Comparison) -> str:
     if math.isinf(mean.mean):
         where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {counted(comparison.rows, 'row')}"
         return f"Q gives probability 0 and P does not {where}, so the mean KL(P||Q) is infinite; {same}."
-    return f"KL(P||Q) of a row is {with_interval(mean)} on average; {same}.{unseen(comparison)}"
+    return f"KL(P||Q) of a row is {with_interval(mean)} on average; {same}."
 
 
 def with_interval(mean: Value[float], unit: str = "") -> str:
@@ -494,7 +494,8 @@ def unseen(comparison: Comparison) -> str:
     """Return the sentence on absent kinds of rows, which the interval leaves out, if they may matter."""
     if not comparison.unseen:
         return ""
-    return f" The interval leaves out kinds of rows not seen here, up to {percent(comparison.unseen)} of all."
+    share = percent(comparison.unseen)
+    return f"Kinds of rows that these data lack may be up to {share} of all rows; the interval does not include them."
 
 
 def tone_of(comparison: Comparison) -> Tone:
