@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint
 
 run: $(VENV)/.installed native
 	$(BIN)/kullback compare $(DATA)/float32.npy $(DATA)/int8.npy --as logits \
-	  --labels $(DATA)/labels.npy --cluster $(DATA)/windows.npy --html report.html
+	  --labels $(DATA)/labels.npy --cluster $(DATA)/windows.npy --tokens $(DATA)/bytes.json --html report.html
 
 # tests/parts.py says which test belongs to which part; sweeps are products over registries, and heavy tests build wheels,
 # compile, start a JVM, servers or a browser, train, or run the interpreter of GPU code.

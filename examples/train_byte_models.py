@@ -8,6 +8,7 @@ bytes. Its weights are then rounded to int8, one scale per output channel, and b
     float32.npy, int8.npy   logits, float16, shape (4096, 256)
     labels.npy              the true next byte, uint8, shape (4096,)
     windows.npy             which window of 128 consecutive bytes a row belongs to, int16, shape (4096,)
+    bytes.json              the text of each class: the character of a byte
 
 Run it with `python examples/train_byte_models.py`; it takes some minutes on two cores.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -156,6 +158,8 @@ def main() -> None:
         print(f"{name:8s} held-out cross-entropy {cross_entropy:.6f} nats per byte")
     np.save(arguments.out / "labels.npy", labels.numpy().astype(np.uint8))
     np.save(arguments.out / "windows.npy", np.repeat(np.arange(len(windows), dtype=np.int16), CONTEXT))
+    characters = [chr(byte) if byte < 128 else f"byte {byte}" for byte in range(256)]
+    (arguments.out / "bytes.json").write_text(json.dumps(characters) + "\n")
 
 
 if __name__ == "__main__":

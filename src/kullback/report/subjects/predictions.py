@@ -187,7 +187,7 @@ def brief_remarks(comparison: Comparison) -> list[str]:
         return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
     if not comparison.unseen:
         return []
-    return [f"The interval leaves out unseen kinds of rows: up to {percent(comparison.unseen)}."]
+    return [f"Not in the interval: kinds of rows that these data lack, up to {percent(comparison.unseen)}."]
 
 
 KL = Meaning(
