@@ -69,7 +69,7 @@ def kl_divergence(
     generator: torch.Generator | None = None,
     **unknown: Never,
 ) -> Tensor:
-    r"""Compute the Kullback-Leibler divergence from P to Q, one value for each element of the batch.
+    r"""Compute the Kullback-Leibler divergence of P from Q, one value for each element of the batch.
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
@@ -288,7 +288,7 @@ def kl_estimate(
     generator: torch.Generator | None = None,
     **unknown: Never,
 ) -> Estimate:
-    r"""Compute the Kullback-Leibler divergence from P to Q, with its method and its error.
+    r"""Compute the Kullback-Leibler divergence of P from Q, with its method and its error.
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 

@@ -178,7 +178,7 @@ class _LossModule(torch.nn.Module):
 
 @described
 class DistillationLoss(_LossModule):
-    r"""The divergence of a student from a teacher: `kullback.functional.distillation_loss` as a module.
+    r"""The divergence of a teacher from a student: `kullback.functional.distillation_loss` as a module.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)

@@ -21,7 +21,7 @@ _ARGUMENTS = Arguments(
 
 
 def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) -> None:
-    r"""Assert that the divergence from P to Q is below a limit, and print the verdict.
+    r"""Assert that the divergence of P from Q is below a limit, and print the verdict.
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q] < \text{below}
 

@@ -1,4 +1,4 @@
-"""Training losses: the divergence of a student's predictions from a teacher's, from logits or hidden states."""
+"""Training losses: the divergence of a teacher's predictions from a student's, for logits or hidden states."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def distillation_loss(
     group: ProcessGroup | None = None,
     classes: int | None = None,
 ) -> Tensor:
-    r"""Compute the divergence of a student's next-class distributions from a teacher's, both given as logits.
+    r"""Compute the divergence of a teacher's next-class distributions from a student's, both given as logits.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)

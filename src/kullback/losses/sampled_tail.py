@@ -190,7 +190,7 @@ def sampled_tail_divergence(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Estimate the divergence of a student from a teacher without bias, from the teacher's top classes and draws.
+    r"""Estimate without bias the divergence of a teacher from a student, given the teacher's top classes and draws.
 
     Let K be the top classes, M the teacher's mass outside K, and :math:`j_1, \dots, j_m` the drawn classes. Let
     :math:`t(p, q) = q f(p/q)` be the non-negative terms of `kullback.generators`, which for KL are

@@ -160,7 +160,7 @@ def top_k_divergence(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Compute the divergence of a student from a teacher that is known only at its top classes.
+    r"""Compute the divergence of a teacher, known only at its top classes, from a student.
 
     Let K be the kept classes, p the teacher's probabilities as given, q the student's probabilities among all classes,
     and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. Let f be the generator of D. The value
