@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.distributions import Normal
 
-from kullback import Logits, compare_predictions, compare_tables
+from kullback import Estimate, Logits, compare_predictions, compare_tables, kl_estimate
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +150,16 @@ def test_json_holds_the_histogram(tables):
     for read, column in zip(written, tables.columns, strict=True):
         assert len(read["histogram"]) == len(column.histogram)
         assert all(each.keys() == {"low", "high", "p", "q"} for each in read["histogram"])
+
+
+def test_the_axis_of_an_estimate_has_kind_unit_and_meaning_of_the_ends_and_no_offset() -> None:
+    far = kl_estimate(Normal(torch.zeros(2), 1.0), Normal(torch.tensor([1000.0, 1000.0001]), 1.0))
+    in_bits = Estimate(
+        torch.tensor(0.2), None, "knn", (torch.tensor(0.1), torch.tensor(0.3)), base=2, confidence=0.9
+    )
+    labels = {"KL, nats (± bound on the error)": far, "KL, bits (90 % interval)": in_bits}
+    for label, estimate in labels.items():
+        figure, axis = estimate.plot()
+        figure.canvas.draw()
+        assert axis.get_ylabel() == label
+        assert axis.yaxis.get_offset_text().get_text() == ""

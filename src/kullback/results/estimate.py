@@ -94,6 +94,6 @@ class Estimate(ShortRepr, ShownNumber):
             >>> from kullback import Logits, kl_estimate
             >>> figure, axis = kl_estimate(Logits(torch.eye(3)), Logits(torch.zeros(3))).plot()
             >>> axis.get_ylabel()
-            'divergence'
+            'KL, nats (± bound on the error)'
         """
         return self._report("plots.estimates").draw(self, ax)

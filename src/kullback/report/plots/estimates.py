@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kullback.common.optional import load
+from kullback.report.subjects.estimates import meaning_of_ends, name_and_unit
 from kullback.results.estimate import Estimate
 
 MOST_TICKS = 20
@@ -40,7 +41,10 @@ def draw(estimate: Estimate, ax: Any = None) -> Any:
     for place, value, _, _ in points:
         if not math.isfinite(value):
             ax.text(place, 0.98, f"{value:g}", **at_top)
-    ax.set(xlabel="element", ylabel="divergence", xlim=(-0.5, len(points) - 0.5))
+    label = ", ".join(filter(None, name_and_unit(estimate)))
+    ends = meaning_of_ends(estimate)
+    ax.set(xlabel="element", ylabel=f"{label} ({ends})" if ends else label, xlim=(-0.5, len(points) - 0.5))
+    ax.ticklabel_format(axis="y", useOffset=False)  # an offset would hide the size of the values
     if len(points) <= MOST_TICKS:
         ax.set_xticks(range(len(points)))
     return ax.figure, ax

@@ -83,13 +83,8 @@ def sentence_of(estimate: Estimate) -> str:
         >>> print(sentence_of(Estimate(torch.tensor(0.19), None, "knn", interval, (1000, 1000), confidence=0.95)))
         KL = 0.19 nats (95 % 0.07 to 0.3), knn, n = 1000 + 1000
     """
-    word, *parameters = estimate.kind.split(":")
-    name = _KINDS.get(word, estimate.kind)
-    if parameters and word in _KINDS:
-        name += f" ({', '.join(parameters)})"
-    unit = " " + _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
-    if word in NAMED and not NAMED[word].logarithmic:
-        unit = ""
+    name, unit = name_and_unit(estimate)
+    unit = f" {unit}" if unit else ""
     value = estimate.value.detach().double()
     if value.numel() == 1:
         sentence = f"{name} = {significant(float(value))}{unit}{_doubt(estimate)}"
@@ -100,6 +95,26 @@ def sentence_of(estimate: Estimate) -> str:
         low, high, mean = (significant(float(x)) for x in (value.min(), value.max(), value.mean()))
         sentence = f"{name} of {shape} rows: {low} to {high}{unit}, mean {mean}"
     return ", ".join([sentence, _words(estimate.method), *_sizes(estimate.n)])
+
+
+def name_and_unit(estimate: Estimate) -> tuple[str, str]:
+    """Return the name of the divergence and its unit, which is empty for a divergence without a logarithm."""
+    word, *parameters = estimate.kind.split(":")
+    name = _KINDS.get(word, estimate.kind)
+    if parameters and word in _KINDS:
+        name += f" ({', '.join(parameters)})"
+    if word in NAMED and not NAMED[word].logarithmic:
+        return name, ""
+    return name, _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
+
+
+def meaning_of_ends(estimate: Estimate) -> str:
+    """Return the meaning of the ends at each value in a plot; nothing without ends."""
+    if estimate.interval is not None:
+        return "interval" if estimate.confidence is None else f"{100 * estimate.confidence:g} % interval"
+    if estimate.standard_error is not None:
+        return "± standard error"
+    return "" if estimate.error is None else "± bound on the error"
 
 
 def _words(method: str) -> str:
