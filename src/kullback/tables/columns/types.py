@@ -1,4 +1,4 @@
-"""The types of columns, from Arrow or narwhals types. The values of a column of strings decide its type (`text_types`)."""
+"""The types of columns, from Arrow or narwhals types. The type of strings depends on their values (`text_types`)."""
 
 from __future__ import annotations
 
