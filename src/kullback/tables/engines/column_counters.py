@@ -280,7 +280,7 @@ class StringCounter(CategoryCounter):
             self._words_of_pending()
 
     def shrink(self) -> None:
-        """Drop the values if this part holds text. If the whole column holds categories, a second reading counts them."""
+        """Drop the values if this part holds text; a second reading counts them if the whole column is categories."""
         if self._is_text():
             self._words_of_pending()
             self.dropped = True
