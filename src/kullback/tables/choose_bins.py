@@ -3,7 +3,7 @@
 Every bin ends where a bucket of the grid ends, so the counts of P and of Q in the bins are exact sums of buckets.
 The bins of numbers cover the whole number line; the first bin and the last bin are open-ended:
 
-* a bucket with at least the weight of one bin (an atom) has a bin of its own;
+* a bucket with at least the mean weight of the bins (an atom) has a bin of its own;
 * if P has few different values, each value begins a bin;
 * all other values are divided at P's quantiles.
 
@@ -145,7 +145,7 @@ def _without_names(column: ColumnProfile) -> ColumnProfile:
 
 
 def _category_bins(p: ColumnProfile, q: ColumnProfile | None, specials: tuple[str, ...]) -> Bins:
-    """Return a bin for each category, and a bin for all categories that a shortened profile does not name."""
+    """Return a bin for each category that no shortened profile omits, and a bin for all other categories."""
     names = p.categories if q is None else p.categories | q.categories
     for column in (p, q):
         if column is not None and column.other_categories > 0:

@@ -111,7 +111,8 @@ def compare_tables(
             32,768 rows is examined, and repeated rows of continuous numbers are counted. If a column shows dependence,
             its standard errors, intervals and test use the effective number of rows. A finding reports the dependence.
         joint: groups of columns. Each group is also compared by the combinations of its columns' bins.
-        bins: the approximate largest number of bins of numbers; lower if bins would have fewer than 10 rows on average.
+        bins: the approximate largest number of bins of P's numbers, lower if bins would have fewer than 10 rows on
+            average. Q's numbers in gaps between P's numbers may have further bins.
         confidence: the confidence level of the intervals.
         generator: the source of randomness of the random tests and intervals; None uses a fixed seed.
         progress: a function that is called with a sentence before each reading of a table; None reports nothing.

@@ -43,14 +43,12 @@ from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin, Divergences
 
-# The joint counts of P and of Q, by cluster (where there are clusters) and bins.
+# The joint counts of P and of Q, by cluster (if there are clusters) and by bins.
 Pair = tuple[JointCounts, JointCounts]
 
-MOST_BINS = 50  # a result lists at most so many bins of categories
-MOST_GROUPS = (
-    5000  # more clusters are merged at random into about so many groups, which does not bias the errors
-)
-MOST_FREQUENT = 1000  # at most so many categories have a bin each if there are rare categories or clusters
+MOST_BINS = 50  # a result lists at most this many bins of categories
+MOST_GROUPS = 5000  # more clusters are merged at random into this many groups, which does not bias the errors
+MOST_FREQUENT = 1000  # at most this many categories have a bin each if there are rare categories or clusters
 
 
 def contingency_tables(
@@ -178,9 +176,8 @@ def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins
     cuts: list[int] = []
     together = expected[0]
     for index, following in enumerate(expected[1 : len(bins.cuts) + 1].tolist()):
-        if (
-            max(together, following) < MIN_EXPECTED / 2
-        ):  # half, because the numbers of rows vary around their mean
+        # Half the minimum is enough, because the numbers of rows vary around their mean.
+        if max(together, following) < MIN_EXPECTED / 2:
             together += following
         else:
             cuts.append(index)

@@ -17,10 +17,10 @@ from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import bucket_ends, integers_in
 from kullback.tables.table_results import HistogramBin
 
-MOST_VALUES = 24  # at most so many values have a bin each
+MOST_VALUES = 24  # at most this many values have a bin each
 FEWEST_BINS, MOST_BINS = 8, 40
 TAIL = 0.005  # the proportion of P and of Q that a tail may hold if the histogram leaves it out
-FAR = 2.0  # tails are left out if the range with tails is more than so many times the range without tails
+FAR = 2.0  # tails are left out if they make the range more than this many times as long
 # Positive values have bins of equal ratio if they span more than DECADES powers of ten, and if the middle half of them
 # spans less than CENTER of the range.
 DECADES = 3.0
@@ -125,9 +125,8 @@ class _Buckets:
 
     def spread(self, weights: Floats, edges: Floats) -> Floats:
         """Return the weight between each edge and the next edge."""
-        place = (
-            np.searchsorted(self.first, edges, side="left") - 1
-        )  # the last bucket that begins below each edge
+        # The last bucket that begins below each edge.
+        place = np.searchsorted(self.first, edges, side="left") - 1
         width = np.where(self.last > self.first, self.last - self.first, 1.0)
         with np.errstate(invalid="ignore"):
             inside = np.clip((edges - self.first[place]) / width[place], 0.0, 1.0)

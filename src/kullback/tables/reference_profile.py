@@ -84,7 +84,7 @@ def reference_profile(
         columns: the names of the columns to count; None counts all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`. A new profile keeps only the
             names of these columns.
-        weights: the column of the rows' weights; None gives each row the weight 1 or uses the saved profile's column.
+        weights: the column of the rows' weights; None uses a saved profile's column, or gives each row the weight 1.
         progress: a function that is called with a sentence before each reading of the table; None reports nothing.
 
     Returns:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kullback.tables.engines.engine import Table
 
 
-MOST_ROWS = 1 << 15  # the order of at most so many first rows is examined
+MOST_ROWS = 1 << 15  # the order of at most this many first rows is examined
 LARGEST = 1e300
 
 
@@ -128,7 +128,7 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
 
 
 def _numbers(array: Any, column: Field) -> Floats:
-    """Return the numbers of a column, with missing values below all numbers."""
+    """Return the numbers of a column; missing values, NaN and -inf are below all finite numbers, in this order."""
     numbers = np.full(len(array), -LARGEST)
     present = array.is_valid().to_numpy(zero_copy_only=False)
     values = numbers_of(array.drop_null(), str(column.column_type))

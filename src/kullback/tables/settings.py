@@ -39,7 +39,7 @@ class TableSettings:
         return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))
 
     def number_of_bins(self, columns: int = 1) -> int:
-        """Return a number of bins for each column with which a combination of bins has at least 10 rows on average."""
+        """Return the number of bins of each column that gives combinations of bins at least 10 rows on average."""
         allowed = (min(self.sizes) / MIN_EXPECTED) ** (1 / columns)
         return max(2, min(self.max_bins, int(allowed + 1e-9)))
 

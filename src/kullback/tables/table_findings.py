@@ -70,8 +70,8 @@ FINDINGS: dict[str, tuple[Level, str]] = {
 
 Version 2 of the JSON format may get new codes, but an existing code never changes.
 """
-MOST_NAMED = 100  # a result names at most so many new categories, and so many vanished categories
-NAMED = 5  # a sentence names at most so many categories or columns
+MOST_NAMED = 100  # a result names at most this many new categories, and this many vanished categories
+NAMED = 5  # a sentence names at most this many categories or columns
 
 
 def finding(code: str, message: str, column: str | None = None) -> Finding:

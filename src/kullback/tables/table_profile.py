@@ -196,7 +196,7 @@ def profile_table(
 
     `Profile.skipped` names the columns that cannot be profiled (nested values, bytes, objects of several types), with
     the reasons. If `columns` names such a column, an error is raised. A column of text is counted as numbers or dates
-    if at least 90 % of its texts are numbers or dates and there is one way to read them (`ColumnProfile.written`).
+    if at least 90 % of its texts have the same form without any ambiguity (`ColumnProfile.written`).
 
     Arguments:
         frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
@@ -205,7 +205,7 @@ def profile_table(
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1.
         like: a profile whose column types and grids are used, so that the two profiles can be compared and merged. Text
-            that it counts as numbers or dates is read in the same way. None chooses types and grids from the table.
+            that `like` counts as numbers or dates is read in the same way. None chooses types and grids from the table.
         progress: a function that is called with a sentence before each reading of the table; None reports nothing.
 
     Returns:
@@ -335,7 +335,7 @@ def count_opened(
     *,
     exclude: Collection[str] = (),
 ) -> CountedTable:
-    """Count the columns of an open table; text is parsed only where the other profile has parsed it."""
+    """Count the columns of an open table; a column of text is parsed only if `Counting.like` has parsed it."""
     fields, skipped = _chosen(table, columns, counting.weights, exclude)
     counting.tell(f"counting {len(fields)} columns")
     ways = {} if counting.like is None else _ways_like(fields, counting.like)
@@ -373,7 +373,7 @@ def _counted(
 
 
 def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
-    """Return the columns of text that another profile has parsed."""
+    """Return the columns of text that another profile has parsed, with the way in which they are written."""
     ways = {
         field.name: like.columns[field.name].written
         for field in fields
@@ -414,7 +414,7 @@ def _chosen(
 
 def _counter(field: Field, like: Profile | None) -> ColumnCounter:
     """Return the counter of a column, with the type and the grid that `like` has if the column's type allows it."""
-    assert field.column_type is not None  # noqa: S101 - the others are skipped
+    assert field.column_type is not None  # noqa: S101 - columns without a type are skipped
     column = like.columns.get(field.name) if like is not None else None
     strings = {"string", "categorical", "text"}
     if column is not None and (

@@ -60,8 +60,8 @@ class HistogramBin:
 
     Attributes:
         low: the lower end of the bin; -inf if the histogram leaves out the lower tail.
-        high: the upper end of the bin; equal to `low` if the bin holds a single value. Only the last of adjoining bins
-            includes its upper end. It is inf if the histogram leaves out the upper tail.
+        high: the upper end of the bin; `low` if the bin holds a single value, inf if the histogram leaves out the upper
+            tail. Only the last of adjoining bins includes its upper end.
         p: the weight of P's rows in the bin. It is approximate, because values are counted on a grid.
         q: the weight of Q's rows in the bin, with the same precision.
 
@@ -109,7 +109,7 @@ class _Comparison(Divergences, ABC):
 
 @dataclass(frozen=True, repr=False)
 class ColumnComparison(_Comparison):
-    """The comparison of one column: the attributes of `kullback.tables.JointComparison` and those below.
+    """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and properties of the column.
 
     Attributes:
         name: the name of the column.

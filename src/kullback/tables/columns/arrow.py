@@ -18,7 +18,8 @@ EXACT_OFFSET = 2.0**62  # smaller differences of integers are computed exactly
 
 
 def numbers_of(array: Any, column_type: str) -> Floats:
-    """Return the values of an array as float64: microseconds of timestamps, seconds of durations, lengths of text."""
+    """Return an array without missing values as float64: timestamps in microseconds, durations in seconds, text as
+    lengths."""
     import pyarrow as pa
 
     if column_type == "text":

@@ -130,7 +130,7 @@ def _number(value: float, digits: int) -> str:
 def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS) -> list[str]:
     try:
         timestamps = [EPOCH + timedelta(microseconds=edge) for edge in edges]
-    except OverflowError:  # beyond the year 9999
+    except OverflowError:  # the timestamp is beyond the year 9999
         return [f"{edge:.17g} µs" for edge in edges]
     return _shortest(timestamps, [lambda timestamp, form=form: timestamp.strftime(form) for form in forms])
 

@@ -31,7 +31,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 class ColumnProfile(ShortRepr):
     """The counts of one column, which add up over parts of a table.
 
-    Every count is a sum of row weights; each row weighs 1 where the table has no weights.
+    Every count is a sum of row weights; each row has the weight 1 if the table has no weights.
 
     Attributes:
         column_type: ``"numeric"``; ``"datetime"`` for timestamps and dates, in microseconds since 1970, in UTC if there
@@ -214,7 +214,7 @@ class ColumnProfile(ShortRepr):
 # The attributes that hold a weight, and the attributes that JSON holds unchanged.
 _WEIGHTS = (*SPECIALS.values(), "other_categories", "unparsed")
 _PLAIN = ("center", *SPECIALS.values(), "minimum", "maximum", "other_categories", "integer", "unparsed")
-_MOST_UNPARSED = 5  # a profile names at most so many unparsed texts
+_MOST_UNPARSED = 5  # a profile names at most this many unparsed texts
 
 
 def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, float]:

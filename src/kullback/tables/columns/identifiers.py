@@ -18,8 +18,8 @@ _DIFFERENT = 0.9  # identifiers have at least this ratio of different values to 
 # Integers identify rows if their range is at least this share of the number of rows. A column of text holds amounts if
 # more than this share of its texts are amounts.
 _MOST = 0.5
-_MOST_READ = 20_000  # at most so many texts are examined
-_DIGITS_OF_CODE = 8  # numbers of one length with at least so many digits are codes
+_MOST_READ = 20_000  # at most this many texts are examined
+_DIGITS_OF_CODE = 8  # numbers of one length with at least this many digits are codes
 
 
 def identifies(name: str, column: ColumnProfile) -> bool:

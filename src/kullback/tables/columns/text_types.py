@@ -27,7 +27,8 @@ TEXT_LENGTH = 32
 TEXT_VALUES = 256
 NUMBERS: frozenset[ColumnType] = frozenset(("numeric", "datetime"))
 LEAST_SHARE = 0.9  # a column is read as numbers or dates if at least this share of each side's texts are
-_LONGEST = 40  # a column is not read so if more than a tenth of its texts have more characters
+# A column is not read as numbers or dates if more than a tenth of its texts have more characters than this.
+_LONGEST = 40
 # The first of two ways is right if the texts that only this way reads weigh more than _RATIO times as much as the texts
 # that only the second way reads, and more than _LEAST_EVIDENCE of all texts.
 _RATIO = 9.0

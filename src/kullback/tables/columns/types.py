@@ -14,7 +14,7 @@ ArrowArray: TypeAlias = Any
 
 # The types that are counted on the grid: numbers, timestamps and lengths of text.
 GRIDDED: frozenset[ColumnType] = frozenset(("numeric", "datetime", "text"))
-DECIMAL_DIGITS = 18  # decimal integers with at most so many digits fit into 64 bits
+DECIMAL_DIGITS = 18  # decimal integers with at most this many digits fit into 64 bits
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
 # A column of text with fewer different numbers may hold codes or ratings, which are categories.
 FEWEST_NUMBERS = 20
-_SAMPLE = (
-    1000  # so many of the most frequent texts, and about so many others, show whether to examine all texts
-)
+_SAMPLE = 1000  # a sample has this many of the most frequent texts, and this many others
 _SUSPECTED = 0.3  # all texts are examined if at least this share of the sample may be numbers or dates
-_MOST_UNITS = 3  # only so many of the most frequent units are examined
+_MOST_UNITS = 3  # only this many of the most frequent units are examined
 
 # The weight of the texts with each property. Properties of texts are ("all",), ("codes",), ("shape", "numbers") ...
 # Properties of a way are ("read", way), ("only", way, another), ("contested", way, another, character) ...

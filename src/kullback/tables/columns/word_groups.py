@@ -15,7 +15,7 @@ import numpy as np
 from kullback.common.arrays import Floats
 
 WORD_GROUPS = 2048
-CHUNK = 1 << 19  # a chunk has at most so many bytes, or a single longer text
+CHUNK = 1 << 19  # a chunk has at most this many bytes, or a single longer text
 BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 

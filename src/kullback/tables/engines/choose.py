@@ -20,7 +20,7 @@ def open_table(frame: object, caller: Caller | None = None) -> Table:
     if isinstance(frame, Table):
         return frame
     if isinstance(frame, (str, os.PathLike)):
-        from kullback.tables.engines.file_table import FileTable  # here, because only files need kullback.io
+        from kullback.tables.engines.file_table import FileTable  # only files need this import
 
         return FileTable(os.fspath(frame), caller)
     nw = load("narwhals", "reading tables")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
 BATCH_ROWS = 1 << 16
-_MOST_WAITING = 4  # at most so many tasks wait for each thread, because waiting tasks hold batches in memory
+_MOST_WAITING = 4  # the most waiting tasks per thread, because waiting tasks hold batches in memory
 
 
 class Caller(NamedTuple):

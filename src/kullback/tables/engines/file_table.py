@@ -97,7 +97,7 @@ class FileTable(DuckTable):
         return None
 
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
-        # Keeping the order of rows costs much memory if all rows are read, but little if only the first rows are.
+        # Keeping the order of rows costs much memory if all rows are read, but little for the first rows.
         self.connection.execute(f"SET preserve_insertion_order = {first is not None}")
         try:
             yield from super().batches(names, first)

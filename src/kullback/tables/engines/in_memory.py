@@ -43,7 +43,7 @@ class PandasTable(Table):
             return self._object_field(name, column)
         try:
             return arrow_field(name, _arrow(column.iloc[:0]).type)
-        except Exception as error:  # noqa: BLE001 - an extension type raises what its author chose
+        except Exception as error:  # noqa: BLE001 - an extension type may raise any error
             return Field(name, None, reason=f"values of type {column.dtype}: {error}")
 
     def _object_field(self, name: str, column: Any) -> Field:

@@ -19,7 +19,7 @@ from kullback.tables.engines.parts import count_part, merge_parts, merged
 from kullback.tables.engines.table_counter import Batch, TableCounter
 
 SCHEMA = "result binary"
-MERGERS = 4  # so many tasks merge the results of the partitions, so that the driver gets few results
+MERGERS = 4  # this many tasks merge the results of partitions, so that the driver gets few results
 
 
 class SparkTable(Table):

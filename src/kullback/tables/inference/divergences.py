@@ -1,11 +1,12 @@
 r"""The divergences between the counts of two tables in the same bins, with intervals and a test.
 
 Let :math:`\hat p, \hat q` be the proportions of the bins. Every divergence here except total variation is smooth and
-has a double zero at p = q. Near p = q, the plug-in estimate :math:`\hat D` of a divergence follows a scaled chi-square
-distribution and not a normal one: :math:`\hat D / c \sim \chi'^2_\nu(D / c)`. The number :math:`\nu` of degrees of
-freedom is the number of bins minus one. Away from p = q, the same distribution with :math:`c = \sigma^2 / 4 D` has the
-variance :math:`\sigma^2` of the delta method. The two scales agree where both approximations hold, so one family of
-distributions gives intervals everywhere. Intervals begin at 0 if the test of p = q does not reject.
+has a double zero at p = q. Near p = q, the plug-in estimate :math:`\hat D` of a divergence is therefore not normal. It
+follows a scaled chi-square distribution, :math:`\hat D / c \sim \chi'^2_\nu(D / c)`, where the number :math:`\nu` of
+degrees of freedom is the number of bins minus one. Away from p = q, the same distribution with
+:math:`c = \sigma^2 / 4 D` has the variance :math:`\sigma^2` of the delta method. The two scales agree where both
+approximations hold, so one family of distributions gives intervals everywhere. Intervals begin at 0 if the test of
+p = q does not reject.
 
 References:
     Some aspects of the statistical use of divergence: Asymptotic distribution of (h, phi)-entropies
@@ -46,7 +47,7 @@ STRAY = 0.01  # an unbounded divergence has no upper limit if more than this pro
 MOST_UNSEEN = 0.5  # a divergence has no value if more than this proportion of rows have unknown values
 TV_DRAWS = 2000
 POSTERIOR_DRAWS = 4000
-# If at most so many rows are expected in a bin, chance may explain that it is empty: exp(-3) is 5 %.
+# If at most this many rows are expected in a bin, chance may explain that it is empty: exp(-3) is 5 %.
 MOST_MISSING = 3.0
 
 
@@ -152,8 +153,8 @@ class _Hidden:
     unseen: float
 
     def in_quantity(self, divergence: Value[float | None], greatest: float) -> Value[float | None]:
-        """Return a divergence between values from one between bins; hidden differences raise the upper limit, even to
-        infinity."""
+        """Convert a divergence between bins to a divergence between values; hidden differences raise the upper limit,
+        even to infinity."""
         if self.unseen > MOST_UNSEEN:
             return Value(None, None, (divergence.interval[0] if divergence.interval else 0.0, greatest))
         if divergence.interval is None or self.pooled == 0:
@@ -195,7 +196,7 @@ def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floa
 def _test_with_rare_values(
     a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats], random: np.random.Generator, of_rare: float
 ) -> float:
-    """Return the combined p-value of two independent tests, one with all rare values in a bin, one of rare values."""
+    """Return the combined p-value of two independent tests, one that pools all rare values, one of rare values only."""
     pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
     frequent = [side - rare[2] @ each for side, each in zip((a, b), rare[:2], strict=True)]
     bins = [np.append(side, total) for side, total in zip(frequent, pooled, strict=True)]
@@ -274,7 +275,7 @@ class _Comparison:
         value = float(min(max(corrected, 0.0), function.greatest))
         if self._too_few:
             return Value(value, None, None)
-        # Half a row more in every bin keeps logarithms finite; the variance is computed at the same proportions.
+        # Half a row is added to every bin to keep logarithms finite. The variance uses the same proportions.
         p = (self.p * self.n + 0.5) / (self.n + 0.5 * len(self.p))
         q = (self.q * self.m + 0.5) / (self.m + 0.5 * len(self.q))
         plugin, of_p, of_q = function(p, q)
@@ -295,9 +296,8 @@ class _Comparison:
             low, high = self._of_posterior(function(*self.posterior)[0], plugin)
         else:
             low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
-            if not (
-                self.p.all() and self.q.all()
-            ):  # half a row is the continuity correction for an empty bin
+            # For an empty bin, half a row is the continuity correction.
+            if not (self.p.all() and self.q.all()):
                 low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
             low, high = scale * low, scale * high
         low, high = min(low, value), max(high, value)
@@ -335,7 +335,7 @@ class _Comparison:
         signs = np.sign(difference)
         up = np.empty(TV_DRAWS)
         shift = np.empty(TV_DRAWS)
-        # The estimated variance of a proportion from few rows is too small, so that of two more rows is added.
+        # The estimated variance of a proportion from few rows is too small, so the variance of two rows is added.
         least = math.sqrt(2 / self.n**2 + 2 / self.m**2)
         for rows, exact in self.errors.draws(random, TV_DRAWS):
             errors = exact + least * random.standard_normal(exact.shape)

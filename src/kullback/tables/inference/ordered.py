@@ -30,9 +30,8 @@ from kullback.tables.inference.significance import MOST_PERMUTED, permutation_te
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FEWEST_ROWS = 5  # with fewer rows on a side, the statistic is not near its limiting distribution
-MOST_GROUPS = (
-    128  # values are merged into at most so many groups; more groups change only later digits than the second
-)
+# Values are merged into at most this many groups. More groups change the statistic by less than its third digit.
+MOST_GROUPS = 128
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _residuals(weights: Array) -> Array:
 
 
 def _tail(statistic: float, weights: Array, covariance: Array) -> float:
-    """Return the probability of at least this statistic if the differences have this covariance."""
+    """Return the probability of a statistic at least this large, if the differences have this covariance."""
     root = np.sqrt(weights)
     values = np.linalg.eigvalsh(root[:, None] * covariance * root)
     values = values[values > 1e-9 * max(values.max(initial=0.0), 1e-300)]

@@ -2,10 +2,11 @@
 
 If rare values were pooled into one bin, 500 shops in P and 500 entirely different shops in Q would look equal. Each row
 is therefore placed in a group by the occurrences of its value in all *other* rows. The value may occur in neither
-table, in P only, in Q only, or in both tables. In both tables, it may be about equally frequent, or more than twice as
-frequent in one of them. For a row of P and a row of Q with the same value, the other rows are nearly the same. If P and
-Q are equal, the expected proportions in the groups are therefore equal up to the inverse of the number of rows, by the
-leave-one-out argument of Good and Turing. The divergence between the groups is at most that between the values.
+table, in P only, in Q only, or in both tables. A value in both tables is about equally frequent in both, or more than
+twice as frequent in one of them. For a row of P and a row of Q with the same value, the other rows are nearly the same.
+If P and Q are equal, the expected proportions in the groups therefore differ by no more than about the inverse of the
+number of rows. This is the leave-one-out argument of Good and Turing. The divergence between the groups is at most the
+divergence between the values.
 
 Rows with the same value move between groups together, so the independent units are values: `RareValues.a` and
 `RareValues.b` hold the rows by value and group.

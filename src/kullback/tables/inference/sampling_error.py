@@ -12,8 +12,8 @@ from kullback.common.inference import student_ratio
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction
 
-MOST_GAIN = 100.0  # a variance is at least that of so many times as many independent rows
-BLOCK = 1 << 21  # about so many numbers are drawn at a time
+MOST_GAIN = 100.0  # a variance is at least that of 100 times as many independent rows
+BLOCK = 1 << 21  # about this many numbers are drawn at a time
 
 
 class ProportionErrors(ABC):

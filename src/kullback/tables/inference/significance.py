@@ -9,20 +9,17 @@ import numpy as np
 from kullback.common.arrays import Floats
 from kullback.tables.inference.sampling_error import ProportionErrors
 
-ENOUGH_EXPECTED = 5.0  # the statistic is nearly chi-square distributed if every bin has so many expected rows
+ENOUGH_EXPECTED = 5.0  # with this many expected rows in every bin, the statistic is nearly chi-square
 RANDOM_TABLES = 9999
-FIRST_TABLES = (
-    999  # no more tables are drawn if ENOUGH_ABOVE of these have at least the statistic: p is not below 0.05
-)
+# If ENOUGH_ABOVE of the first tables are as extreme as the observed table, p is about 0.05 or more.
+FIRST_TABLES = 999
 ENOUGH_ABOVE = 50
 PERMUTATIONS = 1999
-MOST_RANDOM = (
-    200  # for more values, the statistic is a sum of so many terms that its moments give its distribution
-)
+MOST_RANDOM = 200  # for more values, the moments of the statistic give its distribution
 MOST_PERMUTED = 1000  # for more clusters, an approximate distribution is as accurate and faster
 BLOCK = 1 << 22
 MOST_TABULATED = 10_000_000  # for more rows, SciPy's random tables would need too much memory
-FEW = 100_000  # up to so many of more than MOST_TABULATED rows are drawn from a binomial distribution
+FEW = 100_000  # among more than MOST_TABULATED rows, draws from at most this many rows are binomial
 
 
 def g_test(

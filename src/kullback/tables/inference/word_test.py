@@ -27,7 +27,7 @@ from kullback.common.inference import false_discovery_rates
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.word_groups import WORD_GROUPS
 
-# A group of words is tested if so many rows with a word, and so many rows without, are expected on the smaller side.
+# A group of words is tested if at least this many rows with a word, and rows without, are expected on the smaller side.
 FEWEST_EXPECTED = 10.0
 
 
@@ -47,7 +47,7 @@ class WordTest:
 
 
 def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) -> WordTest | None:
-    """Compare the words of two columns of texts; None if no group of words is frequent enough, or words are uncounted.
+    """Compare the words of two columns of texts; None if words were not counted or no group of words is frequent.
 
     Arguments:
         p: P's profile.
