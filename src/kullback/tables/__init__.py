@@ -1,7 +1,7 @@
 """The comparison of tables, column by column.
 
-Each table is read into a `Profile`: for each column, the weight of every bucket of a fixed grid and of every category
-(`profile_table`). Profiles of parts of a table add up, and bins are chosen from profiles.
+`profile_table` reads a table into a `Profile`, which holds the weight of every grid bucket and of every category of
+each column. Profiles of parts of a table add up, and bins are chosen from profiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the arguments that name columns, bins and randomness, in the name of the function that was called."""
+"""Checks of the arguments for columns, bins and randomness; their errors name the function that was called."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def name_or_none(name: str | None) -> str:
 
 
 def names_of(call: str, argument: str, names: Sequence[str] | None) -> list[str] | None:
-    """Return the names of columns as a list; None for all of them.
+    """Return the names of columns as a list; None stands for all columns.
 
     Raises:
-        ArgumentTypeError: a single string, whose letters would count as names, or something other than strings.
+        ArgumentTypeError: `names` is a single string, whose letters would count as names, or holds other values.
     """
     if names is None:
         return None
@@ -58,11 +58,11 @@ def names_of(call: str, argument: str, names: Sequence[str] | None) -> list[str]
 def chosen_of(
     call: str, columns: Sequence[str] | None, exclude: Sequence[str] | None
 ) -> tuple[list[str] | None, list[str]]:
-    """Return the names of the columns to use, None for all of them, and of those to leave out.
+    """Return the names of the columns to use (None for all columns), and the names of the columns to leave out.
 
     Raises:
-        ArgumentTypeError: one of the two is not a list of names.
-        ArgumentValueError: both are given.
+        ArgumentTypeError: `columns` or `exclude` is not a list of names.
+        ArgumentValueError: both `columns` and `exclude` are given.
     """
     if columns is not None and exclude is not None:
         raise invalid_value(
@@ -78,10 +78,10 @@ def chosen_of(
 def refuse_unknown(
     call: str, exclude: Sequence[str], there: Sequence[str], where: str = "the tables"
 ) -> None:
-    """Refuse to leave out a column that is not there.
+    """Refuse to leave out a column that does not exist.
 
     Raises:
-        ArgumentValueError: a name is none of the columns.
+        ArgumentValueError: a name in `exclude` is not the name of a column.
     """
     for name in exclude:
         if name not in there:
@@ -92,7 +92,7 @@ def check_column(call: str, argument: str, value: object) -> None:
     """Refuse a value that is not the name of a single column.
 
     Raises:
-        ArgumentTypeError: it is neither a string nor None.
+        ArgumentTypeError: the value is neither a string nor None.
     """
     if value is not None and not isinstance(value, str):
         got = printable(safe_repr(value), LONGEST_NAME)
@@ -105,7 +105,7 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
     """Return groups of two or more columns as tuples.
 
     Raises:
-        ArgumentValueError: they are something else.
+        ArgumentValueError: a group does not consist of two or more different names.
     """
     several: Any = joint
     groups = list(several) if hasattr(several, "__iter__") and not isinstance(several, str) else [None]
@@ -124,7 +124,7 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
 def no_column(
     call: str, argument: str, name: str, there: Sequence[str], where: str = "the tables"
 ) -> ArgumentValueError:
-    """Return the error for a name that is none of the columns; its remedy has the nearest name."""
+    """Return the error for a name that no column has; the error suggests the most similar name."""
     shown = ", ".join(map(quoted, there[:MOST_NAMED]))
     shown += f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
     meant = nearest(name, there) or next(iter(there), "")
@@ -142,7 +142,7 @@ def no_column(
 def no_further_column(
     call: str, columns: Sequence[str] | None, others: Sequence[str], exclude: Collection[str] = ()
 ) -> ArgumentValueError:
-    """Return the error for a table without columns to count: weights and clusters are not compared."""
+    """Return the error for a table with no column left to count; weights and clusters are never counted."""
     if columns is None:
         return invalid_value(
             call,
@@ -161,7 +161,7 @@ def no_further_column(
 
 
 def _strings(value: object) -> list[str] | None:
-    """Return an iterable of strings as a list; None for everything else."""
+    """Return an iterable of strings as a list; None for any other value."""
     if not hasattr(value, "__iter__"):
         return None
     values = list(cast("Any", value))

@@ -1,14 +1,14 @@
 """The choice of a column's bins from P's profile.
 
 Every bin ends where a bucket of the grid ends, so the counts of P and of Q in the bins are exact sums of buckets.
-The bins of numbers cover the whole line; the first and the last are open-ended:
+The bins of numbers cover the whole number line; the first bin and the last bin are open-ended:
 
-* a value with at least the weight of one bin (an atom) has a bin of its own;
-* where P has few different values, each begins a bin;
-* the rest is divided at P's quantiles.
+* a bucket with at least the mean weight of the bins (an atom) has a bin of its own;
+* if P has few different values, each value begins a bin;
+* all other values are divided at P's quantiles.
 
-Between two atoms, and beyond the outermost ones, P has no values: Q's values there are in bins of their own. The last
-bins are for missing values, NaN and the infinities. Each category has a bin, Q's new ones included.
+Where P has no values between two atoms, or beyond the outermost atom, Q's values have a bin of their own. The last
+bins hold missing values, NaN and the infinities. Each category has a bin, including categories that only Q has.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def choose_bins(
     """Return the bins of a column.
 
     Arguments:
-        p: P's profile of the column, whose quantiles are the edges.
-        q: Q's profile of the column, counted with ``like=`` P's; values that P does not have get bins too. Without it
-            there is a bin for every possible value.
-        number: about how many bins numbers get.
-        row_weight: the mean weight of a row; fewer than three rows make no atom.
+        p: P's profile of the column. Bins of numbers end at the quantiles of this profile.
+        q: Q's profile of the column, counted with ``like=`` P's profile. Values that only Q has get bins too. If `q` is
+            None, every possible value has a bin.
+        number: the approximate number of bins of a column of numbers.
+        row_weight: the mean weight of a row. A value that weighs less than three rows is not an atom.
 
     Returns:
-        the bins; `bin_counts` counts either column in them.
+        the bins, for which `bin_counts` returns the counts of either profile.
 
     Raises:
-        ArgumentTypeError: `q` is not a profile.
-        ArgumentValueError: the columns have different types or grids, or `number` is not positive.
+        ArgumentTypeError: `q` is not a `ColumnProfile`.
+        ArgumentValueError: the profiles have different types or grids, or `number` is not positive.
 
     Example:
         >>> import pyarrow as pa
@@ -71,7 +71,7 @@ def choose_bins(
     both = heads[0] if q is None else heads[0].merged(heads[1])
     specials = tuple(label for label, name in SPECIALS.items() if q is None or getattr(both, name) > 0)
     if p.empty and q is not None:
-        p = q  # without values in P, Q's own quantiles are the edges
+        p = q  # if P has no values, the bins end at Q's quantiles
     if not both.gridded:
         specials = specials if q is not None else ("missing",)
         return _category_bins(p, q, specials)
@@ -86,14 +86,14 @@ def bin_counts(column: ColumnProfile, bins: Bins) -> Floats:
     """Return the weight of a column in every bin.
 
     Arguments:
-        column: a column counted on the grid of the bins.
-        bins: of `choose_bins`.
+        column: the profile of a column, counted on the grid of the bins.
+        bins: the bins that `choose_bins` returned.
 
     Returns:
-        a float64 array with a number for each of `Bins.labels`.
+        a float64 array with the weight for each of `Bins.labels`.
 
     Raises:
-        ArgumentValueError: the column has another type or grid, or categories that are in no bin.
+        ArgumentValueError: the column has another type or grid than the bins, or a category without a bin.
 
     Example:
         >>> import pyarrow as pa
@@ -138,14 +138,14 @@ def _category_counts(column: ColumnProfile, bins: Bins) -> Floats:
 
 
 def _without_names(column: ColumnProfile) -> ColumnProfile:
-    """Return the profile with the weight of its categories alone."""
+    """Return the profile with the total weight of its categories, without their names."""
     if not column.categories:
         return column
     return replace(column, categories={}, other_categories=column.present)
 
 
 def _category_bins(p: ColumnProfile, q: ColumnProfile | None, specials: tuple[str, ...]) -> Bins:
-    """Return a bin for each category that both profiles name, and a bin for all others."""
+    """Return a bin for each category that no shortened profile omits, and a bin for all other categories."""
     names = p.categories if q is None else p.categories | q.categories
     for column in (p, q):
         if column is not None and column.other_categories > 0:
@@ -160,7 +160,7 @@ def _category_bins(p: ColumnProfile, q: ColumnProfile | None, specials: tuple[st
 
 
 def _cuts(p: ColumnProfile, q: ColumnProfile | None, number: int, row_weight: float) -> tuple[int, ...]:
-    """Return the first bucket of each bin but the first."""
+    """Return the first bucket of each bin, without that of the first bin."""
     buckets = np.array(sorted(p.buckets), np.int64)
     weights = np.array([p.buckets[bucket] for bucket in buckets.tolist()])
     if not len(buckets):
@@ -182,25 +182,25 @@ def _runs(alone: Flags) -> list[slice]:
 
 
 def _quantile_cuts(buckets: Integers, weights: Floats, target: float) -> set[int]:
-    """Return the first buckets of the bins of about the target weight into which a run of buckets is divided."""
+    """Divide a run of buckets into bins of about the target weight; return the first bucket of each new bin."""
     reached = np.cumsum(weights)
     number = max(1, round(reached[-1] / target))
     wanted = reached[-1] * np.arange(1, number) / number
     after = np.searchsorted(reached, wanted)
-    # Cut before or after the bucket that holds the quantile, whichever is nearer.
+    # The cut is before or after the bucket that holds the quantile, whichever place is nearer to the quantile.
     before = np.where(after > 0, reached[after - 1], 0.0)
     nearer = np.where(wanted - before < reached[after] - wanted, after, after + 1)
     return {int(buckets[index]) for index in nearer if 0 < index < len(buckets)}
 
 
 def _without_empty(begins: set[int], p: ColumnProfile, q: ColumnProfile | None) -> tuple[int, ...]:
-    """Join bins that are empty in both columns to the next one."""
+    """Return the cuts after each bin that is empty in both columns has been joined to the next bin."""
     cuts = sorted(begins)
     if q is None:
         return tuple(cuts)
     occupied = np.unique(np.array([*p.buckets, *q.buckets], np.int64))
     filled = np.bincount(np.searchsorted(cuts, occupied, side="right"), minlength=len(cuts) + 1) > 0
-    # The last bin has no next one and is joined to the one before it.
+    # The last bin has no next bin, so it is joined to the bin before it.
     used = [cut for index, cut in enumerate(cuts) if filled[index]]
     if used and not filled[len(cuts)] and used[-1] == cuts[-1]:
         used.pop()
@@ -208,7 +208,7 @@ def _without_empty(begins: set[int], p: ColumnProfile, q: ColumnProfile | None) 
 
 
 def _beginning(cut: int, center: float) -> float:
-    """Return the smallest number of a bucket: not its lower end where it is below the center or right above it."""
+    """Return the smallest number in a bucket. A bucket below or directly above the center excludes its lower end."""
     low = bucket_ends(cut, center)[0]
     holds_low = cut == 0 or (low > center if cut > 0 else low == center)
     return low if holds_low else float(np.nextafter(low, np.inf))

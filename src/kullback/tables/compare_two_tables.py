@@ -83,44 +83,48 @@ def compare_tables(
 ) -> TableComparison:
     r"""Compare two tables column by column.
 
-    The bins of numbers end at quantiles of P (with uneven weights or clusters, of both tables), the first and the last
-    are open-ended; each category, missing values, NaN and the infinities have bins of their own. With the proportions p
-    and q of the bins,
+    The bins of numbers end at quantiles of P, or of both tables if there are uneven weights or clusters. The first bin
+    and the last bin are open-ended. Each category, missing values, NaN and the infinities have bins of their own. With
+    the proportions p and q of the bins, the divergences are
 
     .. math:: \mathrm{KL}(P \| Q) = \sum_i p_i \log \frac{p_i}{q_i}, \quad
         \mathrm{PSI} = \sum_i (p_i - q_i) \log \frac{p_i}{q_i}, \quad
         \mathrm{TV} = \frac12 \sum_i |p_i - q_i|
 
-    and so on. The divergences between bins are at most the divergences between the values. They are corrected for the
-    bias of counts, and are at least 0. Each table is counted by its own engine. A column of text is compared as numbers
-    or dates if at least 90 % of both tables' texts are some that are written in one way; the others count as missing.
+    and so on. The divergences between bins are at most the divergences between the values. The reported divergences
+    are corrected for the bias of counts, and are at least 0. The engine of each table counts its rows. A column of text
+    is compared as numbers or dates if at least 90 % of each table's texts are numbers or dates written in one way. The
+    other texts count as missing.
 
     Arguments:
         p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
             Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
-        q: the table that is compared with it, likewise.
-        columns: which columns; all by default.
-        exclude: columns to leave out, instead of `columns`.
-        weights: the column of the rows' weights. Standard errors assume that weights do not depend on the values.
+        q: the table that is compared with the reference: a path or a table of the same kinds.
+        columns: the names of the columns to compare; None compares all columns.
+        exclude: the names of the columns to leave out; cannot be combined with `columns`.
+        weights: the column of the rows' weights; None gives each row the weight 1. Standard errors assume that weights
+            do not depend on the values.
         cluster: the column with the group of each row, if rows of a group depend on each other (the visits of a user,
-            the measurements of a machine). Standard errors and tests then assume independent groups.
-        independent: whether rows are known to be independent. By default, and without `cluster`, the order of the first
+            the measurements of a machine). Standard errors and tests then assume independent groups. None means that
+            rows have no groups.
+        independent: whether rows are known to be independent. If not, and without `cluster`, the order of the first
             32,768 rows is examined, and repeated rows of continuous numbers are counted. If a column shows dependence,
-            its standard errors, intervals and test use the effective number of rows, and a finding reports it.
-        joint: groups of columns to be compared by the combinations of their bins as well.
-        bins: the largest number of bins of numbers; there are fewer if a bin would have less than 10 rows.
+            its standard errors, intervals and test use the effective number of rows. A finding reports the dependence.
+        joint: groups of columns. Each group is also compared by the combinations of its columns' bins.
+        bins: the approximate largest number of bins of P's numbers, lower if bins would have fewer than 10 rows on
+            average. Q's numbers in gaps between P's numbers may have further bins.
         confidence: the confidence level of the intervals.
-        generator: the source of randomness of permutation tests and of the intervals of total variation; by default
-            one with a fixed seed.
-        progress: called with a sentence before each reading of a table.
+        generator: the source of randomness of the random tests and intervals; None uses a fixed seed.
+        progress: a function that is called with a sentence before each reading of a table; None reports nothing.
 
     Returns:
-        for every column that both tables have, the largest PSI first and identifiers last: the divergences with
-        standard errors and intervals, a test, and the bins. Columns that cannot be compared are among the findings.
+        the comparison, with an entry for every column that both tables have, the largest PSI first and identifiers
+        last. An entry has the divergences with standard errors and intervals, a test, and the bins. Columns that cannot
+        be compared are among the findings.
 
     Raises:
         ArgumentTypeError: p or q is not a table.
-        ArgumentValueError: a column that is asked for is in neither table, a table lacks the column of weights or of
+        ArgumentValueError: a requested column is in neither table, a table lacks the column of weights or of
             clusters, or a number is out of range.
         FileError: a file is missing, damaged or of an unknown format.
         OptionalDependencyError: a package is missing; the error names it.
@@ -156,10 +160,10 @@ def compare_tables(
 
 
 def corrected_together(comparisons: Sequence[TableComparison]) -> list[TableComparison]:
-    """Return comparisons whose p-values are corrected for the number of tests in all of them.
+    """Return comparisons whose p-values are corrected for the number of tests in all comparisons together.
 
-    If all batches come from the reference's distribution, one of them shows a difference with a probability of about
-    5 %, however many there are. With a correction within each batch, each one does with this probability.
+    If all batches come from the reference's distribution, the probability that any batch shows a difference is about
+    5 %, whatever the number of batches. A correction within each batch would give every single batch this probability.
     """
     tests = [test for compared in comparisons for test in (*compared.columns, *compared.joint)]
     corrected = iter(false_discovery_rates([test.p_value for test in tests]))
@@ -183,25 +187,24 @@ def compare_profiles(
     generator: torch.Generator | None = None,
     names: tuple[str, str] = ("P", "Q"),
 ) -> TableComparison:
-    """Compare two tables by their profiles: `compare_tables` without clusters and groups of columns.
+    """Compare two tables by their profiles, as `compare_tables` does without clusters and groups of columns.
 
     Arguments:
         p: the reference's profile.
         q: the profile of the compared table, made with ``like=p``.
-        bins: the largest number of bins of numbers.
+        bins: the approximate largest number of bins of numbers; lower if there are few rows.
         confidence: the confidence level of the intervals.
-        independent: whether rows are known to be independent. The examined order is then ignored.
-        generator: the source of randomness of permutation tests and of the intervals of total variation; by default
-            one with a fixed seed.
-        names: the names of P and Q.
+        independent: whether rows are known to be independent. If so, the order of rows in the profiles is ignored.
+        generator: the source of randomness of the random tests and intervals; None uses a fixed seed.
+        names: the names of P and Q in the result.
 
     Returns:
-        what `compare_tables` returns for the tables themselves.
+        the comparison that `compare_tables` returns for the tables themselves.
 
     Raises:
         ArgumentTypeError: p or q is not a profile.
-        ArgumentValueError: the two are weighted by different columns, count a column on different grids, or a number
-            is out of range.
+        ArgumentValueError: the profiles are weighted by different columns, they count a column on different grids, or
+            a number is out of range.
 
     Example:
         >>> import pyarrow as pa
@@ -236,10 +239,10 @@ class _Sides:
 
     Attributes:
         p: P's profile.
-        q: Q's.
+        q: Q's profile.
         settings: the settings of the comparison, with the effective numbers of rows.
-        tables: both tables, which clusters and groups of columns need.
-        counting: how the tables are counted.
+        tables: both tables, which are read again for clusters and groups of columns; empty if only profiles are known.
+        counting: the weights, the other profile and the progress function with which the tables are counted.
     """
 
     p: Profile
@@ -249,7 +252,7 @@ class _Sides:
     counting: Counting
 
     def columns(self, names: Sequence[str]) -> tuple[list[ColumnComparison], list[Finding]]:
-        """Compare each column; return what limits the comparisons too, last of all that of identifiers."""
+        """Compare each column; return the comparisons and their findings, with those on identifiers last."""
         own = {name: self._bins([name]) for name in names}
         counted: dict[tuple[str, ...], Pair] = {}
         if self.settings.cluster is not None and names:
@@ -294,7 +297,7 @@ class _Sides:
     def groups(
         self, groups: Sequence[tuple[str, ...]], names: Sequence[str]
     ) -> tuple[list[JointComparison], list[Finding]]:
-        """Compare each group of columns, all of which have to be among `names`; return what limits this too."""
+        """Compare each group whose columns are all in `names`; return the comparisons and the findings."""
         joint: list[JointComparison] = []
         findings: list[Finding] = []
         for group in groups:
@@ -314,7 +317,7 @@ class _Sides:
         return joint, findings
 
     def _bins(self, columns: Sequence[str]) -> tuple[TableSettings, dict[str, Bins]]:
-        """Return the settings for columns that are compared together, and the bins of each."""
+        """Return the settings for columns that are compared together, and the bins of each column."""
         p, q, settings = self.p, self.q, self.settings
         sides = zip(settings.sizes, (p, q), strict=True)
         together = settings.cluster is not None or any(size < 0.99 * side.rows for size, side in sides)
@@ -326,7 +329,7 @@ class _Sides:
     def _joint_counts(
         self, bins: dict[str, Bins], groups: Sequence[tuple[str, ...]]
     ) -> dict[tuple[str, ...], Pair]:
-        """Count the combinations of bins of each group of columns, by cluster where there are clusters."""
+        """Count the combinations of bins for each group of columns, within each cluster if there are clusters."""
         prefix = () if self.settings.cluster is None else (self.settings.cluster,)
         keys = [(*prefix, *group) for group in groups]
         counted: list[list[JointCounts]] = []
@@ -337,7 +340,7 @@ class _Sides:
         return dict(zip(groups, zip(*counted, strict=True), strict=True))
 
     def _in_order(self, compared: ComparedBins, columns: Sequence[str]) -> ComparedBins:
-        """Return a comparison with a note on the order of rows, without errors where these are not known."""
+        """Add notes on dependent rows; remove errors, intervals and tests if the dependence is not known."""
         notes: list[str] = []
         is_open = False
         for side, table in (("P", self.p), ("Q", self.q)):
@@ -363,7 +366,7 @@ def _comparison(
     findings: Sequence[Finding],
     groups: Sequence[tuple[str, ...]] = (),
 ) -> TableComparison:
-    """Compare each column that both have and each group of them, and correct the p-values for their number."""
+    """Compare each shared column and each group of columns, and correct the p-values for the number of tests."""
     p, q, settings = sides.p, sides.q, sides.settings
     reported = [*size_findings(p, q), *findings]
     columns: list[ColumnComparison] = []
@@ -401,7 +404,7 @@ def _sides(
     counting: Counting,
     tables: tuple[Table, ...] = (),
 ) -> _Sides:
-    """Return both sides with the effective numbers of rows; the order of independent rows is ignored."""
+    """Return both sides with their effective numbers of rows; the order is ignored if rows are independent."""
     if settings.independent:
         p, q = replace(p, order=None), replace(q, order=None)
     sized = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
@@ -411,7 +414,7 @@ def _sides(
 def _counted(
     tables: tuple[Table, Table], columns: Sequence[str], counting: Counting
 ) -> tuple[CountedTable, CountedTable]:
-    """Return both tables counted alike: text as numbers or dates where both tables have them in one way."""
+    """Count both tables alike: a column of text as numbers or dates if both tables write them in one way."""
     p = count_opened(tables[0], columns, counting)
     q = count_opened(tables[1], columns, counting._replace(like=p.profile))
     ways = ways_to_read([p.side(), q.side()], weighted=counting.weights is not None)
@@ -421,7 +424,7 @@ def _counted(
 
 
 def _profile_findings(p: Profile, q: Profile) -> list[Finding]:
-    """Return which columns only one profile has, and which were not counted."""
+    """Return findings on columns that only one profile has, and on columns that a profile skipped."""
 
     def fields(profile: Profile) -> dict[str, Field]:
         skipped = {name: Field(name, None, reason=reason) for name, reason in profile.skipped.items()}
@@ -438,7 +441,7 @@ def _chosen_names(
     weights: str | None,
     cluster: str | None,
 ) -> list[str]:
-    """Return the columns to compare, in P's order and then Q's."""
+    """Return the names of the columns to compare: P's columns in order, then the columns that only Q has."""
     there = list(tables[0].fields | tables[1].fields)
     together = [name for group in groups for name in group]
     refuse_unknown(CALL, exclude, there)
@@ -469,7 +472,7 @@ def _chosen_names(
 
 
 def _changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
-    """Return the finding that a column has another type in Q, with the reason if it is text that holds numbers."""
+    """Return the finding that a column's type differs in Q, with the reason why text that holds numbers is not read."""
     differ = p.column_type != q.column_type and "categorical" in (p.column_type, q.column_type)
     return changed_type(name, p, q, reason_against(name, p, q) if differ else None)
 
@@ -479,7 +482,7 @@ def _random(generator: torch.Generator | None) -> np.random.Generator:
 
 
 def _name_of(frame: object) -> str:
-    """Return the path, or the type of the table."""
+    """Return the path of a file, or a description of a table's type."""
     if isinstance(frame, str | os.PathLike):
         return os.fspath(frame)
     return f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"

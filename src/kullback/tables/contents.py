@@ -1,4 +1,4 @@
-"""Columns whose values are not what their type says: numbers or dates that are written as text, and identifiers of
+"""Findings on columns whose type does not show their content: numbers or dates written as text, and identifiers of
 rows."""
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from kullback.tables.columns.column_profile import ColumnProfile
     from kullback.tables.table_results import Content
 
-_MOST = 0.5  # the share of the texts that are numbers or dates
+_MOST = 0.5  # a column of text is reported if more than this share of its texts are numbers or dates
 
 
 def content_of(name: str, p: ColumnProfile, q: ColumnProfile, *, weighted: bool) -> Content | None:
-    """Return what a column holds, where that makes its divergences doubtful; else None.
+    """Return the kind of content that makes a column's divergences doubtful; None for other columns.
 
     Arguments:
-        name: the column.
-        p: its profile in P.
-        q: its profile in Q.
-        weighted: whether rows have weights, so that counts of rows are not known.
+        name: the name of the column.
+        p: the column's profile in P.
+        q: the column's profile in Q.
+        weighted: whether rows have weights. If so, the profiles do not show the numbers of rows.
     """
     sides = [column for column in (p, q) if not column.empty]
     if not sides:
@@ -38,7 +38,7 @@ def content_of(name: str, p: ColumnProfile, q: ColumnProfile, *, weighted: bool)
 
 
 def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Content) -> Finding:
-    """Return the finding on what a column holds."""
+    """Return the finding on the content of a column."""
     if content == "identifier":
         message = (
             f"{quoted(name)} holds identifiers: nearly every row has its own value, so that its divergences say "
@@ -80,7 +80,7 @@ def _most_frequent(column: ColumnProfile) -> str:
 
 
 def _share(column: ColumnProfile) -> tuple[float, str]:
-    """Return the share of a column's texts that are numbers or dates, whichever is larger; 0 if they may be codes."""
+    """Return the share of numbers or of dates in a column's texts, the larger of the two; 0 if they may be codes."""
     if column.column_type != "categorical":
         return 0.0, "numbers"
     return max((share, what) for what, share in shares(evidence_of_categories(column)).items())

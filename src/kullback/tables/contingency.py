@@ -1,4 +1,4 @@
-"""Contingency tables: the weights of P and of Q in the bins of a column, or in the combinations of several columns'."""
+"""Contingency tables: the weights of P and of Q in the bins of a column, or in the combined bins of several columns."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin, Divergences
 
-# The joint counts of P and of Q, by cluster (where there are clusters) and bins.
+# The joint counts of P and of Q, by cluster (if there are clusters) and by bins.
 Pair = tuple[JointCounts, JointCounts]
 
-MOST_BINS = 50  # bins of categories that a result lists
-MOST_GROUPS = 5000  # clusters beyond so many share a group at random, which leaves the errors as they are
-MOST_FREQUENT = 1000  # categories with a bin each if there are also rare categories or clusters
+MOST_BINS = 50  # a result lists at most this many bins of categories
+MOST_GROUPS = 5000  # more clusters are merged at random into this many groups, which does not bias the errors
+MOST_FREQUENT = 1000  # at most this many categories have a bin each if there are rare categories or clusters
 
 
 def contingency_tables(
@@ -58,17 +58,17 @@ def contingency_tables(
     *,
     weights: str | None = None,
 ) -> dict[tuple[str, ...], dict[tuple[Any, ...], float]]:
-    """Return the weight of every combination of several columns' bins, from another reading of the table.
+    """Read a table again, and return the weight of every combination of several columns' bins.
 
     Arguments:
-        frame: a table, as `kullback.tables.table_profile.profile_table` takes it.
-        bins: the bins of columns. A column without bins counts by its values, such as ids of clusters.
-        keys: groups of columns, each to be counted together.
-        weights: the column of the rows' weights.
+        frame: a path or a table, as for `kullback.tables.table_profile.profile_table`.
+        bins: the bins of each column. A column without bins, such as the ids of clusters, is counted by its values.
+        keys: groups of columns; the columns of each group are counted together.
+        weights: the column of the rows' weights; None gives each row the weight 1.
 
     Returns:
-        for every key the weight of each combination that occurs with a weight above 0: the index in `Bins.labels` for
-        a column with bins, the value itself for another.
+        for each group, the weight of every combination with a weight above 0. A combination holds the index in
+        `Bins.labels` for a column with bins, and the value itself for a column without bins.
 
     Raises:
         ArgumentValueError: a column is not in the table, or a value is in no bin.
@@ -100,7 +100,7 @@ def contingency_tables(
 
 
 def _in_order(item: tuple[tuple[Any, ...], float]) -> tuple[tuple[str, Any], ...]:
-    """Return a key that sorts combinations; values may be missing."""
+    """Return the sort key of a combination, whose values may be missing."""
     return tuple(
         ("", value) if isinstance(value, (int, float)) else (type(value).__name__, str(value))
         for value in item[0]
@@ -113,11 +113,11 @@ class ContingencyTable:
 
     Attributes:
         labels: the label of each bin.
-        ends: the ends of a bin of numbers, None for other bins.
+        ends: the two ends of each bin of numbers; None for any other bin.
         p: P's weight in each bin.
         q: Q's weight in each bin.
-        ordered: whether the bins have an order; then all are shown and none is pooled.
-        index: the index of the bin of each key of the joint counts; None if the key is the index.
+        ordered: whether the bins have an order. Ordered bins are all listed, and none of them is pooled.
+        index: the index of the bin for each key of the joint counts; None if the key itself is this index.
         bins: the bins of a single column; None for combinations.
     """
 
@@ -133,17 +133,17 @@ class ContingencyTable:
 def column_bins(
     p: Profile, q: Profile, name: str, number: int, sizes: tuple[float, float], *, together: bool
 ) -> Bins:
-    """Return the bins of one column; neighboring bins of numbers that are rare are joined.
+    """Return the bins of one column; neighboring bins of numbers are joined if they are rare.
 
     Arguments:
         p: P's profile.
-        q: Q's.
-        name: the column.
-        number: how many bins numbers get.
-        sizes: the effective numbers of rows.
-        together: whether the bins end at quantiles of both tables (half of the weight each) instead of P's. Quantiles
-            of P lie around P's heavy rows and clusters, so P and Q would differ in these bins even if their
-            distributions are equal.
+        q: Q's profile.
+        name: the name of the column.
+        number: the approximate number of bins of a column of numbers.
+        sizes: the effective numbers of rows of P and Q.
+        together: whether the bins end at quantiles of both tables (half of the weight each) instead of P's quantiles.
+            P's quantiles lie around P's heavy rows and clusters. In bins that end there, P and Q would differ even if
+            their distributions are equal.
     """
     before, after = p.columns[name], q.columns[name]
     reference = _average(before, after) if together and before.buckets and after.buckets else before
@@ -155,7 +155,7 @@ def column_bins(
 
 
 def _average(p: ColumnProfile, q: ColumnProfile) -> ColumnProfile:
-    """Return P's profile with the mean of both distributions of finite numbers."""
+    """Return P's profile with the mean of P's and Q's distributions of finite numbers."""
     share = sum(p.buckets.values()) / sum(q.buckets.values())
     half = (
         {bucket: weight * part / 2 for bucket, weight in side.buckets.items()}
@@ -176,7 +176,8 @@ def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins
     cuts: list[int] = []
     together = expected[0]
     for index, following in enumerate(expected[1 : len(bins.cuts) + 1].tolist()):
-        if max(together, following) < MIN_EXPECTED / 2:  # half: bins that should hold that many vary
+        # Half the minimum is enough, because the numbers of rows vary around their mean.
+        if max(together, following) < MIN_EXPECTED / 2:
             together += following
         else:
             cuts.append(index)
@@ -190,7 +191,7 @@ def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins
 def joint_contingency(
     group: Sequence[str], bins: Mapping[str, Bins], pair: Pair, *, clustered: bool
 ) -> ContingencyTable:
-    """Return the contingency table of the combinations of several columns' bins that occur."""
+    """Return the contingency table of those combinations of several columns' bins that occur."""
     start = 1 if clustered else 0
     keys = sorted({key[start:] for side in pair for key in side})
     index = {key: number for number, key in enumerate(keys)}
@@ -209,10 +210,11 @@ class ComparedBins(NamedTuple):
     """The comparison of bins.
 
     Attributes:
-        divergences: the divergences between them.
-        findings: what limits these.
-        ks: the Kolmogorov-Smirnov distance of a column of numbers; None for others.
-        words: the divergence of the words of a column of texts (`ColumnComparison.words`).
+        divergences: the divergences between the bins.
+        findings: findings that limit or explain the divergences.
+        ks: the Kolmogorov-Smirnov distance of a column of numbers; None for other columns.
+        words: the divergence of the words in a column of texts (`ColumnComparison.words`); None if words were not
+            compared.
     """
 
     divergences: Divergences
@@ -234,8 +236,9 @@ def divergences(
         table: the contingency table.
         settings: the settings of the comparison.
         clustered: the joint counts of P and Q by cluster and bin; None if rows are independent.
-        columns: the columns, for findings.
-        profiles: P's and Q's profile of a single column; the order of its numbers is compared too.
+        columns: the names of the columns, for the findings.
+        profiles: P's and Q's profile of a single column, whose order of numbers and words are compared too; None for
+            several columns.
     """
     pooled = _pooled(table, settings, clustered)
     ordered = None if profiles is None else _in_order_of_numbers(table, pooled, settings, profiles)
@@ -276,7 +279,7 @@ def divergences(
 
 
 def _independent_rows(pooled: _Pooled, settings: TableSettings) -> tuple[float, float]:
-    """Return the effective numbers of rows; all rows of a cluster count as equal.
+    """Return the effective numbers of rows, as if all rows of a cluster had the same value.
 
     Survey Sampling (Kish, 1965)
     """
@@ -295,7 +298,7 @@ def _in_order_of_numbers(
     settings: TableSettings,
     profiles: tuple[ColumnProfile, ColumnProfile],
 ) -> OrderedTest | None:
-    """Compare the numbers of a column in their order; None for categories."""
+    """Return the test that uses the order of a column's numbers; None for categories."""
     if not (table.ordered and table.bins is not None):
         return None
     whole = ordered_test(*profiles, settings.sizes)
@@ -308,18 +311,18 @@ def _in_order_of_numbers(
 
 @dataclass(frozen=True)
 class _Pooled:
-    """The bins that are compared: frequent ones, and then the groups of rare ones.
+    """The bins that are compared: frequent bins, followed by groups of rare values.
 
     Attributes:
         frequent: the index in the contingency table of each bin that is compared by itself.
         groups: the label of each group of rare values.
         p: P's weight in each bin and group.
-        q: Q's.
-        values: how many bins of the contingency table are rare.
-        rare: their rows by value and group; None if there is one group only.
-        clusters: the weights by cluster, and bin or group; None if rows are independent.
-        scales: how many rows of equal weight correspond to a weight of 1, for P and for Q.
-        sparse: whether some bins are rare and none is pooled, because there are few.
+        q: Q's weight in each bin and group.
+        values: the number of rare bins in the contingency table.
+        rare: the rows of the rare values, by value and group; None if there is at most one group.
+        clusters: P's and Q's weight in each bin and group, by cluster; None if rows are independent.
+        scales: the number of equally weighted rows that correspond to a weight of 1, for P and for Q.
+        sparse: whether some bins are rare, and none is pooled because there are few bins.
     """
 
     frequent: Integers
@@ -334,7 +337,7 @@ class _Pooled:
 
 
 def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> _Pooled:
-    """Return the bins to compare: rare ones in groups."""
+    """Return the bins to compare, with rare values in groups."""
     if _are_few(table, settings, clustered):
         return _Pooled(np.arange(len(table.labels)), (), table.p, table.q, sparse=True)
     rare = _is_rare(table, settings, clustered)
@@ -349,7 +352,7 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
     counts = [side[rare] * scale for side, scale in zip((table.p, table.q), scales, strict=True)]
     rows = [np.round(side) for side in counts]
     if (table.bins is not None and table.bins.other) or not all(map(np.allclose, counts, rows)):
-        # Of weights, and of categories that a profile does not name, the number of rows is not known.
+        # The number of rows is unknown for weighted rows, and for categories that a profile does not name.
         label = OTHER if table.bins is not None and table.bins.other else f"{values:,} rare values"
         sums = [
             np.append(side, each[rare].sum()) for side, each in zip((p, q), (table.p, table.q), strict=True)
@@ -364,8 +367,7 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
-    """Return whether to use posterior intervals: if rows are independent, and categories are few and some of them
-    rare."""
+    """Return whether to use posterior intervals: for independent rows in few categories, some of which are rare."""
     if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
         return False
     occupied = table.p + table.q > 0
@@ -391,8 +393,8 @@ def _is_rare(table: ContingencyTable, settings: TableSettings, clustered: Pair |
     if table.bins is not None:
         inside = number - len(table.bins.specials)
         rare[inside:] = False
-        # A shortened profile names its most frequent categories: rare ones among them were selected for being frequent
-        # on its side, and are pooled with the unnamed ones.
+        # A shortened profile names the categories that are most frequent on its side. This selection would bias the
+        # comparison of rare categories, so they are pooled with the unnamed categories.
         if table.bins.other and rare.any():
             rare[inside - 1] = True
     return rare if rare.sum() > 1 else np.zeros(number, np.bool_)
@@ -433,7 +435,7 @@ def _pooled_clusters(
 
 
 def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]:
-    """Return the row of each cluster in the matrices of P and Q; a cluster of both sides has the same row."""
+    """Return the row number of each cluster in the matrices of P and Q; it is the same in both matrices."""
     names = [{key[0]: None for key in side} for side in pair]
     both = [name for name in names[0] if name in names[1]]
     alone = [[name for name in side if name not in other] for side, other in (names, names[::-1])]
@@ -446,7 +448,7 @@ def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]
 
 
 def _rows_of(members: int, total: int, random: np.random.Generator) -> Integers:
-    """Return the row of each cluster of a matrix; if there are too many clusters, they share rows at random."""
+    """Return the row number of each cluster; if there are too many clusters, they share rows at random."""
     if total <= MOST_GROUPS:
         return np.arange(members)
     rows = max(1, round(members * MOST_GROUPS / total))
@@ -454,7 +456,7 @@ def _rows_of(members: int, total: int, random: np.random.Generator) -> Integers:
 
 
 def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin, ...]:
-    """Return the bins to list: all ordered bins; or the most frequent categories, the rest as one, and the groups."""
+    """Return the bins to list: all ordered bins; or frequent categories, one bin for the rest, and the groups."""
     a, b, number = pooled.p, pooled.q, len(pooled.frequent)
     groups = [index for index in range(number, len(a)) if a[index] + b[index] > 0]
     order, rest = np.arange(number), np.zeros(0, np.int64)
@@ -481,9 +483,9 @@ def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin
 def _remarks(
     pooled: _Pooled, forward: Value[float | None], backward: Value[float | None]
 ) -> Iterator[tuple[str, str]]:
-    """Yield remarks on pooled and infinite parts, and on missing values or intervals.
+    """Yield remarks on rare values, on empty bins, and on divergences without intervals.
 
-    Each is the code of a finding and its message, or an empty code and a sentence for a note.
+    Each remark is a pair: the code and the message of a finding, or an empty code and the sentence of a note.
     """
     if pooled.values:
         yield from _rare_remarks(pooled, forward)
@@ -505,7 +507,7 @@ def _remarks(
 def _empty_remarks(
     pooled: _Pooled, both: tuple[Value[float | None], Value[float | None]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the effect of bins without rows of one side on both directions of KL."""
+    """Yield remarks on bins that are empty on one side, and on their effect on both directions of KL."""
     sides = (("KL(P||Q)", "Q", pooled.p, pooled.q), ("KL(Q||P)", "P", pooled.q, pooled.p))
     infinite: list[str] = []
     for (divergence, side, other, own), known in zip(sides, both, strict=True):
@@ -524,7 +526,7 @@ def _empty_remarks(
 
 
 def _rare_remarks(pooled: _Pooled, forward: Value[float | None]) -> Iterator[tuple[str, str]]:
-    """Yield the number of rows with rare values, and the effect."""
+    """Yield remarks on the share of rows with rare values, and on the effect of these rows."""
     of_p, of_q = (side[len(pooled.frequent) :] / side.sum() for side in (pooled.p, pooled.q))
     hidden = float(np.minimum(of_p, of_q).sum())
     share = 50 * float(of_p.sum() + of_q.sum())

@@ -1,6 +1,6 @@
-"""The distributions of P and Q on the scale of their numbers, for drawings: single values, or bins of equal width.
+"""Histograms of the numbers of P and Q for drawings, with a bin for each value or with bins of equal width.
 
-These bins are only for display: in the compared bins, which end at P's quantiles, P is flat by construction.
+These bins are only for display. The compared bins end at P's quantiles, so a drawing of them would show P as flat.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import bucket_ends, integers_in
 from kullback.tables.table_results import HistogramBin
 
-MOST_VALUES = 24  # drawn one by one
+MOST_VALUES = 24  # at most this many values have a bin each
 FEWEST_BINS, MOST_BINS = 8, 40
-TAIL = 0.005  # the proportion of P and of Q left out at an end that is far from the others
-FAR = 2.0  # how many times longer the whole range is, where tails are left out
-DECADES = 3.0  # of positive values, beyond which bins are of equal ratio
-CENTER = 0.05  # where the middle half is less than this part of the range
-WHOLE = (
-    32.0  # a bucket nearer to the center than this begins at an integer only where its values are integers
-)
+TAIL = 0.005  # the proportion of P and of Q that a tail may hold if the histogram leaves it out
+FAR = 2.0  # tails are left out if they make the range more than this many times as long
+# Positive values have bins of equal ratio if they span more than DECADES powers of ten, and if the middle half of them
+# spans less than CENTER of the range.
+DECADES = 3.0
+CENTER = 0.05
+# Buckets nearer to the center than this are narrower than 1. If they all begin at integers, the values are integers.
+WHOLE = 32.0
 
 
 def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
-    """Return the weights of P's and Q's finite numbers in bins at their own scale; none for categories.
+    """Return the weights of P's and Q's finite numbers in bins for drawings; an empty tuple for categories.
 
-    Few integers have a bin each. Integers far from the grid's center share the bin of their bucket.
+    If there are few different integers, each has a bin. Integers far from the grid's center share a bin if they share a
+    bucket.
 
-    The counts of a bucket of the grid are spread evenly over it. The first bin begins at -inf and the last one ends at
-    inf where tails are left out.
+    If there are more values, the weight of each bucket of the grid is spread evenly over the bucket. The first bin
+    begins at -inf if the lower tail is left out. The last bin ends at inf if the upper tail is left out.
 
     Example:
         >>> import pyarrow as pa
@@ -71,14 +73,14 @@ def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
 
 @dataclass(frozen=True)
 class _Buckets:
-    """The occupied buckets of both sides in order: where each begins and ends, within the values that there are.
+    """The occupied buckets of both sides in ascending order, limited to the range of the values.
 
     Attributes:
-        buckets: their numbers.
-        values: where each begins, an int where the column holds integers.
-        ends: where each ends, likewise.
-        first: the same as floats.
-        last: where each ends; `first` where it holds a single value.
+        buckets: the number of each bucket.
+        values: the beginning of each bucket, an int if the column holds integers.
+        ends: the end of each bucket, an int if the column holds integers; equal to the beginning for a single value.
+        first: the beginnings as floats.
+        last: the ends as floats.
         integer: whether the column holds integers only.
     """
 
@@ -105,31 +107,32 @@ class _Buckets:
         else:
             ends = [bucket_ends(bucket, center) for bucket in buckets]
         clipped = [(max(low, least), max(low, least, min(high, most + integer))) for low, high in ends]
-        # The bucket of the largest integer may hold that one alone.
+        # The bucket of the largest integer may hold only this integer.
         clipped = [(low, low if integer and high == low + 1 else high) for low, high in clipped]
         first, last = np.array(clipped, np.float64).T
         return cls(buckets, [low for low, _ in clipped], [high for _, high in clipped], first, last, integer)
 
     def apart(self, single: Flags) -> bool:
-        """Whether no bucket of several values touches another bucket, so that each may have a single value."""
+        """Whether no bucket of several values touches another bucket, so that every bucket may hold one value only."""
         return all(
             after > before + 1 or (alone and alone_too)
             for (before, alone), (after, alone_too) in pairwise(zip(self.buckets, single, strict=True))
         )
 
     def weights(self, column: ColumnProfile) -> Floats:
-        """Return the weight of each bucket in one side."""
+        """Return the weight of each bucket in the profile of one side."""
         return np.array([column.buckets.get(bucket, 0.0) for bucket in self.buckets])
 
     def spread(self, weights: Floats, edges: Floats) -> Floats:
-        """Return the weight between each two edges."""
-        place = np.searchsorted(self.first, edges, side="left") - 1  # the last bucket that begins below
+        """Return the weight between each edge and the next edge."""
+        # The last bucket that begins below each edge.
+        place = np.searchsorted(self.first, edges, side="left") - 1
         width = np.where(self.last > self.first, self.last - self.first, 1.0)
         with np.errstate(invalid="ignore"):
             inside = np.clip((edges - self.first[place]) / width[place], 0.0, 1.0)
         inside = np.where(self.last[place] > self.first[place], inside, 1.0)
         below = np.where(place >= 0, np.cumsum(weights)[place] - weights[place] * (1 - inside), 0.0)
-        below[-1] = weights.sum()  # the last bin holds its end too
+        below[-1] = weights.sum()  # the last bin includes its upper end
         return np.diff(below)
 
     def quantile(self, weights: Floats, probability: float) -> tuple[float, float]:
@@ -140,7 +143,7 @@ class _Buckets:
 
 
 def _begin_at_integers(buckets: Sequence[int], center: float) -> bool:
-    """Whether the values of a column of floats are integers, as far as the grid shows."""
+    """Whether the buckets of a column of floats suggest that all values are integers."""
     if len(buckets) > MOST_VALUES or not float(center).is_integer():
         return False
     nearest = [bucket_ends(bucket, center)[bucket < 0] - center for bucket in buckets]
@@ -148,7 +151,7 @@ def _begin_at_integers(buckets: Sequence[int], center: float) -> bool:
 
 
 def _edges(column: _Buckets, weights: Sequence[Floats], rows: float) -> Floats | None:
-    """Return the ends of the bins; None if they are beyond float64."""
+    """Return the edges of the bins; None if the range is empty, infinite, or too narrow for different float64 edges."""
     least, most = float(column.first.min()), float(column.last.max())
     there = [each for each in weights if each.sum() > 0]
     low = min(column.quantile(each, TAIL)[0] for each in there)

@@ -1,7 +1,7 @@
 """The saved profile of a reference, and the profiles of batches that are compared with it.
 
-A saved profile has a few KB: counts on a grid and of categories, but no row of the data. The profiles of batches that
-are counted like the reference add up exactly.
+A saved profile takes a few KB for each column. It holds the counts of grid buckets and of categories, but no row of the
+data. If batches are counted like the reference, their profiles add up exactly.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def profile_path(reference: str | os.PathLike[str]) -> Path:
 def is_profile(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a saved profile, not a table."""
     try:
-        if not Path(path).is_file():  # a pipe would be waited for
+        if not Path(path).is_file():  # reading from a pipe would wait for data
             return False
         with Path(path).open("rb") as file:
             return file.read(len(OPENING)) == OPENING.encode()
@@ -54,7 +54,7 @@ def is_profile(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_cut(path: Path) -> bool:
-    """Whether a file is an incomplete profile that ends within its first bytes, so that replacing it loses nothing."""
+    """Whether a file holds only the first bytes of a profile; replacing such a file loses nothing."""
     try:
         return (
             path.is_file()
@@ -78,13 +78,14 @@ def reference_profile(
     """Return the saved profile of a reference, or count the reference and save its profile.
 
     Arguments:
-        reference: the path of a table, which is no longer needed once its profile is saved; or the path of a profile.
-        profile: the path of the profile; by default in the folder of the reference.
+        reference: the path of a table or of a saved profile. The table is no longer needed once its profile is saved.
+        profile: the path of the profile; None means ``NAME.profile.json`` in the folder of the reference.
         rebuild: whether to count the reference again and replace its profile.
-        columns: which columns to count; all by default.
-        exclude: columns to leave out, instead of `columns`. A profile that is made keeps only their names.
-        weights: the column of the rows' weights.
-        progress: called with a sentence before each reading of the table.
+        columns: the names of the columns to count; None counts all columns.
+        exclude: the names of the columns to leave out; cannot be combined with `columns`. A new profile keeps only the
+            names of these columns.
+        weights: the column of the rows' weights; None uses a saved profile's column, or gives each row the weight 1.
+        progress: a function that is called with a sentence before each reading of the table; None reports nothing.
 
     Returns:
         the profile.
@@ -125,10 +126,10 @@ def reference_profile(
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
     refuse_unknown("reference_profile", excluded, list(table.fields), "the table")
     counted = profile_opened(table, columns, Counting.of(weights, None, progress), exclude=excluded)
-    # A later call may exclude the same columns, and one without exclude= says why they are not compared.
+    # A later call may exclude the same columns. A call without exclude= reports why these columns are not compared.
     counted.skipped |= dict.fromkeys(excluded, "left out when the profile was made")
     counted.save(saved)
-    # The saved profile may name fewer categories; the first comparison and later ones use the same.
+    # The saved profile may name fewer categories. The first comparison uses it too, so later comparisons agree with it.
     return _only(Profile.load(saved), None, excluded, saved)
 
 
@@ -145,9 +146,10 @@ def batch_profile(
     Arguments:
         batch: the path of a table, or of a saved profile.
         reference: the reference's profile.
-        columns: which columns to count; all by default.
-        exclude: columns of the reference to leave out, instead of `columns`; the batch may lack them.
-        progress: called with a sentence before each reading of the table.
+        columns: the names of the columns to count; None counts all columns.
+        exclude: the names of the reference's columns to leave out; cannot be combined with `columns`. The batch may
+            lack these columns.
+        progress: a function that is called with a sentence before each reading of the table; None reports nothing.
 
     Returns:
         the profile, which can be compared with the reference and merged with other batches.
@@ -170,10 +172,10 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
     """Return the profile of all parts together.
 
     Arguments:
-        profiles: one or more, all counted like the same reference.
+        profiles: one profile or more, all counted like the same reference.
 
     Raises:
-        ArgumentValueError: there is none, or two have different columns, weights or grids.
+        ArgumentValueError: there is no profile, or two profiles have different columns, weights or grids.
     """
     if not profiles:
         instead = "merge_profiles([first, second])"
@@ -184,12 +186,12 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def _names(profile: Profile) -> list[str]:
-    """Return the columns of a profile, also those that it skips."""
+    """Return the names of a profile's columns, including the skipped columns."""
     return [*profile.columns, *profile.skipped]
 
 
 def _only(profile: Profile, columns: Sequence[str] | None, exclude: Sequence[str], path: Path) -> Profile:
-    """Return the part of a saved profile for some columns, or without some."""
+    """Return a saved profile reduced to `columns`, or without the columns in `exclude`."""
     if columns is None and not exclude:
         return profile
     there = list(profile.columns) if columns is not None else _names(profile)

@@ -29,19 +29,20 @@ if TYPE_CHECKING:
     from kullback.tables.engines.engine import Table
 
 
-MOST_ROWS = 1 << 15  # the first ones, whose order is examined
+MOST_ROWS = 1 << 15  # the order of at most this many first rows is examined
 LARGEST = 1e300
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The number of rows with the information of one independent row.
+    """The dependence of rows, as the number of rows with the information of one independent row.
 
     Attributes:
-        rows: how many rows were examined.
-        times: for each column whose order shows dependence, how many of its rows are worth one independent row.
+        rows: the number of examined rows.
+        times: for each column whose order shows dependence, the number of rows with the information of one independent
+            row.
         unknown: the columns with too few independent blocks of rows.
-        repeated: how many rows there are for each distinct one; 1 unless continuous rows are repeated.
+        repeated: the number of rows for each distinct row; 1 unless rows of continuous numbers are repeated.
     """
 
     rows: int
@@ -50,18 +51,18 @@ class RowOrder:
     repeated: float = 1.0
 
     def time(self, columns: Iterable[str]) -> float:
-        """Return the number of rows with the information of one independent row, in some columns together."""
+        """Return the number of rows with the information of one independent row, for some columns together."""
         return max([self.repeated, *(self.times.get(name, 1.0) for name in columns)])
 
     def merged(self, other: RowOrder) -> RowOrder:
-        """Return the dependence of two parts of a table: for each column, the stronger one."""
+        """Return the dependence in two parts of a table together: for each column, the stronger dependence."""
         names = self.times.keys() | other.times.keys()
         times = {name: max(self.time([name]), other.time([name])) for name in sorted(names)}
         unknown = self.unknown | other.unknown
         return RowOrder(self.rows + other.rows, times, unknown, max(self.repeated, other.repeated))
 
     def of_columns(self, names: Iterable[str]) -> RowOrder:
-        """Return the part for some columns."""
+        """Return the dependence in some columns only."""
         kept = set(names)
         times = {name: time for name, time in self.times.items() if name in kept}
         return RowOrder(self.rows, times, self.unknown & kept, self.repeated)
@@ -86,7 +87,7 @@ class RowOrder:
 
 
 def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
-    """Examine the order of the first rows of a table; None if its engine has no order."""
+    """Return the dependence of a table's first rows; None if the table's engine does not keep the order of rows."""
     columns = table.first_rows([each.name for each in fields], MOST_ROWS)
     if columns is None:
         return None
@@ -97,8 +98,8 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     unknown: list[str] = []
     numbers: list[Floats] = []
     names: list[str] = []
-    free: list[Floats] = []  # the ranks of numbers in columns without dependence
-    examined: dict[str, Floats] = {}  # the scores in these columns
+    free: list[Floats] = []  # the ranks of the numbers in columns without dependence
+    examined: dict[str, Floats] = {}  # the scores of all columns without dependence
     for each in fields:
         numeric = each.column_type in ("numeric", "datetime")
         values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
@@ -127,7 +128,7 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
 
 
 def _numbers(array: Any, column: Field) -> Floats:
-    """Return numbers with the missing ones below all others."""
+    """Return the numbers of a column; missing values, NaN and -inf are below all finite numbers, in this order."""
     numbers = np.full(len(array), -LARGEST)
     present = array.is_valid().to_numpy(zero_copy_only=False)
     values = numbers_of(array.drop_null(), str(column.column_type))
@@ -136,7 +137,7 @@ def _numbers(array: Any, column: Field) -> Floats:
 
 
 def _codes(array: Any) -> Floats:
-    """Return the number of each category, from 0, and of missing values the next one."""
+    """Return the index of each value's category; missing values have the index after the last category."""
     encoded = strings_of(array).dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     return np.where(np.isnan(codes), len(encoded.dictionary), codes).astype(np.float64)

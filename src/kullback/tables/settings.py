@@ -15,13 +15,13 @@ from kullback.tables.table_profile import Profile
 
 @dataclass(frozen=True)
 class TableSettings:
-    """The settings of a comparison, and the numbers of rows.
+    """The settings of a comparison, and the effective numbers of rows.
 
     Attributes:
-        max_bins: the largest number of bins of numbers.
+        max_bins: the approximate largest number of bins of numbers.
         confidence: the confidence level of the intervals.
         random: the source of all randomness.
-        cluster: the column with the cluster of each row, or None.
+        cluster: the column with the cluster of each row; None if rows have no clusters.
         independent: whether rows, or clusters, are known to be independent.
         sizes: the effective numbers of rows of P and Q.
     """
@@ -34,17 +34,17 @@ class TableSettings:
     sizes: tuple[float, float] = (0.0, 0.0)
 
     def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> TableSettings:
-        """Return the settings for columns in which several rows have the information of one independent row."""
+        """Return the settings for some columns, with fewer effective rows if the columns' rows are dependent."""
         times = [1.0 if side.order is None else side.order.time(columns) for side in (p, q)]
         return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))
 
     def number_of_bins(self, columns: int = 1) -> int:
-        """Return the number of bins of each of several columns, so that a combination has 10 rows on average."""
+        """Return the number of bins of each column that gives combinations of bins at least 10 rows on average."""
         allowed = (min(self.sizes) / MIN_EXPECTED) ** (1 / columns)
         return max(2, min(self.max_bins, int(allowed + 1e-9)))
 
     def findings(self, shared: Sequence[str]) -> list[Finding]:
-        """Return the intervals and bins that the number of rows does not allow."""
+        """Return the finding that there are too few rows for intervals, or for as many bins as asked for."""
         if not shared:
             return []
         least = min(self.sizes)
@@ -58,7 +58,7 @@ class TableSettings:
 
 
 def effective_rows(profile: Profile) -> float:
-    """Return the number of rows of equal weight with the same variance (Survey Sampling, Kish, 1965)."""
+    """Return the number of equally weighted rows that gives the same variance (Survey Sampling, Kish, 1965)."""
     if profile.weights is None or not profile.weight_squares > 0:
         return float(profile.rows)
     return profile.weight**2 / profile.weight_squares

@@ -1,4 +1,4 @@
-"""Findings about tables: sentences with stable codes that limit or explain the numbers of a comparison."""
+"""Findings about tables: sentences that limit or explain the numbers of a comparison, each with a stable code."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ FINDINGS: dict[str, tuple[Level, str]] = {
 }
 """The codes of findings, each with its usual level and when it is reported.
 
-Within version 2 of the JSON codes may be added, never changed.
+Version 2 of the JSON format may get new codes, but an existing code never changes.
 """
-MOST_NAMED = 100  # new and vanished categories that a result names
-NAMED = 5  # of these in a sentence
+MOST_NAMED = 100  # a result names at most this many new categories, and this many vanished categories
+NAMED = 5  # a sentence names at most this many categories or columns
 
 
 def finding(code: str, message: str, column: str | None = None) -> Finding:
-    """Return a finding, of the usual level of its code."""
+    """Return a finding with the usual level of its code."""
     return Finding(code, message, FINDINGS[code][0], column=column)
 
 
 def size_findings(p: Profile, q: Profile) -> list[Finding]:
-    """Return which tables are empty."""
+    """Return a finding for each table without rows or without weight."""
     return [
         finding(
             "no-rows",
@@ -94,12 +94,12 @@ def size_findings(p: Profile, q: Profile) -> list[Finding]:
 def schema_findings(
     p: dict[str, Field], q: dict[str, Field], names: list[str]
 ) -> tuple[list[str], list[Finding]]:
-    """Return the columns that can be compared, and why the others cannot.
+    """Return the columns that can be compared, and findings with the reasons why other columns cannot.
 
     Arguments:
         p: the columns of P's table.
-        q: the columns of Q's.
-        names: the columns in question.
+        q: the columns of Q's table.
+        names: the names of the columns to compare.
     """
     usable: list[str] = []
     findings: list[Finding] = []
@@ -123,7 +123,7 @@ def schema_findings(
 
 
 def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[Finding]:
-    """Yield findings on the order of the rows, also if it was not examined."""
+    """Yield findings on the dependence of rows, and on tables whose order of rows was not examined."""
     for side, table in (("P", p), ("Q", q)):
         order = table.order
         if order is None:
@@ -160,13 +160,13 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
 
 
 def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None = None) -> Finding | None:
-    """Return the finding that a column has another type in Q; None if a side has no values.
+    """Return the finding that a column has another type in Q; None if the types agree or a side has no values.
 
     Arguments:
-        name: the column.
-        p: its profile in P.
-        q: its profile in Q.
-        why: the reason why text is not compared as the numbers or dates that it holds.
+        name: the name of the column.
+        p: the column's profile in P.
+        q: the column's profile in Q.
+        why: the reason why text is not compared as the numbers or dates that it holds; None if there is no such text.
     """
     if p.empty or q.empty:
         return None
@@ -252,7 +252,7 @@ def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | N
 
 
 def in_proportion(findings: list[Finding]) -> list[Finding]:
-    """Return the findings of a column; if nearly all categories are new, as for identifiers, those become notes."""
+    """Return the findings of a column; if most values are too rare, findings on unshared categories become notes."""
     if not any(each.code == "too-rare" for each in findings):
         return findings
     unshared = {"new-categories", "vanished-categories"}
@@ -260,18 +260,20 @@ def in_proportion(findings: list[Finding]) -> list[Finding]:
 
 
 class Unshared(NamedTuple):
-    """Categories that only one side has: how many, and the most frequent of them."""
+    """The categories that only one side has: the number of these categories, and the names of the most frequent."""
 
     number: int
     names: tuple[str, ...]
 
 
 def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
-    """Return the categories that only one side has; none if the other side does not name all of its categories.
+    """Return the categories that one side has and the other lacks.
+
+    The result is empty if the other side has no values or does not name all its categories.
 
     Arguments:
-        there: the side with them.
-        elsewhere: the side without them.
+        there: the side that has the categories.
+        elsewhere: the side that lacks the categories.
     """
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())
@@ -279,7 +281,7 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
     shared = np.fromiter(map(elsewhere.categories.__contains__, there.categories), np.bool_, number)
     only = list(compress(there.categories, ~shared))
     weights = np.fromiter(there.categories.values(), np.float64, number)[~shared]
-    # The largest weight first, and of equal weights the first name.
+    # In order of decreasing weight; ties in order of name.
     least = np.partition(weights, -MOST_NAMED)[-MOST_NAMED] if len(only) > MOST_NAMED else 0.0
     above = sorted(compress(only, weights > least), key=lambda x: (-there.categories[x], x))
     equal = compress(only, weights == least)
@@ -287,7 +289,7 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
 
 
 def _constant_findings(name: str, of_p: str | None, of_q: str | None) -> Iterator[Finding]:
-    """Yield that a column has one value only."""
+    """Yield the finding that a column has only one value in one table or in both."""
     if of_p is not None and of_q is not None and of_p != of_q:
         message = f"{quoted(name)} is {quoted(of_p)} in all rows of P and {quoted(of_q)} in all rows of Q"
         yield finding("constant-changed", message, name)

@@ -1,8 +1,8 @@
 """Profiles of tables: the weight of every bucket of a fixed grid and of every category, for each column.
 
-A table is read once. Columns whose values are close together, but far from the grid's center, are read once more.
-The profiles of parts of a table add up to the profile of the whole, exactly if there are no weights. Bins are chosen
-from profiles (`kullback.tables.choose_bins`).
+A table is read once. It is read again if a column's values are close together but far from the grid's center, or if a
+column of text holds numbers or dates. The profiles of parts of a table add up to the profile of the whole table,
+exactly if there are no weights. Bins are chosen from profiles (`kullback.tables.choose_bins`).
 """
 
 from __future__ import annotations
@@ -67,12 +67,11 @@ class Profile(ShortRepr):
     Attributes:
         columns: the profile of each column, by name, in the table's order.
         rows: the number of rows.
-        weight: the sum of the rows' weights, :math:`\\sum_i w_i`; the number of rows where there are no weights.
-        weight_squares: :math:`\\sum_i w_i^2`; with the sum it gives the effective number of rows.
+        weight: the sum of the rows' weights, :math:`\\sum_i w_i`; the number of rows if rows have no weights.
+        weight_squares: :math:`\\sum_i w_i^2`; the effective number of rows follows from `weight` and this sum.
         skipped: the columns that cannot be profiled, each with the reason.
-        weights: the column of the rows' weights, or None.
-        order: how much rows depend on each other, as the order of the first ones shows it; None if it was not
-            examined.
+        weights: the column of the rows' weights; None if rows have no weights.
+        order: the dependence of rows on each other, measured from the first rows; None if their order was not examined.
 
     Example:
         >>> import pyarrow as pa
@@ -94,13 +93,13 @@ class Profile(ShortRepr):
         """Return the profile of both parts together.
 
         Arguments:
-            other: the profile of the other part, counted with ``like=`` this one.
+            other: the profile of the other part, counted with ``like=`` this profile.
 
         Returns:
             a new profile, equal to the profile of the whole table.
 
         Raises:
-            ArgumentValueError: the two have different columns or weights, or count a column differently.
+            ArgumentValueError: the two profiles have different columns or weights, or count a column differently.
         """
         if self.weights != other.weights:
             raise _not_alike(
@@ -124,7 +123,8 @@ class Profile(ShortRepr):
         """Return the profile as JSON of a few KB for each column.
 
         Arguments:
-            categories: how many categories of a column are named, the heaviest ones; the others are summed up.
+            categories: the largest number of categories to name for each column. The heaviest categories are named, and
+                the weights of the others are summed up.
 
         Returns:
             one line of JSON, with the schema ``"kullback.profile/2"``.
@@ -141,7 +141,7 @@ class Profile(ShortRepr):
         """Return the profile from the result of `to_json`.
 
         Raises:
-            FileError: the text is no such profile, or one of another version.
+            FileError: the text is not a profile, or is a profile of another version.
         """
         try:
             written: Any = json.loads(text, parse_constant=_no_number)
@@ -156,7 +156,7 @@ class Profile(ShortRepr):
             raise _unreadable(f"a damaged profile ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | os.PathLike[str], categories: int = SAVED_CATEGORIES) -> None:
-        """Write the profile to a file, which is replaced in one step; a link keeps pointing to its file.
+        """Write the profile to a file. An existing file is replaced in one step, and a link keeps its target.
 
         Raises:
             FileError: the file cannot be written, or its path exists and is not an ordinary file.
@@ -168,7 +168,7 @@ class Profile(ShortRepr):
         """Return the profile from a file of `save`.
 
         Raises:
-            FileError: there is no such file, or it is no profile.
+            FileError: the file does not exist, or is not a profile.
         """
         check_input(path, "path")
         place = f"path = {path}"
@@ -192,30 +192,29 @@ def profile_table(
     like: Profile | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Count the columns of a table, by its own engine.
+    """Count the columns of a table with the table's own engine.
 
-    Columns that cannot be profiled (nested ones, bytes, objects of several types) are named with the reason in
-    `Profile.skipped`, unless `columns` asks for them. A column of text of which at least 90 % are numbers or dates is
-    counted as such (`ColumnProfile.written`), if there is one way to read it.
+    `Profile.skipped` names the columns that cannot be profiled (nested values, bytes, objects of several types), with
+    the reasons. If `columns` names such a column, an error is raised. A column of text is counted as numbers or dates
+    if at least 90 % of its texts have the same form without any ambiguity (`ColumnProfile.written`).
 
     Arguments:
         frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
             a table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
-        columns: which columns; all by default.
-        exclude: columns to leave out, instead of `columns`.
-        weights: the column of the rows' weights.
-        like: a profile whose column types and grids to use, so that the two can be compared and merged. Text that it
-            has as numbers or dates is read in the same way.
-        progress: called with a sentence before each reading of the table.
+        columns: the names of the columns to count; None counts all columns.
+        exclude: the names of the columns to leave out; cannot be combined with `columns`.
+        weights: the column of the rows' weights; None gives each row the weight 1.
+        like: a profile whose column types and grids are used, so that the two profiles can be compared and merged. Text
+            that `like` counts as numbers or dates is read in the same way. None chooses types and grids from the table.
+        progress: a function that is called with a sentence before each reading of the table; None reports nothing.
 
     Returns:
-        the profile. For the same content it is the same, whichever engine counted (sums of weights up to their
-        rounding).
+        the profile. All engines give the same profile for the same content, up to the rounding of sums of weights.
 
     Raises:
         ArgumentTypeError: the frame is not a table.
-        ArgumentValueError: a column asked for or excluded is not there, a column asked for cannot be profiled, two have
-            the same name, both `columns` and `exclude` are given, or the weights are not finite numbers of 0 or more.
+        ArgumentValueError: a requested or excluded column does not exist, a requested column cannot be profiled, two
+            columns have the same name, both `columns` and `exclude` are given, or a weight is negative or not finite.
         FileError: a file is missing, damaged or of an unknown format.
         OptionalDependencyError: a package is missing; the error names it.
 
@@ -242,12 +241,12 @@ def profile_table(
 
 
 class Counting(NamedTuple):
-    """How tables are counted.
+    """The settings with which tables are counted.
 
     Attributes:
-        weights: the column of the rows' weights, or None.
-        like: a profile whose column types and grids to use, or None.
-        tell: called with a sentence before each reading of a table.
+        weights: the column of the rows' weights; None if rows have no weights.
+        like: a profile whose column types and grids are used; None if they are chosen from the table.
+        tell: a function that is called with a sentence before each reading of a table.
     """
 
     weights: str | None
@@ -256,17 +255,17 @@ class Counting(NamedTuple):
 
     @staticmethod
     def of(weights: str | None, like: Profile | None, progress: Progress | None) -> Counting:
-        """Return how to count, without reports of progress if nobody asks for them."""
+        """Return the settings; if `progress` is None, no progress is reported."""
         return Counting(weights, like, progress or _tell_nobody)
 
 
 def profile_opened(
     table: Table, columns: Sequence[str] | None, counting: Counting, *, exclude: Collection[str] = ()
 ) -> Profile:
-    """Count the columns of an open table, as `profile_table` does, and examine its order."""
+    """Count the columns of an open table, as `profile_table` does, and examine the order of its rows."""
     counted = count_opened(table, columns, counting, exclude=exclude)
     others = {} if counting.like is None else counting.like.columns
-    # A column that the other profile has as categories is counted likewise.
+    # A column that the other profile counts as categories is counted as categories too.
     undecided = {
         name: column
         for name, column in counted.profile.columns.items()
@@ -279,12 +278,12 @@ def profile_opened(
 
 @dataclass(frozen=True)
 class CountedTable:
-    """A table whose columns are counted, and whose order is not examined yet.
+    """A table whose columns are counted, and whose order of rows is not examined yet.
 
     Attributes:
         table: the table, with parsed columns of text.
-        profile: its counts.
-        counting: how they were counted.
+        profile: the counts of the table.
+        counting: the settings with which the table was counted.
     """
 
     table: Table
@@ -292,11 +291,11 @@ class CountedTable:
     counting: Counting
 
     def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
-        """Return the table with columns of text counted as the numbers or dates that they hold.
+        """Return the table after some columns of text are counted as the numbers or dates that they hold.
 
         Arguments:
-            ways: these columns, and how they are written.
-            again: further columns to count again, like the other profile.
+            ways: the columns of text, each with the way in which its numbers or dates are written.
+            again: further columns to count again, with the types and grids of `Counting.like`.
         """
         names = [name for name in self.profile.columns if name in ways or name in again]
         if not names:
@@ -309,7 +308,7 @@ class CountedTable:
         )
 
     def side(self) -> Side:
-        """Return what decides which columns of text are numbers or dates."""
+        """Return the profiles and the evidence that decide which columns of text are numbers or dates."""
         strings = [name for name in self.profile.columns if self.table.fields[name].column_type == "string"]
         return Side(self.profile.columns, strings, self._evidence)
 
@@ -322,7 +321,7 @@ class CountedTable:
         }
 
     def finished(self, *, independent: bool) -> Profile:
-        """Return the profile, with the order of the first rows unless they are independent."""
+        """Return the profile, with the order of the first rows unless rows are known to be independent."""
         if independent:
             return self.profile
         fields = [self.table.fields[name] for name in self.profile.columns]
@@ -336,7 +335,7 @@ def count_opened(
     *,
     exclude: Collection[str] = (),
 ) -> CountedTable:
-    """Count the columns of an open table; text is parsed only where the other profile has parsed it."""
+    """Count the columns of an open table; a column of text is parsed only if `Counting.like` has parsed it."""
     fields, skipped = _chosen(table, columns, counting.weights, exclude)
     counting.tell(f"counting {len(fields)} columns")
     ways = {} if counting.like is None else _ways_like(fields, counting.like)
@@ -354,7 +353,7 @@ def _counted(
     ways: Mapping[str, Written],
     counting: Counting,
 ) -> tuple[TableCounter, dict[str, ColumnProfile]]:
-    """Count columns, of which some are parsed: their other texts are missing values."""
+    """Count columns. In a parsed column, the texts that are not written in its way count as missing."""
     fields = [table.fields[name] for name in names]
     parsed = [name for name in names if name in ways]
     counters = {field.name: _counter(field, counting.like) for field in fields}
@@ -374,7 +373,7 @@ def _counted(
 
 
 def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
-    """Return the columns of text that another profile has parsed."""
+    """Return the columns of text that another profile has parsed, with the way in which they are written."""
     ways = {
         field.name: like.columns[field.name].written
         for field in fields
@@ -386,7 +385,7 @@ def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
 def _chosen(
     table: Table, columns: Sequence[str] | None, weights: str | None, exclude: Collection[str]
 ) -> tuple[list[Field], dict[str, str]]:
-    """Return the columns to count, and the skipped columns with the reason."""
+    """Return the columns to count, and the skipped columns with the reasons."""
     for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
         for name in names:
             if name not in table.fields:
@@ -414,8 +413,8 @@ def _chosen(
 
 
 def _counter(field: Field, like: Profile | None) -> ColumnCounter:
-    """Return the counter of a column: as in `like`, if its type allows that."""
-    assert field.column_type is not None  # noqa: S101 - the others are skipped
+    """Return the counter of a column, with the type and the grid that `like` has if the column's type allows it."""
+    assert field.column_type is not None  # noqa: S101 - columns without a type are skipped
     column = like.columns.get(field.name) if like is not None else None
     strings = {"string", "categorical", "text"}
     if column is not None and (
@@ -449,7 +448,7 @@ def _sharpen(
         }
         for name, column in table.count(TableCounter(counters, weights=counting.weights)).profiles().items():
             columns[name] = replace(column, words=columns[name].words)
-        # Where the median's bucket has a single value, that value is now the center and the grid cannot be finer.
+        # If the median's bucket had a single value, that value is now the center, and the grid cannot become finer.
         narrow = {
             name: field
             for name, field in narrow.items()
@@ -508,7 +507,7 @@ def _median_ends(column: ColumnProfile) -> tuple[float, float]:
 
 
 def _is_integer(column: ColumnProfile) -> bool:
-    """Whether all numbers are integers: microseconds and lengths are."""
+    """Whether all numbers are integers, as microseconds and lengths always are."""
     return column.integer or column.column_type in {"datetime", "text"}
 
 
@@ -531,7 +530,7 @@ def _read(written: JsonObject) -> Profile:
     weights = written["weights"]
     if weights is not None and not isinstance(weights, str):
         raise ValueError("weights is not a name")
-    # Kish's effective number of rows is at most their number, and equal to it without weights.
+    # Kish's effective number of rows is at most the number of rows, and equal to it if rows have no weights.
     if (weights is None and not rows == weight == squares) or weight**2 > squares * rows * (1 + 1e-6):
         raise ValueError(f"{rows:g} rows of weight {weight:g} and squared weights of {squares:g}")
     order = RowOrder.from_object(written["order"]) if "order" in written else None

@@ -24,16 +24,17 @@ def least(quantity: Value[float | None]) -> float:
 
 @dataclass(frozen=True)
 class Bin:
-    """A bin of a column: an interval of numbers, a category, the missing values; or a combination of several columns'.
+    """A bin of a column (an interval of numbers, a category, or missing values), or a combination of columns' bins.
 
     Attributes:
-        label: the bin in words.
-        low: the lower end of an interval, -inf for the first one; None for other bins.
-        high: the upper end, which is not in the interval; +inf for the last one; None for other bins.
-        p: the weight of P's rows in it; the number of rows where there are no weights.
-        q: likewise for Q.
-        contribution: its term of KL(P || Q), in nats: p log(p / q) - p + q of the proportions p and q, 0 where they are
-            equal.
+        label: the description of the bin.
+        low: the lower end of an interval; -inf for the first interval, None for bins that are not intervals.
+        high: the upper end of an interval, which the interval excludes; inf for the last interval, None for bins that
+            are not intervals.
+        p: the weight of P's rows in the bin; the number of rows if rows have no weights.
+        q: the weight of Q's rows in the bin.
+        contribution: the estimated term of the bin in KL(P || Q), in nats. For proportions p and q, the term is
+            p log(p / q) - p + q, which is 0 if p = q.
 
     Example:
         >>> import pyarrow as pa
@@ -58,11 +59,11 @@ class HistogramBin:
     """A bin of the histogram that shows a column of numbers at its own scale.
 
     Attributes:
-        low: its lower end; -inf where the histogram leaves out a tail.
-        high: its upper end, which is not in the bin but for the last one of bins that follow each other; `low` where
-            the bin holds a single value.
-        p: the weight of P's rows in it, up to the rounding of the grid that values are counted on.
-        q: likewise for Q.
+        low: the lower end of the bin; -inf if the histogram leaves out the lower tail.
+        high: the upper end of the bin; `low` if the bin holds a single value, inf if the histogram leaves out the upper
+            tail. Only the last of adjoining bins includes its upper end.
+        p: the weight of P's rows in the bin. It is approximate, because values are counted on a grid.
+        q: the weight of Q's rows in the bin, with the same precision.
 
     Example:
         >>> import pyarrow as pa
@@ -108,29 +109,28 @@ class _Comparison(Divergences, ABC):
 
 @dataclass(frozen=True, repr=False)
 class ColumnComparison(_Comparison):
-    """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and the content of the
-    column.
+    """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and properties of the column.
 
     Attributes:
-        name: the column.
+        name: the name of the column.
         column_type: ``"numeric"``, ``"datetime"``, ``"boolean"``, ``"categorical"``, or ``"text"``, whose divergences
             compare the lengths.
-        missing_p: the proportion of P's weight whose value is missing.
-        missing_q: likewise for Q.
-        new: categories that only Q has, the most frequent first, 100 at most.
-        vanished: likewise those that only P has.
-        bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
-            last bin holds the others.
-        histogram: P and Q at the scale of their numbers, for drawings; empty for categories.
-        words: of texts, the PSI of the group of words that differs most significantly, between the rows with and
-            without its words; 0 where the test of words does not reject. None for other types, and where words were
-            not compared; findings say so. `p_value` combines the tests of lengths and words.
+        missing_p: the proportion of P's weight in rows where the value is missing.
+        missing_q: the proportion of Q's weight in rows where the value is missing.
+        new: the categories that only Q has, the most frequent first; at most 100 categories.
+        vanished: the categories that only P has, the most frequent first; at most 100 categories.
+        bins: all intervals in ascending order, or at most 50 bins of categories, the most frequent first. If there are
+            more categories, one bin holds the rest.
+        histogram: the weights of P and Q in bins for drawings; empty for categories.
+        words: for texts, the PSI between rows with and rows without a word of one group, which is the group of words
+            that differs most significantly. It is 0 if the test of words does not reject. It is None for other types,
+            and if words were not compared, which a finding reports. `p_value` combines the tests of lengths and words.
         ks: the Kolmogorov-Smirnov distance of numbers, timestamps or lengths: the largest difference of P's and Q's
             cumulative proportions, from 0 to 1; None for categories. `p_value` combines the test of the bins and the
-            Cramer-von Mises test, which sees the order of the numbers.
-        content: ``"numbers-as-text"`` for text whose values are mostly numbers or dates and are compared as categories,
-            ``"identifier"`` where nearly every row has its own value; else None. The divergences of such columns say
-            little; findings say why.
+            Cramer-von Mises test, which uses the order of the numbers.
+        content: ``"numbers-as-text"`` for text that mostly holds numbers or dates but is compared as categories;
+            ``"identifier"`` if nearly every row has its own value; None for other columns. If it is not None, the
+            divergences have little meaning, and a finding gives the reason.
 
     Example:
         >>> import pyarrow as pa
@@ -164,17 +164,17 @@ class JointComparison(_Comparison):
     """The comparison of several columns together, by the combinations of their bins.
 
     Attributes:
-        columns: the columns.
+        columns: the names of the columns.
         kl_pq: KL(P || Q).
         kl_qp: KL(Q || P).
         js: the Jensen-Shannon divergence, at most log 2.
         psi: the population stability index, KL(P || Q) + KL(Q || P).
         tv: the total variation, from 0 to 1.
-        p_value: the p-value of the test that P and Q are the same distribution; 1 where there is one bin only.
+        p_value: the p-value of the test that P and Q are the same distribution; 1 if there is only one bin.
         p_adjusted: the p-value after Benjamini and Hochberg's correction for the number of tests in this comparison, or
             in all batches of one `kullback watch`.
-        bins: the combinations, the most frequent first, and at most 50 of them: the last bin holds the others.
-        notes: what limits these values, one sentence each.
+        bins: at most 50 combinations, the most frequent first. If there are more combinations, one bin holds the rest.
+        notes: sentences that limit or explain these values.
 
     Example:
         >>> import pyarrow as pa
@@ -194,7 +194,7 @@ class JointComparison(_Comparison):
         return ",".join(self.columns)
 
 
-# The codes of findings about a column, or a group of columns, that was not compared.
+# The codes of the findings that a column or a group of columns was not compared.
 NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipped")
 
 
@@ -202,22 +202,23 @@ NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipp
 class TableComparison(Shown):
     """The comparison of two tables, made by `kullback.compare_tables`.
 
-    ``print`` shows it as text, a notebook as a table; `to_html`, `to_json`, `to_dict`
-    and `to_pandas` write it.
-    ``comparison["column"]`` is the comparison of a column, and ``comparison["a", "b"]`` that of columns together.
+    ``print`` shows the comparison as text, and a notebook shows it as a table. `to_html`, `to_json`, `to_dict` and
+    `to_pandas` convert it. ``comparison["column"]`` is the comparison of one column, and ``comparison["a", "b"]`` is
+    the comparison of two columns together.
 
     Attributes:
         p_name: the name of P: a path, or the type of the table.
         q_name: the name of Q.
         p_rows: P's number of rows.
         q_rows: Q's number of rows.
-        columns: a comparison for each column that both have, the largest PSI first.
-        joint: a comparison for each group of columns that was asked for, in that order.
-        findings: missing columns, changed types, new categories and whatever else limits or explains the values.
+        columns: a comparison for each column that both tables have, the largest PSI first and identifiers last.
+        joint: a comparison for each requested group of columns, in the order of the request.
+        findings: sentences on missing columns, changed types, new categories and all else that limits or explains the
+            values.
         confidence: the confidence level of the intervals.
-        max_bins: the largest number of bins of numbers.
-        weights: the column of the rows' weights, or None.
-        cluster: the column of the groups of dependent rows, or None.
+        max_bins: the approximate largest number of bins of numbers.
+        weights: the column of the rows' weights; None if rows have no weights.
+        cluster: the column of the groups of dependent rows; None if rows have no groups.
 
     Example:
         >>> import pyarrow as pa
@@ -251,7 +252,7 @@ class TableComparison(Shown):
         """Return the comparison of a column, or of a group of columns.
 
         Raises:
-            ColumnNotFoundError: no such column was compared.
+            ColumnNotFoundError: this column or group of columns was not compared.
         """
         for column in self.columns:
             if column.name == name:

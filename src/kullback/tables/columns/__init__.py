@@ -1,1 +1,1 @@
-"""One column: its type, its counts, and their bins."""
+"""One column of a table: the type, the counts, and the bins of the column."""

@@ -1,4 +1,4 @@
-"""Conversion of Arrow arrays to the numbers and strings that are counted."""
+"""Conversion of Arrow arrays to numbers and strings that can be counted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MICROSECONDS = 1_000_000
-EXACT_OFFSET = 2.0**62  # differences of integers are exact up to this number
+EXACT_OFFSET = 2.0**62  # smaller differences of integers are computed exactly
 
 
 def numbers_of(array: Any, column_type: str) -> Floats:
-    """Return an array without missing values as float64: timestamps in microseconds, text as its length."""
+    """Return an array without missing values as float64: timestamps in microseconds, durations in seconds, text as
+    lengths."""
     import pyarrow as pa
 
     if column_type == "text":
@@ -33,7 +34,7 @@ def numbers_of(array: Any, column_type: str) -> Floats:
 
 
 def integers_of(array: Any) -> Integers | NDArray[np.uint64]:
-    """Return an array of integers, or of decimals without fraction, as 64-bit integers."""
+    """Return the values of an array of integers, or of decimals without fraction, as 64-bit integers."""
     import pyarrow as pa
 
     if pa.types.is_decimal(array.type):
@@ -43,11 +44,11 @@ def integers_of(array: Any) -> Integers | NDArray[np.uint64]:
 
 
 def integer_offsets(values: Integers | NDArray[np.uint64], center: int) -> Floats:
-    """Return the distances of integers from a center, exact before they are rounded to float64."""
+    """Return the differences of integers from a center, computed exactly and then rounded to float64."""
     rounded = values.astype(np.float64) - float(center)
     if not center:
         return rounded
-    # Modulo 2^64 the difference is right wherever it fits into 64 bits.
+    # Arithmetic modulo 2^64 gives the exact difference if the difference fits into 64 bits.
     exact = (values.view(np.uint64) - np.uint64(center % 2**64)).view(np.int64)
     return np.where(np.abs(rounded) < EXACT_OFFSET, exact.astype(np.float64), rounded)
 
@@ -67,10 +68,10 @@ def strings_of(array: Any) -> Any:
 
 
 def weights_of(name: str, array: Any) -> Floats:
-    """Return a column of weights.
+    """Return the weights in a column as float64.
 
     Raises:
-        ArgumentValueError: a weight is missing, negative or not finite.
+        ArgumentValueError: a weight is missing, negative, not finite or not a number.
     """
     import pyarrow as pa
 
@@ -97,7 +98,7 @@ def _bad_weights(name: str, got: str) -> ArgumentValueError:
 
 
 def category_codes(array: Any, categories: Sequence[str]) -> Any:
-    """Return the index of each value among the categories, missing for a value that is none of them."""
+    """Return the index of each value in `categories`; the index is missing if the value is not in the list."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -106,7 +107,7 @@ def category_codes(array: Any, categories: Sequence[str]) -> Any:
 
 
 def call(name: str, *arrays: Any, options: Any = None) -> Any:
-    """Call a function of Arrow that its type annotations do not list."""
+    """Call a compute function of Arrow that Arrow's type annotations lack."""
     import pyarrow.compute as pc
 
     return pc.call_function(name, list(arrays), options=options)
@@ -125,7 +126,7 @@ def _microseconds(array: Any) -> Floats:
     ticks = array.view(pa.int64()).to_numpy(zero_copy_only=False)
     if array.type.unit == "ns":
         return (ticks // 1000).astype(np.float64)
-    # Seconds may exceed the range of an integer of microseconds.
+    # Long times in seconds are more microseconds than a 64-bit integer can hold, so float64 is used.
     return ticks.astype(np.float64) * {"us": 1, "ms": 1000, "s": MICROSECONDS}[array.type.unit]
 
 

@@ -1,4 +1,4 @@
-"""Labels of bins of numbers and timestamps, with as few digits as distinguish their edges."""
+"""Labels of bins of numbers and timestamps, with no more digits than are needed to distinguish the edges."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ TIMESTAMP_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%
 def interval_labels(
     column: ColumnProfile, edges: Sequence[float], cuts: Sequence[int] | None = None
 ) -> tuple[str, ...]:
-    """Return a label for each interval between edges, the first and the last open.
+    """Return a label for each interval between edges; the first and the last interval are open-ended.
 
-    An interval of integers is labeled by the integers that occurred in it. An interval with only the grid's center is
-    labeled by this value.
+    An interval of integers is labeled with the smallest and the largest integer that occurred in it. An interval in
+    which only the grid's center occurred is labeled with the center.
 
     Arguments:
-        column: the column.
-        edges: the lower end of each interval but the first.
-        cuts: the first bucket of each interval but the first; by default the buckets of the edges.
+        column: the profile of the column.
+        edges: the lower end of each interval except the first.
+        cuts: the first bucket of each interval except the first; None means the buckets of the edges.
 
     Example:
         >>> interval_labels(ColumnProfile("numeric"), (1.5, 2.25))
@@ -47,7 +47,7 @@ def interval_labels(
     if edges:
         written = write(edges)
         inner = [f"{low} to {high}" for low, high in pairwise(written)]
-        # Below the grid's center, and right above it, a bin begins beyond its edge.
+        # A bin below the grid's center, or directly above it, excludes its lower edge.
         beyond = [cut < 0 or cut == 1 for cut in (begins[0], begins[-1])]
         first, last = "≤" if beyond[0] else "<", ">" if beyond[1] else "≥"
         labels = [f"{first} {written[0]}", *inner, f"{last} {written[-1]}"]
@@ -58,7 +58,7 @@ def interval_labels(
 
 
 def constant_label(column: ColumnProfile) -> str | None:
-    """Return the only value of a column in words; None if there are others or missing values."""
+    """Return the text of a column's only value; None if the column has several values or missing values."""
     specials = (column.not_a_number, column.minus_infinity, column.plus_infinity)
     if column.missing or column.empty or column.other_categories or any(specials):
         return None
@@ -75,7 +75,7 @@ def constant_label(column: ColumnProfile) -> str | None:
 
 
 def _occupied(column: ColumnProfile, cuts: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return the first and the last bucket that occurred in each bin."""
+    """Return the first and the last occupied bucket of each bin that has one."""
     if not column.buckets:
         return {}
     buckets = np.sort(np.fromiter(column.buckets, np.int64, len(column.buckets)))
@@ -119,7 +119,7 @@ def _numbers(edges: Sequence[float]) -> list[str]:
 
 
 def _number(value: float, digits: int) -> str:
-    """Write a number without an exponent if it has few zeros; a bin that begins just above 0 is labeled from 0."""
+    """Return a number as text, without an exponent if it has few zeros; the lower end of a bin just above 0 is "0"."""
     if abs(value) <= SMALLEST:
         return "0"
     if 1e-5 <= abs(value) < 1e9:
@@ -130,13 +130,13 @@ def _number(value: float, digits: int) -> str:
 def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS) -> list[str]:
     try:
         timestamps = [EPOCH + timedelta(microseconds=edge) for edge in edges]
-    except OverflowError:  # beyond the year 9999
+    except OverflowError:  # the timestamp is beyond the year 9999
         return [f"{edge:.17g} µs" for edge in edges]
     return _shortest(timestamps, [lambda timestamp, form=form: timestamp.strftime(form) for form in forms])
 
 
 def _shortest(values: Sequence[Any], ways: Sequence[Callable[[Any], str]]) -> list[str]:
-    """Return the values in the first format that gives different values different texts."""
+    """Return the values as texts, in the first format in which different values have different texts."""
     written: list[str] = []
     for way in ways:
         written = [way(value) for value in values]

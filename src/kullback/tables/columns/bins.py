@@ -11,7 +11,7 @@ from kullback.tables.columns.types import GRIDDED, ColumnType
 from kullback.tables.columns.written_numbers import Written
 
 OTHER = "other categories"
-# The bins that follow the bins of numbers and categories, and the attributes of a profile with their weights.
+# The labels of the bins after those of numbers or categories, and the attributes of `ColumnProfile` with their weights.
 SPECIALS = {
     "missing": "missing",
     "not a number": "not_a_number",
@@ -26,14 +26,14 @@ class Bins(ShortRepr):
 
     Attributes:
         column_type: the type of the column.
-        edges: the lower end of each bin of numbers but the first, in the column's unit.
-        labels: one for each bin: first of the numbers or categories, then `specials`.
+        edges: the lower end of each bin of numbers except the first, in the column's unit.
+        labels: the label of each bin: the bins of numbers or categories come first, and those of `specials` follow.
         center: the center of the grid.
-        cuts: the first bucket of each bin of numbers but the first.
+        cuts: the first bucket of each bin of numbers except the first.
         categories: the categories that have a bin each.
         other: whether a bin holds all other categories.
-        specials: the labels of the last bins, of `SPECIALS`.
-        written: how the numbers or dates are written, if the column is text.
+        specials: the labels of the last bins, which are keys of `SPECIALS`.
+        written: the way in which numbers or dates are written if the column is text; None for other columns.
 
     Example:
         >>> import pyarrow as pa
@@ -64,7 +64,7 @@ class Bins(ShortRepr):
         return len(self.labels)
 
     def ends(self, index: int) -> tuple[float, float] | None:
-        """Return the ends of a bin of numbers; None for every other bin."""
+        """Return the two ends of a bin of numbers; None for any other bin."""
         if not self.gridded or index > len(self.cuts):
             return None
         ends = (-np.inf, *self.edges, np.inf)

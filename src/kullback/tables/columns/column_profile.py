@@ -1,4 +1,4 @@
-"""The profile of one column: weights of the buckets of a grid or of categories, and of missing values."""
+"""The profile of one column: the weights of grid buckets or of categories, and the weight of missing values."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ _Key = TypeVar("_Key", bound=Hashable)
 class ColumnProfile(ShortRepr):
     """The counts of one column, which add up over parts of a table.
 
-    Every count is a sum of row weights; each row weighs 1 where the table has no weights.
+    Every count is a sum of row weights; each row has the weight 1 if the table has no weights.
 
     Attributes:
-        column_type: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time
-            zone; ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, whose length and words are profiled.
+        column_type: ``"numeric"``; ``"datetime"`` for timestamps and dates, in microseconds since 1970, in UTC if there
+            is a time zone; ``"boolean"``; ``"categorical"``; ``"text"`` for many long strings, whose lengths and words
+            are counted.
         center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, timestamps and lengths.
         buckets: the weight of every occupied bucket.
-        categories: the weight of every category; of a boolean column, of ``"false"`` and ``"true"``.
+        categories: the weight of every category; the categories of a boolean column are ``"false"`` and ``"true"``.
         missing: the weight of missing values.
         not_a_number: the weight of NaN, which is not counted as missing.
         minus_infinity: the weight of minus infinity.
         plus_infinity: the weight of infinity.
-        minimum: the smallest finite number, an int where the type holds integers; None if there is none.
-        maximum: the largest finite number.
+        minimum: the smallest finite number, an int if the type holds integers; None if there is no finite number.
+        maximum: the largest finite number; None if there is no finite number.
         other_categories: the weight of the categories that a shortened profile no longer names.
-        integer: whether all numbers are integers by their type.
-        zoned: whether timestamps have a time zone; None for dates, for other types, and where parts differ.
-        words: for texts, the weight of the rows that contain a word of each group, by the group's number (see
-            `kullback.tables.columns.word_groups`); None for other types, and where words were not counted.
-        written: how the numbers or dates are written, if the column is text that is read as such.
-        unparsed: the weight of the texts that are not written in this way; `missing` includes it.
-        unparsed_texts: the weights of the most frequent of these texts.
+        integer: whether the type of the column holds integers only.
+        zoned: whether timestamps have a time zone; None for dates, for other types, and if parts of the table differ.
+        words: for texts, the weight of the rows that contain a word of a group, by the group's number (see
+            `kullback.tables.columns.word_groups`); None for other types, and if words were not counted.
+        written: the way in which numbers or dates are written if the column is text; None for other columns.
+        unparsed: the weight of the texts that are not written in this way; `missing` includes this weight.
+        unparsed_texts: the weights of the most frequent texts that are not written in this way.
 
     Example:
         >>> import pyarrow as pa
@@ -82,7 +83,7 @@ class ColumnProfile(ShortRepr):
 
     @property
     def gridded(self) -> bool:
-        """Whether the column is counted on the grid: numbers, timestamps and lengths."""
+        """Whether the column is counted on the grid, as numbers, timestamps and lengths are."""
         return self.column_type in GRIDDED
 
     @property
@@ -102,7 +103,7 @@ class ColumnProfile(ShortRepr):
         return self.present == 0
 
     def quantile_bucket(self, probability: float) -> int | None:
-        """Return the bucket that holds a quantile of the finite numbers; None if there are none."""
+        """Return the bucket that holds a quantile of the finite numbers; None if there are no finite numbers."""
         target, reached, last = probability * sum(self.buckets.values()), 0.0, None
         for bucket in sorted(self.buckets):
             reached, last = reached + self.buckets[bucket], bucket
@@ -111,7 +112,7 @@ class ColumnProfile(ShortRepr):
         return last
 
     def merged(self, other: ColumnProfile, name: str = "") -> ColumnProfile:
-        """Return the sum of the counts of two parts; a part without values takes the other's type and grid.
+        """Return the sum of the counts of two parts; a part without values takes the other part's type and grid.
 
         Raises:
             ArgumentValueError: the parts have different types or grids.
@@ -148,17 +149,17 @@ class ColumnProfile(ShortRepr):
         )
 
     def counted_like(self, other: ColumnProfile) -> bool:
-        """Whether the two are counted on the same grid, from values that are written alike."""
+        """Whether two profiles are counted on the same grid, from values that are written in the same way."""
         alike = self.column_type == other.column_type and self.center == other.center
         return alike and self.means_like(other)
 
     def means_like(self, other: ColumnProfile) -> bool:
-        """Whether equal numbers mean the same, where one or both are read from text."""
+        """Whether equal numbers of two columns have the same meaning, even if a column is read from text."""
         one, another = (self, other) if self.written is not None else (other, self)
         return one.written is None or one.written.means_like(another.written)
 
     def shortened(self, categories: int) -> ColumnProfile:
-        """Return the profile with only the heaviest categories named; the rest is `other_categories`."""
+        """Return the profile with names for the heaviest categories only; `other_categories` sums up the rest."""
         if len(self.categories) <= categories:
             return self
         order = sorted(self.categories, key=lambda name: (-self.categories[name], name))
@@ -167,7 +168,7 @@ class ColumnProfile(ShortRepr):
         return replace(self, categories=named, other_categories=self.other_categories + rest)
 
     def to_object(self) -> JsonObject:
-        """Return the profile for JSON: buckets as differences, and their weights; zeros are left out."""
+        """Return the profile as an object of JSON, with the differences of bucket numbers and without zeros."""
         written: JsonObject = {"column_type": self.column_type}
         if self.buckets:
             written["buckets"] = _steps(self.buckets)
@@ -185,7 +186,7 @@ class ColumnProfile(ShortRepr):
             written["written"] = self.written.to_object()
         if self.unparsed_texts:
             written["unparsed_texts"] = {name: _short(weight) for name, weight in self.unparsed_texts.items()}
-        # A minimum of 0 is not a missing minimum.
+        # A minimum of 0 is written, because a minimum that is not written is None.
         written.update({name: 0 for name in ("minimum", "maximum") if getattr(self, name) == 0})
         return written
 
@@ -194,7 +195,7 @@ class ColumnProfile(ShortRepr):
         """Return the profile from the result of `to_object`.
 
         Raises:
-            FileError: the object is not one that `to_object` writes.
+            FileError: the object is not in the form that `to_object` writes.
         """
         try:
             return _read(written)
@@ -210,14 +211,14 @@ class ColumnProfile(ShortRepr):
             ) from None
 
 
-# The attributes that are a weight, and those that JSON holds as they are.
+# The attributes that hold a weight, and the attributes that JSON holds unchanged.
 _WEIGHTS = (*SPECIALS.values(), "other_categories", "unparsed")
 _PLAIN = ("center", *SPECIALS.values(), "minimum", "maximum", "other_categories", "integer", "unparsed")
-_MOST_UNPARSED = 5  # texts that a profile names
+_MOST_UNPARSED = 5  # a profile names at most this many unparsed texts
 
 
 def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, float]:
-    """Return the weights of two dictionaries added."""
+    """Return the weights of two dictionaries, added up for each key."""
     total = dict(first)
     for key, weight in second.items():
         total[key] = total.get(key, 0.0) + weight
@@ -225,13 +226,13 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
 
 
 def most_frequent(texts: dict[str, float]) -> dict[str, float]:
-    """Return the few heaviest of some texts."""
+    """Return the few texts with the largest weights."""
     heaviest = sorted(texts, key=lambda text: (-texts[text], text))[:_MOST_UNPARSED]
     return {text: texts[text] for text in heaviest}
 
 
 def _steps(weights: dict[int, float]) -> JsonObject:
-    """Return sorted numbers as differences, and their weights."""
+    """Return the differences of the sorted numbers, and the weights in the same order."""
     order = sorted(weights)
     steps = [number - before for before, number in zip([0, *order], order, strict=False)]
     return {"steps": steps, "weights": [_short(weights[number]) for number in order]}
@@ -301,7 +302,7 @@ def _check_written(column: ColumnProfile) -> None:
 
 
 def _number(written: Any) -> float:
-    """Return a finite number of JSON; large integers stay exact."""
+    """Return a number from JSON, which has to be finite; large integers stay exact."""
     value = written if isinstance(written, int) and abs(written) >= 2**53 else float(written)
     if isinstance(written, str) or not math.isfinite(value):
         raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is not a number")
@@ -309,7 +310,7 @@ def _number(written: Any) -> float:
 
 
 def _short(value: float | bool) -> float | int | bool:
-    """Return a whole number as an integer, which JSON writes shorter."""
+    """Return a weight, as an int if it is whole, because ints are shorter in JSON."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 

@@ -1,4 +1,4 @@
-"""Columns that identify rows: nearly every row has its own value, which is neither an amount nor a date."""
+"""Recognition of identifiers: columns where nearly every row has its own value, which is no amount and no date."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ if TYPE_CHECKING:
     from kullback.tables.columns.column_profile import ColumnProfile
 
 _FEWEST_ROWS = 20
-_DIFFERENT = 0.9  # the share of the rows that have a value of their own
-_MOST = 0.5  # the share of the range of identifiers that is used, and of texts that are amounts
-_MOST_READ = 20_000  # texts that are looked at
-_DIGITS_OF_CODE = 8
+_DIFFERENT = 0.9  # identifiers have at least this ratio of different values to rows
+# Integers identify rows if their range is at least this share of the number of rows. A column of text holds amounts if
+# more than this share of its texts are amounts.
+_MOST = 0.5
+_MOST_READ = 20_000  # at most this many texts are examined
+_DIGITS_OF_CODE = 8  # numbers of one length with at least this many digits are codes
 
 
 def identifies(name: str, column: ColumnProfile) -> bool:
     """Return whether nearly every row has its own value, which is neither an amount nor a date.
 
     Arguments:
-        name: the column's name.
-        column: its counts of rows without weights.
+        name: the name of the column.
+        column: the profile of the column, counted without weights.
     """
     rows = column.present
     if rows < _FEWEST_ROWS:
         return False
     if column.column_type == "categorical":
-        # A saved profile names the most frequent values; if these are single ones, so are the others.
+        # A saved profile names the most frequent values. If each of these occurs once, so does every other value.
         single = column.other_categories > 0 and max(column.categories.values(), default=2) == 1
         different = len(column.categories) + (column.other_categories if single else 0)
         return different >= _DIFFERENT * rows and not _are_amounts(name, column, different)
@@ -48,7 +50,7 @@ def identifies(name: str, column: ColumnProfile) -> bool:
 
 
 def _are_amounts(name: str, column: ColumnProfile, different: float) -> bool:
-    """Return whether most texts are dates or numbers, and not the numbers of rows."""
+    """Return whether most texts are dates or amounts, and not codes or row numbers."""
     texts = texts_of(column)
     texts = texts.take(np.arange(0, len(texts), 1 + len(texts) // _MOST_READ))
     evidence = evidence_of(texts, np.ones(len(texts)))

@@ -1,19 +1,20 @@
-r"""The grid on which every engine counts numbers: buckets that get wider with the distance from a center.
+r"""The grid on which every engine counts numbers, with buckets that get wider with the distance from a center.
 
 With center :math:`c`, a number :math:`x` at a distance :math:`a = |x - c| = 2^e m`, :math:`1 \le m < 2`, has bucket
 
 .. math:: b = \operatorname{sign}(x - c) \, \bigl(32 (e + 1022) + \lfloor 32 (m - 1) \rfloor + 1\bigr)
 
-so each octave has 32 buckets of equal width, 1.6 to 3.1 % of the distance, and :math:`b` grows with :math:`x`. Bucket
-0 contains the center itself and all numbers less than :math:`2^{-1022}` (the smallest normal number) away from it.
+so each octave has 32 buckets of equal width, which is 1.6 to 3.1 % of the distance, and :math:`b` grows with :math:`x`.
+Bucket 0 contains the center and all numbers less than :math:`2^{-1022}` (the smallest normal number) away from the
+center.
 
-The grid is made of powers of two: the bucket of a float64 is its upper 17 bits, exactly and without a logarithm.
-Integers up to 63 away from the center have buckets of their own.
+The octaves are powers of two, so the upper 17 bits of a float64 give its bucket, exactly and without a logarithm. Each
+integer up to 63 away from the center has a bucket of its own.
 
-The divergences of rows have another grid, that of `kullback.common.streaming.QuantileSketch`, on purpose. It counts
-tensors on their device, which are never negative, and its quantiles are exact to 0.5 %, where this grid has 1.6 to
-3.1 %. Columns need negative numbers, centers, and buckets that NumPy finds without a logarithm. One grid for both would
-change reported quantiles, or the profiles that were saved.
+`kullback.common.streaming.QuantileSketch` has a different grid on purpose. It counts the divergences of rows, which are
+never negative, as tensors on their device. Its quantiles are exact to 0.5 %, but quantiles on this grid are exact only
+to 1.6 to 3.1 %. Columns need negative numbers, centers, and buckets that NumPy finds without a logarithm. One grid for
+both would change reported quantiles or invalidate saved profiles.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ SHIFT = np.uint64(52 - 5)
 CODES = 1 << 17
 SIGN = 1 << 16
 SMALLEST = 2.0**-1022
-MOST_BUCKET = PER_OCTAVE * 2046  # of the largest number
-# Up to here x - c is finite for every finite x: c is less than half of the last digit of the largest one.
+MOST_BUCKET = PER_OCTAVE * 2046  # the bucket of the largest float64
+# With a center c up to this number, x - c is finite for every finite x. The reason is that c is less than half a unit
+# in the last place of the largest float64.
 FARTHEST_CENTER = 2.0**960
 
 
 def bucket_codes(values: Floats) -> Integers:
-    """Return the upper 17 bits of each float64: its sign, exponent and the first five bits of its fraction."""
+    """Return the upper 17 bits of each float64: the sign, the exponent and the first five bits of the fraction."""
     codes = np.ascontiguousarray(values).view(np.uint64) >> SHIFT
     return codes.view(np.int64)
 
@@ -60,7 +62,7 @@ def buckets_of(values: Floats, center: float = 0.0) -> Integers:
 
 
 def bucket_ends(bucket: int, center: float = 0.0) -> tuple[float, float]:
-    """Return the two ends of a bucket: it holds its end nearer to the center, not the other one.
+    """Return the two ends of a bucket, which includes the end nearer to the center and excludes the other end.
 
     Example:
         >>> bucket_ends(int(buckets_of(np.array([5.3]))[0]))
@@ -75,7 +77,9 @@ def bucket_ends(bucket: int, center: float = 0.0) -> tuple[float, float]:
 
 
 def integers_in(bucket: int, center: float = 0.0) -> tuple[float, float]:
-    """Return the smallest and the largest integer of a bucket, exact however large they are; infinite for the last one.
+    """Return the smallest and the largest integer of a bucket, exact at any size.
+
+    For the last bucket, and for a center that is not an integer, return the two ends of the bucket instead.
 
     Example:
         >>> integers_in(int(buckets_of(np.array([100.0]))[0]))
@@ -94,8 +98,8 @@ def integers_in(bucket: int, center: float = 0.0) -> tuple[float, float]:
 
 
 def _distance(step: int) -> float:
-    """Return where the bucket of the given number begins, as a distance from the center."""
+    """Return the distance from the center at which the bucket with this number begins."""
     octave, part = divmod(step - 1, PER_OCTAVE)
     mantissa = 1 + part / PER_OCTAVE
-    # 2^1024 is beyond float64: the last bucket ends at infinity.
+    # float64 cannot represent 2^1024, so the last bucket ends at infinity.
     return float("inf") if octave - 1022 > 1023 else mantissa * 2.0 ** (octave - 1022)

@@ -1,7 +1,7 @@
-"""The type of a column of strings, which its values decide: categories, text, numbers, dates or times of day.
+"""The type of a column of strings, which depends on its values: categories, text, numbers, dates or times of day.
 
-`is_text` distinguishes text from categories. `ways_to_read` says which columns of either are numbers or dates, because
-at least 90 % of each side's texts are some that are written in one way.
+`is_text` distinguishes text from categories. `ways_to_read` returns the columns of strings that are numbers or dates:
+at least 90 % of each side's texts are numbers or dates that are written in one way.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ MAX_CATEGORIES = 2_000_000
 TEXT_LENGTH = 32
 TEXT_VALUES = 256
 NUMBERS: frozenset[ColumnType] = frozenset(("numeric", "datetime"))
-LEAST_SHARE = 0.9  # of each side's texts that are numbers, if a column is read as such
-_LONGEST = 40  # characters of most texts that are dates
-# One of two ways is right if the other one alone reads at most a ninth of the texts that it alone reads. These have to
-# be more than a few mistakes.
+LEAST_SHARE = 0.9  # a column is read as numbers or dates if at least this share of each side's texts are
+# A column is not read as numbers or dates if more than a tenth of its texts have more characters than this.
+_LONGEST = 40
+# The first of two ways is right if the texts that only this way reads weigh more than _RATIO times as much as the texts
+# that only the second way reads, and more than _LEAST_EVIDENCE of all texts.
 _RATIO = 9.0
 _LEAST_EVIDENCE = 0.005
 _FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
@@ -43,7 +44,7 @@ def is_text(rows: int, characters: int, distinct: int) -> bool:
 
     Arguments:
         rows: how many values are present.
-        characters: their total number of characters.
+        characters: the total number of characters of these values.
         distinct: how many different values there are.
     """
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
@@ -56,12 +57,13 @@ class NotRead(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One of the tables whose columns are counted together.
+    """One of the tables that are compared.
 
     Attributes:
-        columns: the profiles of its columns.
-        strings: the columns of strings, whose type does not say that they are categories.
-        evidence: reads the table, and returns the evidence on columns of text; None where only profiles are known.
+        columns: the profiles of the table's columns.
+        strings: the names of the columns of strings, without columns whose type is categories.
+        evidence: a function that reads the table and returns the evidence on columns of text; None if only profiles
+            are known.
     """
 
     columns: Mapping[str, ColumnProfile]
@@ -70,11 +72,11 @@ class Side(NamedTuple):
 
 
 def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
-    """Return the columns of text of each side that are read as numbers or dates, and how these are written.
+    """Return each side's columns of text to read as numbers or dates, with the way in which they are written.
 
     Arguments:
-        sides: the tables. The columns are those of the first one.
-        weighted: whether rows have weights, so that counts of rows are not known.
+        sides: the tables. Only columns that the first table has are read.
+        weighted: whether rows have weights. If so, the profiles do not show the numbers of rows.
     """
     texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
     read: list[Mapping[str, Evidence]] = []
@@ -97,8 +99,8 @@ def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Wri
 
 
 def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
-    """Return why a column of text is not compared as the numbers or dates that it mostly holds; None if it holds
-    others."""
+    """Return the reason why a column of text that mostly holds numbers or dates is compared as categories; None if it
+    mostly holds other texts."""
     sides = [column for column in (p, q) if not column.empty]
     texts = [evidence_of_categories(each, fewest=1) for each in sides if each.column_type == "categorical"]
     if not any(
@@ -117,7 +119,7 @@ def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
 
 
 def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> list[int]:
-    """Return the sides where a column is text that may be numbers or dates; none if another side rules that out."""
+    """Return the indices of the sides where a column of text may be numbers or dates; empty if the column cannot be."""
     filled = {at: side.columns[name] for at, side in enumerate(sides) if name in side.columns}
     filled = {at: column for at, column in filled.items() if not column.empty}
     places = [at for at, column in filled.items() if name in sides[at].strings and _may_be_read(column)]
@@ -131,7 +133,7 @@ def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> list[int]:
 
 
 def _may_be_read(column: ColumnProfile) -> bool:
-    """Return whether a column of strings is not long."""
+    """Return whether the texts of a column are short enough for numbers or dates."""
     if column.column_type == "categorical":
         return True
     length = column.quantile_bucket(LEAST_SHARE)
@@ -143,7 +145,7 @@ def _may_be_read(column: ColumnProfile) -> bool:
 
 
 def _other_type(name: str, sides: Sequence[Side], places: Sequence[int]) -> ColumnType | None:
-    """Return the type of a column on the other sides; None if it has no values there."""
+    """Return the type that a column has on the sides not in `places`; None if the column has no values there."""
     others = [
         side.columns[name] for at, side in enumerate(sides) if at not in places and name in side.columns
     ]
@@ -151,12 +153,12 @@ def _other_type(name: str, sides: Sequence[Side], places: Sequence[int]) -> Colu
 
 
 def _are_many_digits(evidence: Evidence | None) -> bool:
-    """Return whether a column has more different texts than categories, most of them digits, as identifiers are."""
+    """Return whether most texts of a long column are digits, as identifiers are; False if there is no evidence."""
     return evidence is not None and evidence.get(("digits",), 0.0) > 0.5 * evidence["all",]
 
 
 def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
-    """Return whether a column has enough different values on one side, so that they are no codes or ratings."""
+    """Return whether a column has too many different values on one side for codes or ratings."""
     return any(
         column.column_type == "text" or len(column.categories) + len(column.buckets) >= FEWEST_NUMBERS
         for column in columns
@@ -164,10 +166,10 @@ def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
 
 
 def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | NotRead:
-    """Return the one way in which a column is written.
+    """Return the one way in which a column is written, or the reason why there is none.
 
     Arguments:
-        sides: the evidence of each side that is text and has values.
+        sides: the evidence of each side on which the column is text and has values.
         column_type: the type of the other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
     """
     likely = [_likely(side) for side in sides]
@@ -195,13 +197,13 @@ def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Writte
 
 
 def _likely(side: Evidence) -> list[Written]:
-    """Return the ways that read most texts of a side."""
+    """Return the ways that read at least 90 % of the texts of a side."""
     least = LEAST_SHARE * side.get(("all",), 0.0)
     return [Written(*key[1]) for key, weight in side.items() if key[0] == "read" and weight >= least]
 
 
 def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
-    """Return whether all texts that both ways read differently are certainly written in the first one."""
+    """Return whether all texts to which the two ways give different values are certainly written in the first way."""
     for at, side in enumerate(sides):
         marks = _contested(way, rival, side)
         if not marks:
@@ -214,11 +216,11 @@ def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
             for place, other in enumerate(sides)
             if place != at and all(other.get(("uses", way.what, way.unit, mark)) for mark in marks)
         ]
-        # Programs write a decimal point, and thousands would leave some numbers without one.
+        # Programs write a decimal point. If the points separated thousands, some numbers would have no point.
         usual = way.what == "numbers" and way.form == "." and marks == ["."] and not side.get(("plain", way))
         if own == 0 and max(others, default=0) <= 0 and not (usual and min(others, default=0) >= 0):
             return False
-    # A side without contested texts may show that the other way is the right one.
+    # A side without contested texts may show that the other way is right.
     return not (
         any(_contested(way, rival, side) for side in sides)
         and min(_balance(way, rival, side) for side in sides) < 0
@@ -226,12 +228,12 @@ def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
 
 
 def _contested(way: Written, rival: Written, side: Evidence) -> list[str]:
-    """Return the characters of the texts that both ways read, with different values."""
+    """Return the separators in the texts to which the two ways give different values."""
     return [key[3] for key in side if key[:3] == ("contested", way, rival)]
 
 
 def _balance(way: Written, rival: Written, side: Evidence) -> int:
-    """Return 1 if texts that only one way reads show that the first one is right, -1 for the second one, else 0."""
+    """Return 1 if the texts that only one way reads prove the first way, -1 if they prove the second way, else 0."""
     first, second = side.get(("only", way, rival), 0.0), side.get(("only", rival, way), 0.0)
     least = _LEAST_EVIDENCE * side["all",]
     return int(first > max(least, _RATIO * second)) - int(second > max(least, _RATIO * first))
@@ -242,7 +244,7 @@ def _divided(way: Written, rival: Written, side: Evidence) -> bool:
 
 
 def _separators(way: Written, sides: Sequence[Evidence]) -> str:
-    """Return the separators of thousands; a doubtful one is none where some texts have the other decimal separator."""
+    """Return the separators of thousands, only the certain ones if some texts have the other decimal separator."""
     rival = way._replace(form="," if way.form == "." else ".")
     doubtful = any(side.get(("only", rival, way)) for side in sides)
     kind = "separates surely" if doubtful else "separates"

@@ -1,4 +1,4 @@
-"""Types of columns, from an Arrow or narwhals type. The values of strings decide theirs (`text_types`)."""
+"""The types of columns, from Arrow or narwhals types. The type of strings depends on their values (`text_types`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeAlias
 
 ColumnType = Literal["numeric", "datetime", "boolean", "categorical", "text"]
 """The types of a column."""
-# A column of strings is categories or text; its values decide.
+# The values of a column of strings decide whether the column is categories or text.
 FieldType = ColumnType | Literal["string"]
-# An array of PyArrow, whose functions have no types.
+# An array of PyArrow, whose functions have no type annotations.
 ArrowArray: TypeAlias = Any
 
-# Counted on the grid: numbers, timestamps and lengths.
+# The types that are counted on the grid: numbers, timestamps and lengths of text.
 GRIDDED: frozenset[ColumnType] = frozenset(("numeric", "datetime", "text"))
-DECIMAL_DIGITS = 18  # of a decimal number that fits into 64 bits
+DECIMAL_DIGITS = 18  # decimal integers with at most this many digits fit into 64 bits
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Field:
     """A column of a table that is not counted yet.
 
     Attributes:
-        name: the column.
-        column_type: its type; None if such a column cannot be profiled.
+        name: the name of the column.
+        column_type: the type of the column; None if columns of this type cannot be profiled.
         integer: whether the type holds integers only.
-        reason: why the column cannot be profiled.
+        reason: the reason why the column cannot be profiled; empty if it can.
         zoned: whether timestamps have a time zone; None for dates and for all other types.
     """
 
@@ -37,7 +37,7 @@ class Field:
 
 
 def arrow_field(name: str, arrow_type: Any) -> Field:
-    """Return the field of a column with an Arrow type; times of day and durations are numbers of seconds."""
+    """Return the field of a column with an Arrow type; times of day and durations are numeric, in seconds."""
     import pyarrow as pa
 
     is_ = pa.types

@@ -1,7 +1,8 @@
 """The evidence on how the numbers or dates of a column of text are written.
 
-`evidence_of` weighs the texts of one side that each way reads, and those that only one of two ways reads. The evidence
-of parts of a table adds up. `kullback.tables.columns.text_types` decides from the evidence of all sides.
+`evidence_of` returns the weight of one side's texts that each way reads, and of the texts that only one of two ways
+reads. The evidence of parts of a table adds up. `kullback.tables.columns.text_types` decides from the evidence of all
+sides.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from kullback.tables.columns.written_numbers import (
 if TYPE_CHECKING:
     from kullback.tables.columns.column_profile import ColumnProfile
 
-# With fewer different numbers a text column may hold codes or ratings, which are categories.
+# A column of text with fewer different numbers may hold codes or ratings, which are categories.
 FEWEST_NUMBERS = 20
-_SAMPLE = 1000  # texts that show whether all have to be looked at
-_SUSPECTED = 0.3
-_MOST_UNITS = 3
+_SAMPLE = 1000  # a sample has this many of the most frequent texts, and this many others
+_SUSPECTED = 0.3  # all texts are examined if at least this share of the sample may be numbers or dates
+_MOST_UNITS = 3  # only this many of the most frequent units are examined
 
-# The weights of texts, by what they show: ("all",), ("codes",), ("shape", "numbers"), and of each way ("read", way),
-# ("different", way), ("only", way, another), ("contested", way, another, character), ("uses", character) ...
+# The weight of the texts with each property. Properties of texts are ("all",), ("codes",), ("shape", "numbers") ...
+# Properties of a way are ("read", way), ("only", way, another), ("contested", way, another, character) ...
 Evidence = dict[tuple[Any, ...], float]
 
 
 def evidence_of(texts: Any, weights: Floats) -> Evidence:
-    """Return the weights of texts that the ways of writing read.
+    """Return the evidence of texts: the weights of the texts that each way of writing reads.
 
     Arguments:
-        texts: different texts, as an Arrow array of large strings, none missing.
-        weights: the weight of each.
+        texts: different texts, as an Arrow array of large strings without missing values.
+        weights: the weight of each text.
     """
     evidence: Evidence = {("all",): float(weights.sum())}
     if not len(texts):
@@ -60,7 +61,7 @@ def evidence_of(texts: Any, weights: Floats) -> Evidence:
     for what, which in (("numbers", numbers & ~codes), ("dates", dates)):
         evidence["shape", what] = float(weights[which].sum())
         evidence["shapes", what] = float(which.sum())
-    # Workers send evidence without classes of this package.
+    # The result has plain tuples, so that workers can send evidence without classes of this package.
     return {
         tuple(tuple(part) if isinstance(part, Written) else part for part in key): weight
         for key, weight in evidence.items()
@@ -72,9 +73,9 @@ def evidence_of_categories(column: ColumnProfile, fewest: int = FEWEST_NUMBERS) 
     """Return the evidence of the named categories of a column.
 
     Arguments:
-        column: the column.
-        fewest: with fewer categories, and where a part shows that most are neither numbers nor dates, the evidence is
-            the weight alone.
+        column: the profile of the column.
+        fewest: the smallest number of categories to examine. With fewer categories, or if a sample shows that most are
+            neither numbers nor dates, the evidence is only the weight of all texts.
     """
     import pyarrow as pa
 
@@ -106,7 +107,7 @@ def texts_of(column: ColumnProfile) -> Any:
 
 
 def shares(evidence: Evidence) -> dict[Literal["numbers", "dates"], float]:
-    """Return the shares of the texts that are shaped like numbers and like dates; 0 if they are few different ones."""
+    """Return the share of texts with the shape of numbers, and with that of dates; 0 for fewer than 20 such texts."""
     total = evidence.get(("all",), 0.0)
     return {
         what: evidence.get(("shape", what), 0.0) / total
@@ -117,7 +118,7 @@ def shares(evidence: Evidence) -> dict[Literal["numbers", "dates"], float]:
 
 
 def _of_numbers(evidence: Evidence, texts: Any, weights: Floats) -> Flags:
-    """Add the evidence on numbers; return which texts are some."""
+    """Add the evidence on numbers; return which texts are numbers."""
     units = units_of(texts).fill_null("").dictionary_encode()
     codes, names = units.indices.to_numpy(), units.dictionary.to_pylist()
     heaviest = np.argsort(-np.bincount(codes, weights), kind="stable")[:_MOST_UNITS]
@@ -147,7 +148,7 @@ def _of_numbers(evidence: Evidence, texts: Any, weights: Floats) -> Flags:
 
 
 def _of_dates(evidence: Evidence, texts: Any, weights: Floats) -> Flags:
-    """Add the evidence on dates and times of day; return which texts are some."""
+    """Add the evidence on dates and times of day; return which texts have the shape of one of these."""
     _, shaped = times_of(texts)
     _add_ways(evidence, {Written("times"): shaped}, weights)
     read = {form: dates_of(texts, form) for form in DATE_FORMS}

@@ -1,4 +1,4 @@
-"""The words of texts, hashed into groups, and the number of rows with a word of each group.
+"""Counts of the rows that contain a word of each group; words are hashed into groups.
 
 A word is a run of letters; every byte of a character outside ASCII counts as a letter, and case matters. Digits,
 punctuation and the order of words do not count. No word is stored, so the counts have a fixed size and add up over the
@@ -15,16 +15,16 @@ import numpy as np
 from kullback.common.arrays import Floats
 
 WORD_GROUPS = 2048
-CHUNK = 1 << 19  # bytes, but for longer texts
-BASE = 0x9E3779B97F4A7C15  # odd: it has an inverse modulo 2^64
+CHUNK = 1 << 19  # a chunk has at most this many bytes, or a single longer text
+BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 
 def rows_with_words(array: Any, weights: Floats | None) -> Floats:
     """Return the weight of the rows that contain a word of each group, shape (WORD_GROUPS,).
 
     Arguments:
-        array: an Arrow array of large strings, none missing.
-        weights: the rows' weights; 1 each by default.
+        array: an Arrow array of large strings without missing values.
+        weights: the rows' weights; None gives each row the weight 1.
     """
     total = np.zeros(WORD_GROUPS)
     _, offsets, data = array.buffers()
@@ -37,7 +37,7 @@ def rows_with_words(array: Any, weights: Floats | None) -> Floats:
 
 
 def _chunks(ends: Any) -> Iterator[tuple[int, int]]:
-    """Yield the rows at which chunks of texts begin and end."""
+    """Yield the first row of each chunk of texts, and the row after its last row."""
     first = 0
     while first < len(ends) - 1:
         last = max(first + 1, int(np.searchsorted(ends, ends[first] + CHUNK, "right")) - 1)
@@ -46,7 +46,7 @@ def _chunks(ends: Any) -> Iterator[tuple[int, int]]:
 
 
 def _occurring(text: Any, ends: Any) -> tuple[Any, Any]:
-    """Return the distinct pairs of a row and a group of words that occurs in it."""
+    """Return the distinct pairs of a row and a group of words that occurs in the row."""
     values = _VALUES[text]
     letters = values > 0
     begins = letters.copy()
@@ -62,17 +62,17 @@ def _occurring(text: Any, ends: Any) -> tuple[Any, Any]:
     inverse = np.full(len(text) + 1, pow(BASE, -1, 1 << 64), np.uint64)
     inverse[0] = 1
     np.cumprod(inverse, out=inverse)
-    # The sum of value times BASE^position over a word, its first letter at position 0.
+    # The hash of a word is the sum of value times BASE^position over its bytes, with the first byte at position 0.
     hashes = np.add.reduceat(values * powers[:-1], starts) * inverse[starts]
     hashes ^= hashes >> np.uint64(32)
     hashes *= np.uint64(0xD6E8FEB86659FD93)
-    groups = (hashes >> np.uint64(53)).astype(np.int64)  # 11 bits: WORD_GROUPS
+    groups = (hashes >> np.uint64(53)).astype(np.int64)  # 11 bits, because WORD_GROUPS is 2^11
     rows = np.searchsorted(ends, starts, "right") - 1
     return np.divmod(np.unique(rows * WORD_GROUPS + groups), WORD_GROUPS)
 
 
 def _letter_values() -> Any:
-    """Return a number for each byte, 0 for bytes that are not part of a letter."""
+    """Return a number for each byte value; it is 0 for bytes that are not part of a letter."""
     values = np.arange(1, 257, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
     values[[byte for byte in range(128) if not chr(byte).isalpha()]] = 0
     return values

@@ -1,6 +1,6 @@
-"""Numbers, dates and times of day that are written as text: their values, in one way of writing.
+"""The values of numbers, dates and times of day that are written as text in one way.
 
-`parse` gives the values of texts that are written in a known way. The way is known from all texts of a column
+`parse` returns the values of texts that are written in a known way. All texts of a column together show the way
 (`kullback.tables.columns.ways_of_writing`).
 """
 
@@ -17,20 +17,20 @@ from kullback.tables.columns.arrow import call, is_missing
 from kullback.tables.columns.types import ArrowArray, Field
 
 What = Literal["numbers", "dates", "times"]
-# The order of the parts of a date: year, month, day, and b for the name of a month.
+# Each letter stands for a part of a date: y for year, m for month, d for day, and b for the name of a month.
 DATE_FORMS = ("ymd", "dmy", "mdy", "dby", "bdy")
 DECIMALS = ".,"
-SEPARATORS = ",.'\u2019 \u00a0\u202f"  # of thousands
+SEPARATORS = ",.'\u2019 \u00a0\u202f"  # the characters that may separate thousands
 
 
 class Written(NamedTuple):
     """A way of writing numbers, dates or times of day.
 
     Attributes:
-        what: which of them.
-        form: of numbers, the decimal separator; of dates, the order of year, month and day (`DATE_FORMS`).
-        unit: the sign before or after each number: of a percentage or a currency.
-        separators: the characters between thousands.
+        what: ``"numbers"``, ``"dates"`` or ``"times"``.
+        form: the decimal separator of numbers, or the order of a date's parts (`DATE_FORMS`); empty for times of day.
+        unit: the sign of a percentage or a currency before or after each number; empty if there is none.
+        separators: the characters that separate thousands.
         zoned: whether each date has a time zone.
     """
 
@@ -46,7 +46,7 @@ class Written(NamedTuple):
 
     @staticmethod
     def from_object(written: JsonObject) -> Written:
-        """Return the way from the result of `to_object`; refuse others."""
+        """Return the way of writing from the result of `to_object`; refuse an unknown way."""
         way = Written(**written)
         forms: dict[Any, tuple[str, ...]] = {"numbers": (".", ","), "dates": DATE_FORMS, "times": ("",)}
         if way.form not in forms.get(way.what, ()) or not all(isinstance(part, str) for part in way[:4]):
@@ -61,19 +61,19 @@ class Written(NamedTuple):
         return way
 
     def means_like(self, other: Written | None) -> bool:
-        """Return whether the values of two ways have the same meaning; None stands for a column of numbers or dates."""
+        """Return whether values in two ways of writing have the same meaning; None means values that are not text."""
         if other is None:
             return self.what != "times" and self.unit not in _PARTS_OF_WHOLE
         return (self.what, self.form, self.unit) == (other.what, other.form, other.unit)
 
     def field(self, name: str) -> Field:
-        """Return the field of a column of such values: times of day are numbers of seconds."""
+        """Return the field of a column with values in this way; times of day are numeric, in seconds."""
         if self.what == "dates":
             return Field(name, "datetime", zoned=self.zoned)
         return Field(name, "numeric")
 
     def __str__(self) -> str:
-        """The way in words."""
+        """The description of the way of writing."""
         if self.what == "times":
             return "times of day, in seconds"
         if self.what == "dates":
@@ -88,7 +88,7 @@ _BLANKS = r"[ \t\x{a0}\x{202f}]*"
 _SIGN = r"[-+\x{2212}]?"
 _UNIT = r"[%\x{2030}\p{Sc}]"
 _INFINITY = "[iI][nN][fF](?:[iI][nN][iI][tT][yY])?"
-# Digits that begin with 0 are codes, as postal ones, and so are more digits than a number has.
+# Codes are digits that begin with 0, such as postal codes, or more than 15 digits, which float64 cannot hold exactly.
 _CODE = rf"^{_BLANKS}(?:0[0-9]+|[0-9]{{16,}}){_BLANKS}$"
 _MAY_BE = (
     r"^[^A-Za-z]*[0-9][^A-Za-z]*(?:[eE][-+]?[0-9]+)?[^A-Za-z]*$|[0-9][-/.:][0-9]"
@@ -112,13 +112,13 @@ _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
 )  # fmt: skip
-_PIVOT = 69  # the first of two-digit years of the 20th century, as in POSIX
+_PIVOT = 69  # two-digit years from 69 on are in the 20th century, as in POSIX
 _MICROSECONDS = 1_000_000
 _DAY_OF_MICROSECONDS = 86_400 * _MICROSECONDS
 
 
 def are_numbers(texts: Any, way: Written) -> Flags:
-    """Return which texts are numbers that are written in this way, with one kind of separator of thousands each."""
+    """Return which texts are numbers in this way of writing; a number has only one kind of thousands separator."""
     point = f"[{way.form}]"
     wholes = "".join(rf"|[1-9][0-9]{{0,2}}(?:[{each}][0-9]{{3}})+" for each in way.separators)
     plain = f"(?:[0-9]+(?:{point}[0-9]*)?|{point}[0-9]+)"
@@ -133,7 +133,7 @@ def are_numbers(texts: Any, way: Written) -> Flags:
 
 
 def units_of(texts: Any) -> Any:
-    """Return the first sign of a percentage or a currency in each text, missing in others, as an Arrow array."""
+    """Return the first sign of a percentage or a currency in each text; the sign is missing for texts without one."""
     return _extracted(texts, f"(?P<unit>{_UNIT})")["unit"]
 
 
@@ -148,19 +148,19 @@ def are_digits(texts: Any) -> Flags:
 
 
 def may_be_values(texts: Any) -> Flags:
-    """Return which texts may be numbers, dates or times of day; a quick test that most names fail."""
+    """Return which texts may be numbers, dates or times of day, by a quick test that excludes most names."""
     return _matches(texts, _MAY_BE)
 
 
 def contain(texts: Any, part: str) -> Flags:
-    """Return which texts contain some characters."""
+    """Return which texts contain a given string."""
     import pyarrow.compute as pc
 
     return _flags(call("match_substring", texts, options=pc.MatchSubstringOptions(part)))
 
 
 def _numbers(texts: Any, way: Written) -> Floats:
-    """Return the values of texts that are numbers in this way."""
+    """Return the values of texts that are numbers in this way of writing."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -175,14 +175,14 @@ def _numbers(texts: Any, way: Written) -> Floats:
 
 
 class Dates(NamedTuple):
-    """Texts as dates.
+    """The dates that texts contain.
 
     Attributes:
-        microseconds: since 1970, of UTC where there is a time zone.
+        microseconds: the microseconds since 1970, in UTC if a text has a time zone.
         right: which texts are dates.
-        zoned: which of them have a time zone.
+        zoned: which texts have a time zone.
         marks: the character between the parts of each date, as an Arrow array.
-        shaped: which texts have the shape of a date, though perhaps an unknown name of the month.
+        shaped: which texts have the shape of a date, including impossible dates and unknown names of months.
     """
 
     microseconds: Integers
@@ -193,7 +193,7 @@ class Dates(NamedTuple):
 
 
 def dates_of(texts: Any, form: str) -> Dates:
-    """Return texts as dates whose parts are in one order."""
+    """Return the dates that texts contain, with the parts of each date in one order."""
     import pyarrow as pa
 
     parts = _extracted(texts, rf"^{_BLANKS}{_DATES[form]}(?:[T ,]+{_TIME}{_ZONE})?{_BLANKS}$")
@@ -202,7 +202,7 @@ def dates_of(texts: Any, form: str) -> Dates:
         return Dates(np.zeros(len(shaped), np.int64), shaped, shaped, parts["mark"], shaped)
     lengths = {name: _lengths(parts[name]) for name in ("year", "month", "day", "zone") if name in parts}
     if "b" not in form:
-        # The parts of a version such as 1.10.11 are no date.
+        # A version number such as 1.10.11 is not a date.
         shaped &= (lengths["year"] == 4) | ((lengths["month"] == 2) & (lengths["day"] == 2))
         shaped &= _flags(call("equal", parts["mark"], parts["again"]))
     year, day = _whole(parts["year"]), _whole(parts["day"])
@@ -221,7 +221,7 @@ def dates_of(texts: Any, form: str) -> Dates:
 
 
 def times_of(texts: Any) -> tuple[Floats, Flags]:
-    """Return the seconds since midnight of texts, and which texts are times of day."""
+    """Return the seconds since midnight that each text stands for, and which texts are times of day."""
     parts = _extracted(texts, rf"^{_BLANKS}{_TIME}{_BLANKS}$")
     shaped = ~is_missing(parts["hour"])
     if not shaped.any():
@@ -231,14 +231,14 @@ def times_of(texts: Any) -> tuple[Floats, Flags]:
 
 
 def parse(array: Any, way: Written) -> Any:
-    """Return an Arrow array of the values of texts, missing where a text is missing or is not written in this way.
+    """Return the values of texts; a value is missing if the text is missing or is not written in this way.
 
     Arguments:
         array: an Arrow array of large strings.
-        way: how they are written.
+        way: the way in which the texts are written.
 
     Returns:
-        float64 of numbers and of the seconds of times of day; timestamps of microseconds of dates.
+        an Arrow array: float64 for numbers and for times of day in seconds, timestamps in microseconds for dates.
     """
     import pyarrow as pa
 
@@ -260,7 +260,7 @@ def parse(array: Any, way: Written) -> Any:
 
 
 def _times(parts: dict[str, ArrowArray]) -> tuple[Integers, Flags]:
-    """Return the microseconds since midnight, 0 without a time, and whether they are those of a day."""
+    """Return the microseconds since midnight, 0 for texts without a time, and whether the time of day exists."""
     hour, minute, second = (_whole(parts[name]) for name in ("hour", "minute", "second"))
     right = (hour < 24) & (minute < 60) & (second < 60)
     if (halves := _lengths(parts["half"]) > 0).any():
@@ -274,7 +274,7 @@ def _times(parts: dict[str, ArrowArray]) -> tuple[Integers, Flags]:
 
 
 def _ahead(zones: Any) -> Integers:
-    """Return how many microseconds each zone is ahead of UTC."""
+    """Return by how many microseconds each time zone is ahead of UTC."""
 
     def minutes(zone: str) -> int:
         digits = zone[1:].replace(":", "") if zone[:1] in ("+", "-") else ""
@@ -285,21 +285,21 @@ def _ahead(zones: Any) -> Integers:
 
 
 def _named_month(names: Any) -> Integers:
-    """Return the numbers of the months of English names and of their first three letters, 0 of others."""
+    """Return the month for each English name or its first three letters; 0 for any other text."""
     numbers = {name: at for at, name in enumerate(_MONTHS, 1)} | {"sept": 9}
     numbers |= {name[:3]: at for at, name in enumerate(_MONTHS, 1)}
     return _looked_up(names, lambda name: numbers.get(name.lower(), 0))
 
 
 def _looked_up(texts: Any, number_of: Callable[[str], int]) -> Integers:
-    """Return the number of each text, 0 of a missing one."""
+    """Return the result of `number_of` for each text; a missing text counts as an empty text."""
     encoded = texts.fill_null("").dictionary_encode()
     numbers = np.array([number_of(text) for text in encoded.dictionary.to_pylist()], np.int64)
     return numbers[encoded.indices.to_numpy()]
 
 
 def _whole(digits: Any) -> Integers:
-    """Return the integers of digits, 0 of none."""
+    """Return the integer that each text of digits stands for; 0 for an empty or missing text."""
     import pyarrow as pa
 
     if not _lengths(digits).any():
@@ -310,13 +310,13 @@ def _whole(digits: Any) -> Integers:
 
 
 def _lengths(texts: Any) -> Integers:
-    """Return the numbers of characters, 0 of a missing text."""
+    """Return the number of characters of each text; 0 for a missing text."""
     lengths = call("utf8_length", texts).fill_null(0)
     return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _extracted(texts: Any, pattern: str) -> dict[str, ArrowArray]:
-    """Return the named parts of a pattern, missing where a text does not match it."""
+    """Return the part of each text that matches each named group of a pattern; missing if the text does not match."""
     import pyarrow.compute as pc
 
     parts = call("extract_regex", texts, options=pc.ExtractRegexOptions(pattern))
@@ -330,5 +330,5 @@ def _matches(texts: Any, pattern: str) -> Flags:
 
 
 def _flags(answers: Any) -> Flags:
-    """Return answers, False of a missing text."""
+    """Return an Arrow array of booleans as a NumPy array; a missing value becomes False."""
     return answers.fill_null(False).to_numpy(zero_copy_only=False)

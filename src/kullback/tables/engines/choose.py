@@ -15,12 +15,12 @@ from kullback.tables.engines.streamed_tables import DuckTable, IbisTable, Polars
 
 
 def open_table(frame: object, caller: Caller | None = None) -> Table:
-    """Return the table as its engine reads it, a `Table` as it is; errors name the caller."""
+    """Return a table that its engine has opened, or a `Table` unchanged; errors name the caller."""
     caller = caller or Caller()
     if isinstance(frame, Table):
         return frame
     if isinstance(frame, (str, os.PathLike)):
-        from kullback.tables.engines.file_table import FileTable  # only files need kullback.io
+        from kullback.tables.engines.file_table import FileTable  # only files need this import
 
         return FileTable(os.fspath(frame), caller)
     nw = load("narwhals", "reading tables")
@@ -51,4 +51,4 @@ def _through_narwhals(nw: Any, native: Any, caller: Caller) -> Table:
         return SparkTable(frame, caller)
     if isinstance(frame, nw.LazyFrame):
         return ArrowTable(frame.collect("pyarrow").to_native(), caller)
-    return ArrowTable(frame.to_arrow(), caller)  # Modin, cuDF: in memory too
+    return ArrowTable(frame.to_arrow(), caller)  # Modin and cuDF, which are in memory too

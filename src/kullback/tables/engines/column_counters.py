@@ -35,7 +35,7 @@ class ColumnCounter(ABC):
     """The counts of one column.
 
     Attributes:
-        in_order: whether batches have to be added one after the other, so that sums are the same to the last digit.
+        in_order: whether batches have to be added one after the other, so that every reading gives exactly equal sums.
         missing: the weight of missing values.
     """
 
@@ -67,7 +67,7 @@ class ColumnCounter(ABC):
 
     @abstractmethod
     def add_present(self, array: Any, weights: Floats | None) -> None:
-        """Count a batch of values without missing ones."""
+        """Count a batch that has no missing values."""
 
     def merge(self, other: Self) -> None:
         """Add the counts of the same column in another part of the table."""
@@ -83,7 +83,7 @@ class ColumnCounter(ABC):
         raise NotImplementedError
 
     def shrink(self) -> None:
-        """Drop what a part of the table need not pass on."""
+        """Drop values that are not needed when the counters of parts of a table are merged."""
 
 
 class GridCounter(ColumnCounter):
@@ -98,11 +98,11 @@ class GridCounter(ColumnCounter):
         self.codes = np.zeros(CODES)
         self.words = np.zeros(WORD_GROUPS) if words and column_type == "text" else None
         self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
-        self.minimum: float = math.inf  # an int where the column holds integers
+        self.minimum: float = math.inf  # an int if the column holds integers
         self.maximum: float = -math.inf
 
     def __getstate__(self) -> dict[str, object]:
-        occupied = np.flatnonzero(self.codes)  # most of the grid is empty
+        occupied = np.flatnonzero(self.codes)  # most buckets of the grid are empty
         return super().__getstate__() | {"codes": (occupied, self.codes[occupied])}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -130,14 +130,14 @@ class GridCounter(ColumnCounter):
         self._add(values - self.center if self.center else values, weights, float(low), float(high))
 
     def add_words(self, array: Any, weights: Floats | None) -> None:
-        """Count the words of a batch of texts, unless only their lengths are wanted."""
+        """Count the words of a batch of texts, unless only the lengths are counted."""
         if self.words is not None:
             rows = rows_with_words(strings_of(array), weights)
             with self.lock:
                 self.words += rows
 
     def _add(self, offsets: Floats, weights: Floats | None, low: float, high: float) -> None:
-        """Count finite numbers by their distances from the center."""
+        """Count finite numbers, given as their differences from the center."""
         counts = np.bincount(bucket_codes(offsets), weights)
         with self.lock:
             self.codes[: len(counts)] += counts
@@ -190,7 +190,7 @@ class GridCounter(ColumnCounter):
 
 
 class CategoryCounter(ColumnCounter):
-    """The weights of categories, in Arrow tables that are summed up as they grow."""
+    """The weights of categories; batches wait in Arrow tables until many rows are summed up together."""
 
     def __init__(self, column_type: ColumnType = "categorical") -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class CategoryCounter(ColumnCounter):
         self.settle()
 
     def settle(self) -> Any:
-        """Sum up the pending batches and return the table of values and weights."""
+        """Sum up the pending batches, and return a table of the values and their weights."""
         import pyarrow as pa
 
         if not self.pending:
@@ -234,7 +234,7 @@ class CategoryCounter(ColumnCounter):
 
 
 class StringCounter(CategoryCounter):
-    """The weights of strings, both as categories and by length, until the values decide between the two."""
+    """The weights of strings, as categories and as lengths, until the values show which of the two to use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class StringCounter(CategoryCounter):
         return table
 
     def _words_of_pending(self) -> None:
-        """Count the words of the values so far, each value once, and drop the values."""
+        """Count the words of the pending values, with the values' weights, and drop the values."""
         pending, self.pending = self.pending, []
         for table in pending:
             for chunk in table.combine_chunks().to_batches():
@@ -280,18 +280,18 @@ class StringCounter(CategoryCounter):
             self._words_of_pending()
 
     def shrink(self) -> None:
-        """Drop the values of text. If the whole table has categories, a second reading counts them."""
+        """Drop the values if this part holds text; a second reading counts them if the whole column is categories."""
         if self._is_text():
             self._words_of_pending()
             self.dropped = True
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a second reading has to count the categories, because they had too many bytes for memory."""
+        """Whether a second reading has to count the categories, because their values were dropped."""
         return self.dropped and not self._is_text()
 
     def has_too_many(self, categories: CategoryCounter) -> bool:
-        """Whether a second reading gave more categories than a column may have; the column is then text."""
+        """Whether a second reading found more categories than a column may have, so that the column is text."""
         self.distinct = max(self.distinct, categories.settle().num_rows)
         return self._is_text()
 
@@ -314,9 +314,9 @@ class EndsCounter(ColumnCounter):
     Attributes:
         column_type: the type of the column.
         low: the lower end of the interval.
-        high: its upper end.
+        high: the upper end of the interval.
         integer: whether the column's type holds integers only.
-        ends: the smallest and the largest number; None if there is none.
+        ends: the smallest and the largest number in the interval; None if it holds no number of the column.
     """
 
     def __init__(self, column_type: ColumnType, low: float, high: float, *, integer: bool) -> None:
@@ -371,10 +371,11 @@ def counter_of(
     """Return the counter that gives the profile of a column.
 
     Arguments:
-        column_type: the type to count it as; for ``"string"``, the values decide between categories and text.
+        column_type: the type as which the column is counted. For ``"string"``, the values decide between categories and
+            text.
         center: the center of the grid.
         integer: whether the column's type holds integers only.
-        words: whether the words of texts are counted, which a second reading need not do.
+        words: whether the words of texts are counted. A second reading need not count words again.
     """
     if column_type == "string":
         return StringCounter()
@@ -388,7 +389,7 @@ def _as_weights(rows: int, weights: Floats | None) -> Floats:
 
 
 def _weighed(table: Any) -> Any:
-    """Return each value of a table once, with the sum of its weights."""
+    """Return a table with each distinct value once, and the sum of the value's weights."""
     import pyarrow as pa
 
     encoded = table["value"].combine_chunks().dictionary_encode()

@@ -1,4 +1,4 @@
-"""Dask data frames: the workers count their partitions, and counts are merged in pairs."""
+"""The engine for Dask data frames: the workers count partitions, and the counts are merged in pairs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DaskTable(Table):
         objects = [name for name in self.fields if str(frame.dtypes[name]) == "object"]
         if objects:
             fields = self._reduced(lambda part: _fields_of(part[objects]), _merged_fields)
-            # A column without any value is one of categories, like Arrow's null type.
+            # A column without any value counts as categorical, like a column of Arrow's null type.
             empty = {name: Field(name, "categorical") for name in objects}
             self.fields |= {n: f if f.column_type or f.reason else empty[n] for n, f in fields.items()}
 
@@ -37,7 +37,7 @@ class DaskTable(Table):
         return merged([parts], counter)
 
     def _reduced(self, work: Callable[[Any], Any], merge: Callable[[Any, Any], Any]) -> Any:
-        """Apply a function to every partition, on the workers, and merge the results in pairs."""
+        """Let the workers apply a function to every partition and merge the results in pairs."""
         from dask.base import compute
         from dask.delayed import delayed
 

@@ -1,4 +1,4 @@
-"""The interface of an engine: a table's columns, and its rows as batches that a counter counts."""
+"""The interface of an engine, which gives a table's columns, and the table's rows as batches for a counter."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
 BATCH_ROWS = 1 << 16
-_MOST_WAITING = 4  # tasks of each thread: more of them would hold more batches in memory
+_MOST_WAITING = 4  # the most waiting tasks per thread, because waiting tasks hold batches in memory
 
 
 class Caller(NamedTuple):
-    """The user's call and the argument with the table, for errors."""
+    """The function that the user called, and the argument that holds the table; errors name both."""
 
     call: str = "profile_table"
     argument: str = "frame"
@@ -35,22 +35,22 @@ Batches = Iterator[Batch]
 class Table(ABC):
     """A table that one engine reads.
 
-    An engine gives `fields` and `batches`. An engine whose workers read the table gives `fields` and `count`.
+    An engine defines `fields` and `batches`. An engine whose workers read the table defines `fields` and `count`.
 
     Attributes:
-        fields: its columns by name, in order.
-        has_order: whether its rows have an order.
+        fields: the table's columns by name, in the table's order.
+        has_order: whether the table's rows have an order.
     """
 
     fields: dict[str, Field]
     has_order = True
 
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
-        """Yield the table in batches; it can be read any number of times.
+        """Yield the table in batches; the table can be read any number of times.
 
         Arguments:
-            names: the columns.
-            first: the least number of rows to yield, in the order of the table; by default all rows, in any order.
+            names: the names of the columns to read.
+            first: the smallest number of rows to yield, in the table's order; None yields all rows in any order.
         """
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class Table(ABC):
         return counter
 
     def count_columns(self, columns: Mapping[str, ColumnCounter], weights: str | None) -> TableCounter:
-        """Count columns in one reading, and columns of strings with too many bytes in another."""
+        """Count columns in one reading, and in a second reading the categories whose values had been dropped."""
         counter = self.count(TableCounter(columns, weights=weights))
         undecided = {
             name: column
@@ -87,9 +87,9 @@ class Table(ABC):
     def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
     ) -> CountsByGroup:
-        """Return the weight of every combination of bins that occurs, for each key, a group of columns.
+        """Return the weight of every combination of bins that occurs, for each group of columns in `keys`.
 
-        A column without bins counts by its own values.
+        A column without bins is counted by its values.
         """
         joint = self.count(TableCounter(joint=JointCounter(bins, keys), weights=weights)).joint
         return {} if joint is None else joint.occurring()
@@ -114,11 +114,11 @@ class Table(ABC):
 
 
 class ParsedTable(Table):
-    """A table of which some columns of text are parsed.
+    """A table with some columns of text parsed.
 
     Arguments:
-        table: the table.
-        ways: how each of these columns is written.
+        table: the table with the unparsed columns.
+        ways: the way in which each parsed column is written, by the column's name.
     """
 
     def __init__(self, table: Table, ways: Ways) -> None:

@@ -1,4 +1,4 @@
-"""Files of tables, which may be larger than memory, read by DuckDB as streams of Arrow batches."""
+"""Tables in files, which may be larger than memory; DuckDB reads them as streams of Arrow batches."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ LONGEST_REASON = 300
 class FileTable(DuckTable):
     """A Parquet, CSV or NDJSON file, or several (``*``), of any size, read by an embedded DuckDB.
 
-    It streams into NumPy's counting, which takes about a quarter of the processor time of counting by SQL inside
-    DuckDB (measured on 40 columns of Parquet).
+    DuckDB streams batches, and NumPy counts them. This takes about a quarter of the processor time of counting by SQL
+    inside DuckDB (measured on 40 columns of Parquet).
     """
 
     def __init__(self, path: str, caller: Caller) -> None:
@@ -61,20 +61,20 @@ class FileTable(DuckTable):
         if self.format == "ndjson":
             return _narrowed(self.connection.read_json(files, format="newline_delimited", sample_size=-1))
         self.headers = {path: self._header(path) for path in self.files}
-        # All rows decide the types: a column must not turn out to hold strings when half of it is counted.
+        # The types depend on all rows, so that no column turns out to hold strings after half of it has been counted.
         options: dict[str, Any] = {"header": True, "quotechar": '"', "sample_size": -1}
         options["delimiter"] = self.headers[self.files[0]].delimiter
         try:
             return self.connection.read_csv(files, **options)
         except self.errors:
-            # DuckDB takes a line break in the name of a column for the end of the header, unless its checks are
-            # off; then the lines have been counted here.
+            # In strict mode, DuckDB takes a line break in the name of a column for the end of the header. Without
+            # strict mode, DuckDB does not refuse uneven lines, so `_uneven_line` has to look for them.
             if all(header.lines == 1 for header in self.headers.values()) or self._uneven_line():
                 raise
             return self.connection.read_csv(files, strict_mode=False, **options)
 
     def _header(self, path: Path) -> CsvHeader:
-        """Return the header of a CSV file; refuse a file without one."""
+        """Return the header of a CSV file; refuse a file without a header."""
         ref = replace(self.ref, path=path)
         header = header_of(ref, DELIMITERS)
         if not header.lines:
@@ -86,7 +86,7 @@ class FileTable(DuckTable):
         return header
 
     def _uneven_line(self) -> str | None:
-        """Describe the first line with more or fewer fields than its header; None without one."""
+        """Return a description of the first line with more or fewer fields than the header; None if there is none."""
         for path, header in self.headers.items():
             with open_text(replace(self.ref, path=path)) as text:
                 lines = csv.reader(text, delimiter=header.delimiter)
@@ -97,7 +97,7 @@ class FileTable(DuckTable):
         return None
 
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
-        # Keeping the order of rows costs memory in a whole reading, and little for the first rows.
+        # Keeping the order of rows costs much memory if all rows are read, but little for the first rows.
         self.connection.execute(f"SET preserve_insertion_order = {first is not None}")
         try:
             yield from super().batches(names, first)
@@ -108,7 +108,7 @@ class FileTable(DuckTable):
         if isinstance(error, FileError):
             return error
         reason = None
-        with suppress(OSError, csv.Error):  # then DuckDB's reason is the one to give
+        with suppress(OSError, csv.Error):  # if this reading fails too, the error gives DuckDB's reason
             reason = self._uneven_line()
         reason = printable(reason or " ".join(str(error).split()), LONGEST_REASON)
         return self.ref.truncated(wanted=f"a {self.format} file", got=f"one that cannot be read ({reason})")
@@ -117,7 +117,7 @@ class FileTable(DuckTable):
 def _narrowed(relation: Any) -> Any:
     """Return a relation whose 128-bit integer columns are converted to 64 bits if all their values fit.
 
-    DuckDB reads every JSON file with a negative integer as 128-bit ones.
+    DuckDB reads the integers of a JSON file as 128-bit integers if one of them is negative.
     """
     places = range(1, len(relation.columns) + 1)
     types = zip(places, relation.columns, map(str, relation.dtypes), strict=True)
@@ -138,7 +138,7 @@ def _quoted(name: str) -> str:
 
 
 def _format(ref: FileReference) -> str:
-    """Return the format that the extension names; a compression's extension is ignored."""
+    """Return the format that belongs to a file's extension; the extension of a compression is ignored."""
     suffix = Path(ref.path.stem).suffix if ref.path.suffix in {".gz", ".zst"} else ref.path.suffix
     if suffix.lower() not in FORMATS:
         raise ref.error(
@@ -150,7 +150,7 @@ def _format(ref: FileReference) -> str:
 
 
 def _files(ref: FileReference) -> list[Path]:
-    """Return the files of a path, which may have ``*``; each must be there."""
+    """Return the files of a path, which may contain ``*``; refuse a file that does not exist or cannot be read."""
     files = matched(ref.path)
     for each in files:
         which = f"{printable(each, LONGEST_NAME)}, " if files != [ref.path] else ""
@@ -166,8 +166,8 @@ def _files(ref: FileReference) -> list[Path]:
 
 
 def _escaped(files: Sequence[Path], ref: FileReference) -> list[str]:
-    """Return the paths in a form that DuckDB does not read as a pattern (``[``, ``*``, ``?``) or a URL (``file:``)."""
+    """Return the paths so that DuckDB takes none for a pattern (``[``, ``*``, ``?``) or a URL (``file:``)."""
     if bad := next((each for each in map(str, files) if "\\" in each and glob.has_magic(each)), None):
-        wanted = "a path without a backslash next to [, * or ?"  # DuckDB has no way to write these
+        wanted = "a path without a backslash next to [, * or ?"  # DuckDB cannot escape these
         raise ref.error(wanted=wanted, got=printable(bad, LONGEST_NAME), instead="rename it")
     return [glob.escape(str(each) if each.is_absolute() else f"./{each}") for each in files]

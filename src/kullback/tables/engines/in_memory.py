@@ -26,7 +26,7 @@ class ArrowTable(Table):
 
 
 class PandasTable(Table):
-    """A pandas DataFrame; columns that Arrow cannot hold are skipped.
+    """A pandas DataFrame; columns that Arrow cannot represent are skipped.
 
     In NumPy's floating-point columns, NaN is pandas' missing value, so it is counted as missing.
     """
@@ -43,7 +43,7 @@ class PandasTable(Table):
             return self._object_field(name, column)
         try:
             return arrow_field(name, _arrow(column.iloc[:0]).type)
-        except Exception as error:  # noqa: BLE001 - an extension type raises what its author chose
+        except Exception as error:  # noqa: BLE001 - an extension type may raise any error
             return Field(name, None, reason=f"values of type {column.dtype}: {error}")
 
     def _object_field(self, name: str, column: Any) -> Field:
@@ -72,7 +72,7 @@ class PandasTable(Table):
 
 
 def distinct_names(names: Sequence[Any], caller: Caller | None = None) -> None:
-    """Refuse two columns of the same name."""
+    """Refuse a table with two columns of the same name."""
     seen: set[str] = set()
     for name in map(str, names):
         if name in seen:
@@ -92,7 +92,7 @@ def _arrow(column: Any) -> Any:
 
 
 def _one(array: Any) -> Any:
-    """Return a chunked array as one array."""
+    """Return a chunked array as one array, and any other array unchanged."""
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kullback.common.arrays import Floats, Integers
     from kullback.tables.columns.bins import Bins
 
-# The weight of each combination of bins that occurs, for one group of columns and for each of several.
+# JointCounts holds the weight of each combination of bins that occurs, for one group of columns. CountsByGroup holds
+# the JointCounts of several groups.
 JointCounts = dict[tuple[Any, ...], float]
 CountsByGroup = dict[tuple[str, ...], JointCounts]
 
@@ -33,8 +34,8 @@ class JointCounter:
     """The weights of the combinations of bins that occur.
 
     Attributes:
-        bins: the bins of columns; a column without bins counts by its own values.
-        counts: the weight of every combination, for each key, a group of columns.
+        bins: the bins of each column; a column without bins is counted by its values.
+        counts: the weight of every combination, for each group of columns.
     """
 
     def __init__(self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]]) -> None:
@@ -43,11 +44,11 @@ class JointCounter:
 
     @property
     def names(self) -> list[str]:
-        """The columns of all keys, each once."""
+        """The names of the columns in all groups, each name once."""
         return list(dict.fromkeys(chain(*self.counts)))
 
     def add(self, arrays: Mapping[str, Any], weights: Floats | None) -> None:
-        """Count the combinations of a batch; a row of weight 0 may have values without a bin."""
+        """Count the combinations in a batch; values without a bin are allowed in rows of weight 0 only."""
         coded = {name: _coded(name, arrays[name], self.bins.get(name), weights) for name in self.names}
         for key, counts in self.counts.items():
             _add_key(counts, [coded[name] for name in key], weights)
@@ -65,7 +66,7 @@ class JointCounter:
 
 
 class _Coded(NamedTuple):
-    """A column of a batch: a code for each row and, for a column without bins, the values of the codes."""
+    """A column of a batch, as a code for each row; `values` has the value of each code if the column has no bins."""
 
     codes: Integers
     values: list[Any] | None
@@ -88,7 +89,7 @@ def _coded(name: str, array: Any, bins: Bins | None, weights: Floats | None) -> 
 
 
 def _add_key(counts: JointCounts, coded: Sequence[_Coded], weights: Floats | None) -> None:
-    """Add the weights of one key's combinations in a batch."""
+    """Add the weights of the combinations in a batch, for one group of columns."""
     if not coded or not len(coded[0].codes):
         return
     sizes = [int(column.codes.max()) + 1 for column in coded]
@@ -104,7 +105,7 @@ def _add_key(counts: JointCounts, coded: Sequence[_Coded], weights: Floats | Non
 
 
 def _bins_of(array: Any, bins: Bins) -> Integers:
-    """Return the bin of every value of an Arrow array, -1 for a value in none."""
+    """Return the index of each value's bin; -1 for a value without a bin."""
     places = np.full(len(array), -1, np.int64)
     missing = is_missing(array)
     present = array.drop_null() if array.null_count else array
@@ -115,7 +116,7 @@ def _bins_of(array: Any, bins: Bins) -> Integers:
 
 
 def _special_bins(bins: Bins) -> dict[str, int]:
-    """Return the bins of missing values, NaN and the infinities, by label."""
+    """Return the indices of the bins of missing values, NaN and the infinities, by label."""
     first = len(bins) - len(bins.specials)
     return {label: first + index for index, label in enumerate(bins.specials)}
 

@@ -18,26 +18,27 @@ def is_text_field(field: Field) -> bool:
 
 
 def unparsed_of(name: str) -> str:
-    """Return the name of the column with the texts of another one that are not written in its way."""
+    """Return the name of the extra column that holds the unparsed texts of the column `name`."""
     return name + _UNPARSED
 
 
 def text_of(name: str) -> str:
-    """Return the column of the table itself that a column is read from."""
+    """Return the name of the table's column from which a parsed or an extra column is read."""
     return name.removesuffix(_UNPARSED)
 
 
 def parsed_columns(
     arrays: Mapping[str, ArrowArray], names: Sequence[str], ways: Ways
 ) -> dict[str, ArrowArray]:
-    """Return columns of a batch, of which some are parsed.
+    """Return some columns of a batch, with columns of text parsed.
 
-    A text that is not written in the column's way is missing there, and is the value of the column `unparsed_of` it.
+    A text that is not written in the way of its column becomes a missing value. The column that `unparsed_of` names
+    holds this text.
 
     Arguments:
         arrays: the columns of the batch, as Arrow arrays.
-        names: the columns to return.
-        ways: how columns of text are written.
+        names: the names of the columns to return.
+        ways: the way in which each column to parse is written, by the column's name.
     """
     import pyarrow as pa
 

@@ -1,6 +1,6 @@
 """Counting of a table in parts: each worker fills a copy of the same counter, and the copies are merged.
 
-Between processes a counter is plain numbers, arrays and names: the workers of Spark do not have this package.
+A counter is sent between processes as plain numbers, arrays and names, because Spark's workers lack this package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Counter = TypeVar("_Counter", bound=ColumnCounter)
 
 
 def count_part(part: Table, empty: TableCounter) -> bytes:
-    """Count a part of a table; return its counts, or the error that its values caused."""
+    """Return the counts of a part of a table, or the error that the values of the part caused."""
     try:
         return _packed(part.count(deepcopy(empty)))
     except ArgumentValueError as error:
@@ -40,10 +40,10 @@ def merged(parts: Iterable[bytes], empty: TableCounter) -> TableCounter:
 
     Arguments:
         parts: the results of `count_part` and `merge_parts`.
-        empty: the counter that they were called with.
+        empty: the empty counter with which the parts were counted.
 
     Raises:
-        ArgumentValueError: the values of a part caused this error.
+        ArgumentValueError: the values of a part caused an error when they were counted.
     """
     total = deepcopy(empty)
     for part in parts:
@@ -79,7 +79,7 @@ def _unpacked(content: bytes, empty: TableCounter) -> TableCounter:
 
 
 def _state(counter: ColumnCounter) -> dict[str, object]:
-    """Return the state of a counter, and of the counters in it, without classes of this package."""
+    """Return the state of a counter and of its inner counters, without classes of this package."""
     return {
         name: _state(value) if isinstance(value, ColumnCounter) else value
         for name, value in counter.__getstate__().items()
@@ -87,7 +87,7 @@ def _state(counter: ColumnCounter) -> dict[str, object]:
 
 
 def _filled(empty: _Counter, state: Any) -> _Counter:
-    """Return a counter of the same class with another state."""
+    """Return a counter of the same class as `empty`, with the given state."""
     counter = object.__new__(type(empty))
     inner = {name: value for name, value in vars(empty).items() if isinstance(value, ColumnCounter)}
     counter.__setstate__(state | {name: _filled(value, state[name]) for name, value in inner.items()})

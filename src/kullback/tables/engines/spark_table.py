@@ -1,6 +1,6 @@
-"""PySpark's data frames: the workers count their partitions by `mapInArrow`.
+"""The engine for PySpark's data frames: the workers count partitions in `mapInArrow`.
 
-The workers need PyArrow and NumPy, and not this package: Spark sends them its functions.
+The workers need PyArrow and NumPy. They do not need this package, because Spark sends them the package's functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kullback.tables.engines.parts import count_part, merge_parts, merged
 from kullback.tables.engines.table_counter import Batch, TableCounter
 
 SCHEMA = "result binary"
-MERGERS = 4  # tasks that merge the partitions' results, so that the driver gets few
+MERGERS = 4  # this many tasks merge the results of partitions, so that the driver gets few results
 
 
 class SparkTable(Table):
@@ -31,7 +31,7 @@ class SparkTable(Table):
         schema = frame.collect_schema()
         distinct_names(list(schema), caller)
         self.fields = {name: narwhals_field(name, dtype) for name, dtype in schema.items()}
-        # In Spark's expressions a dot in a name means a part of a struct.
+        # Columns get new names, because Spark takes a dot in a name for access to a part of a struct.
         self.inner = {name: f"column_{index}" for index, name in enumerate(self.fields)}
         self.frame = frame.to_native().toDF(*self.inner.values())
 
@@ -61,7 +61,7 @@ class SparkTable(Table):
 
 
 class _SparkPart(Table):
-    """A partition, whose batches may be read once."""
+    """A partition, whose batches can be read only once."""
 
     def __init__(self, stream: Iterator[Any], fields: Sequence[Field]) -> None:
         self.stream = stream
@@ -74,7 +74,7 @@ class _SparkPart(Table):
 
 
 def _regrouped(stream: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches joined to at least `BATCH_ROWS` rows; Spark's have 10,000."""
+    """Yield batches joined to at least `BATCH_ROWS` rows, because Spark's batches have only 10,000 rows."""
     import pyarrow as pa
 
     waiting: list[Any] = []
@@ -88,12 +88,12 @@ def _regrouped(stream: Iterator[Any]) -> Iterator[Any]:
 
 
 def _counted(stream: Iterator[Any], fields: Sequence[Field], counter: TableCounter) -> Iterator[Any]:
-    """Yield the counts of a partition, as a batch of one row."""
+    """Yield the counts of a partition as a batch with one row."""
     yield _row(count_part(_SparkPart(stream, fields), counter))
 
 
 def _merged(stream: Iterator[Any], counter: TableCounter) -> Iterator[Any]:
-    """Yield the counts of several partitions together."""
+    """Yield the merged counts of several partitions as a batch with one row."""
     parts = [row.as_py() for batch in stream for row in batch.column(0)]
     if parts:
         yield _row(merge_parts(parts, counter))
@@ -107,8 +107,7 @@ def _row(content: bytes) -> Any:
 
 @contextmanager
 def _sent_to_workers() -> Generator[None]:
-    """Make Spark send this package's functions by value: an import of the package would load PyTorch on every
-    worker."""
+    """Make Spark send this package's functions by value, because an import would load PyTorch on every worker."""
     from pyspark import cloudpickle
 
     package = sys.modules[__name__.partition(".")[0]]

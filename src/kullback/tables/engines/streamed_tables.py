@@ -17,7 +17,7 @@ class DuckTable(Table):
     def __init__(self, relation: Any, caller: Caller | None = None) -> None:
         self.relation = relation
         distinct_names(relation.columns, caller)
-        # DuckDB cuts a name at a NUL in SQL and in Arrow, so columns are taken by their places.
+        # DuckDB cuts off a name at a NUL character in SQL and in Arrow, so columns are selected by position.
         self.places = {name: place for place, name in enumerate(relation.columns, start=1)}
         schema = _reader(relation.limit(0), 1).schema
         self.fields = {
@@ -38,7 +38,7 @@ class PolarsTable(Table):
 
         self.frame = frame.lazy()
         schema = self.frame.collect_schema()
-        # Polars' columns of Python objects have no Arrow type.
+        # Columns of Python objects in Polars have no Arrow type.
         objects = [name for name, dtype in schema.items() if dtype == pl.Object]
         known = ArrowTable(self.frame.drop(objects).head(0).collect().to_arrow(), caller).fields
         unknown = {name: Field(name, None, reason="Python objects of any type") for name in objects}
@@ -49,7 +49,7 @@ class PolarsTable(Table):
             yield Batch(self.frame.collect().height, {})
             return
         selected = self.frame.select(list(names))
-        stream = getattr(selected, "collect_batches", None)  # from Polars 1.33 on
+        stream = getattr(selected, "collect_batches", None)  # exists from Polars 1.33 on
         if first is not None or stream is None:
             pieces = [(selected if first is None else selected.head(first)).collect()]
         else:
@@ -59,7 +59,7 @@ class PolarsTable(Table):
 
 
 class IbisTable(Table):
-    """A table of Ibis, computed as a stream by its engine."""
+    """A table of Ibis, computed as a stream by the engine behind Ibis."""
 
     has_order = False
 
@@ -78,11 +78,12 @@ class IbisTable(Table):
 
 
 def _ibis_batches(table: Any) -> Iterator[Any]:
-    """Return a table of Ibis as Arrow batches."""
+    """Return the Arrow batches of a table of Ibis."""
     backend = table.get_backend()
     if backend.name != "duckdb":
         return iter(table.to_pyarrow_batches(chunk_size=BATCH_ROWS))
-    # Ibis 12 streams by a method that DuckDB 2 no longer has. Reading no row registers tables in memory.
+    # Ibis 12 streams by a method that DuckDB 2 no longer has, so the query is given to DuckDB directly. The reading of
+    # no row makes Ibis register tables in memory with DuckDB.
     table.limit(0).to_pyarrow()
     return iter(_reader(backend.con.sql(backend.compile(table)), BATCH_ROWS))
 

@@ -1,4 +1,4 @@
-"""The counter of a table: of its columns and of the combinations of their bins. Counters of parts are merged."""
+"""The counter of a table, for columns and for combinations of columns' bins; counters of parts can be merged."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Batch(NamedTuple):
     """Some rows of a table.
 
     Attributes:
-        rows: their number.
-        columns: the columns that were asked for, as Arrow arrays.
+        rows: the number of rows in the batch.
+        columns: the requested columns, as Arrow arrays.
     """
 
     rows: int
@@ -35,12 +35,12 @@ class TableCounter:
 
     Attributes:
         columns: the counter of each column.
-        joint: the counter of combinations of columns; None if none are counted.
-        weights: the column of the rows' weights, or None.
-        ways: the columns of text that are read as numbers or dates, and how these are written.
+        joint: the counter of combinations of bins; None if no combinations are counted.
+        weights: the column of the rows' weights; None if rows have no weights.
+        ways: the way of writing of each column of text that is read as numbers or dates, by the column's name.
         rows: the number of rows.
         weight: the sum of the rows' weights.
-        weight_squares: the sum of their squares.
+        weight_squares: the sum of the squares of the rows' weights.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class TableCounter:
 
     @property
     def names(self) -> list[str]:
-        """The columns of the table that the counter needs."""
+        """The names of the table's columns that the counter needs."""
         weights = () if self.weights is None else (self.weights,)
         return list(dict.fromkeys([*map(text_of, self._counted), *weights]))
 
     @property
     def _counted(self) -> list[str]:
-        """The columns that are counted: those of the table, and those that are parsed from its text."""
+        """The names of the counted columns, including columns of unparsed texts."""
         return [*self.columns, *(() if self.joint is None else self.joint.names)]
 
     def add(self, batch: Batch) -> None:
@@ -72,11 +72,11 @@ class TableCounter:
             task()
 
     def tasks(self, batch: Batch, number: int) -> list[Callable[[], None]]:
-        """Count what depends on the order of batches; return the rest as tasks that run at the same time.
+        """Count the columns that need batches in order; return tasks that count the other columns in parallel.
 
         Arguments:
-            batch: some rows.
-            number: the largest number of tasks.
+            batch: some rows of the table.
+            number: the largest number of tasks to return.
         """
         weights = None if self.weights is None else weights_of(self.weights, batch.columns[self.weights])
         self.rows += batch.rows

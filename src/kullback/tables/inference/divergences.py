@@ -1,11 +1,12 @@
 r"""The divergences between the counts of two tables in the same bins, with intervals and a test.
 
-Let :math:`\hat p, \hat q` be the proportions of the bins. Every divergence here but total variation is smooth and has a
-double zero at p = q, where its plug-in :math:`\hat D` follows a scaled chi-square distribution, not a normal one:
-:math:`\hat D / c \sim \chi'^2_\nu(D / c)`, with as many degrees of freedom :math:`\nu` as bins less one. Away from
-p = q the same distribution with :math:`c = \sigma^2 / 4 D` has the delta method's variance :math:`\sigma^2`; the two
-scales agree where both hold, so one family of distributions gives intervals everywhere. Where the test of p = q
-does not reject, they begin at 0.
+Let :math:`\hat p, \hat q` be the proportions of the bins. Every divergence here except total variation is smooth and
+has a double zero at p = q. Near p = q, the plug-in estimate :math:`\hat D` of a divergence is therefore not normal. It
+follows a scaled chi-square distribution, :math:`\hat D / c \sim \chi'^2_\nu(D / c)`, where the number :math:`\nu` of
+degrees of freedom is the number of bins minus one. Away from p = q, the same distribution with
+:math:`c = \sigma^2 / 4 D` has the variance :math:`\sigma^2` of the delta method. The two scales agree where both
+approximations hold, so one family of distributions gives intervals everywhere. Intervals begin at 0 if the test of
+p = q does not reject.
 
 References:
     Some aspects of the statistical use of divergence: Asymptotic distribution of (h, phi)-entropies
@@ -38,15 +39,16 @@ from kullback.tables.inference.sampling_error import (
 )
 from kullback.tables.inference.significance import g_test
 
-MIN_EFFECTIVE = 20.0  # independent rows on each side, below which no interval is given
-MIN_CLUSTERS = 20  # on each side, likewise
-MIN_EXPECTED = 10.0  # rows in a bin, on the smaller side, below which it is rare
-MIN_MEAN_EXPECTED = 4.0  # the same for the mean of few bins, below which rare bins are compared in groups
-STRAY = 0.01  # the proportion of rows that may differ unseen before a divergence has no upper end
-MOST_UNSEEN = 0.5  # the largest proportion of unknown rows; beyond it a divergence has no value
+MIN_EFFECTIVE = 20.0  # no interval is given if a side has fewer independent rows
+MIN_CLUSTERS = 20  # no interval is given if a side has fewer clusters
+MIN_EXPECTED = 10.0  # a bin is rare if fewer rows are expected in it on the smaller side
+MIN_MEAN_EXPECTED = 4.0  # rare bins are compared in groups if fewer rows per bin are expected on average
+STRAY = 0.01  # an unbounded divergence has no upper limit if more than this proportion of rows may hide a difference
+MOST_UNSEEN = 0.5  # a divergence has no value if more than this proportion of rows have unknown values
 TV_DRAWS = 2000
 POSTERIOR_DRAWS = 4000
-MOST_MISSING = 3.0  # rows expected by the other side in a bin where one has none: that is chance in 5 %
+# If at most this many rows are expected in a bin, chance may explain that it is empty: exp(-3) is 5 %.
+MOST_MISSING = 3.0
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,23 @@ def compare_counts(
 
     Arguments:
         a: P's weight in each bin, shape (K,).
-        b: Q's.
+        b: Q's weight in each bin, shape (K,).
         sizes: Kish's effective numbers of rows of P and of Q.
-        random: the source of randomness of the test and of the intervals of total variation.
-        clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K) with the same cluster in the same
-            row, zeros where a side does not have it; None if rows are independent.
-        rare: the rows of rare values, whose groups are the last bins; None if there are none, or only one group.
-        pooled: the number of last bins with rare values; the first of these has values that are not distinguished
-            further.
-        sparse: whether independent rows are counted in few bins, some of them with too few rows for a chi-square
+        random: the source of randomness of tests and intervals.
+        clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K). A cluster has the same row in both
+            arrays, with zeros on a side without the cluster. None if rows are independent.
+        rare: the rows of rare values, whose groups are the last bins; None if there is at most one group.
+        pooled: the number of bins with rare values, which are the last bins. The values in the first of these bins are
+            not distinguished further.
+        sparse: whether independent rows are counted in few bins, and some bins have too few rows for a chi-square
             distribution. The intervals are then posterior intervals.
         confidence: the confidence level of the intervals.
-        ordered: the p-value of a test that uses the order of the bins; the test of the bins is combined with it.
+        ordered: the p-value of a test that uses the order of the bins, to combine with the test of the bins; NaN if
+            there is no such test.
 
     Returns:
-        the divergences; without standard errors and intervals where there is one bin only or a side has fewer than 20
-        independent rows.
+        the divergences. They have no standard errors if there is only one bin, or if a side has fewer than 20
+        independent rows or clusters. They then have no intervals either, except for a single bin of rare values.
     """
     width, common = len(a), np.minimum(a / a.sum(), b / b.sum())
     hidden = _Hidden(float(common[width - pooled :].sum()), float(common[width - pooled]) if pooled else 0.0)
@@ -121,7 +124,7 @@ def compare_counts(
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
     contributions[occupied] = case.contributions()
     forward, backward = case.zhang_grabchak(), case.swapped_zhang_grabchak()
-    # A bin without rows on one side: the posterior bounds the divergence where chance explains that it has none.
+    # A bin may have no rows on one side. If chance may explain this, the posterior bounds the divergence.
     most = MOST_MISSING if sparse else 0.0
     no_q = float(case.p[b == 0].max(initial=0.0)) * m > most
     no_p = float(case.q[a == 0].max(initial=0.0)) * n > most
@@ -139,19 +142,19 @@ def compare_counts(
 
 @dataclass(frozen=True)
 class _Hidden:
-    """The proportion of rows of both sides in pools, which may hide a difference.
+    """The proportions of rows in groups of rare values on both sides, where a difference may be hidden.
 
     Attributes:
-        pooled: in all groups of rare values.
-        unseen: in the group of values that are not known any further.
+        pooled: the proportion in all groups together.
+        unseen: the proportion in the group whose values are not distinguished further.
     """
 
     pooled: float
     unseen: float
 
     def in_quantity(self, divergence: Value[float | None], greatest: float) -> Value[float | None]:
-        """Return a divergence between bins as one between values; pools that may hide a difference make it infinite
-        above."""
+        """Convert a divergence between bins to a divergence between values; hidden differences raise the upper limit,
+        even to infinity."""
         if self.unseen > MOST_UNSEEN:
             return Value(None, None, (divergence.interval[0] if divergence.interval else 0.0, greatest))
         if divergence.interval is None or self.pooled == 0:
@@ -166,7 +169,7 @@ class _Hidden:
 def _statistics(
     quantities: list[Value[float | None]], hidden: _Hidden, p_value: float, contributions: Floats
 ) -> BinStatistics:
-    """Return the statistics with quantities in the order KL both ways, JS, PSI, TV."""
+    """Return the statistics from divergences in the order KL(P || Q), KL(Q || P), JS, PSI, TV."""
     greatest = (math.inf, math.inf, math.log(2), math.inf, 1.0)
     known = [
         hidden.in_quantity(divergence, most) for divergence, most in zip(quantities, greatest, strict=True)
@@ -175,13 +178,13 @@ def _statistics(
 
 
 def _down_to_zero(divergence: Value[float | None]) -> Value[float | None]:
-    """Return a divergence whose interval includes 0, as required if the test does not reject."""
+    """Return the divergence with an interval from 0 on, as required if the test does not reject."""
     interval = None if divergence.interval is None else (0.0, divergence.interval[1])
     return Value(divergence.value, divergence.standard_error, interval)
 
 
 def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floats, Floats]:
-    """Return the rows of rare values by value and bin, for all occupied bins."""
+    """Return P's and Q's rows of rare values by value and occupied bin, and how many values each entry represents."""
     before = np.zeros((len(rare.number), width - len(GROUPS)))
     return (
         np.hstack([before, rare.a])[:, occupied],
@@ -193,7 +196,7 @@ def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floa
 def _test_with_rare_values(
     a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats], random: np.random.Generator, of_rare: float
 ) -> float:
-    """Return the p-value of two independent tests together: rare values as one bin, and the rare values alone."""
+    """Return the combined p-value of two independent tests, one that pools all rare values, one of rare values only."""
     pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
     frequent = [side - rare[2] @ each for side, each in zip((a, b), rare[:2], strict=True)]
     bins = [np.append(side, total) for side, total in zip(frequent, pooled, strict=True)]
@@ -211,8 +214,8 @@ def expected_rows(a: Floats, b: Floats, sizes: tuple[float, float]) -> Floats:
 
     Arguments:
         a: P's weight in each bin.
-        b: Q's.
-        sizes: the effective numbers of rows of both.
+        b: Q's weight in each bin.
+        sizes: the effective numbers of rows of P and of Q.
     """
     pooled = (a / a.sum() * sizes[0] + b / b.sum() * sizes[1]) / sum(sizes)
     return pooled * min(sizes)
@@ -252,12 +255,13 @@ class _Comparison:
         return self.p * (influence + self.zhang_grabchak()) - self.p + self.q
 
     def jensen_shannon(self) -> float:
-        """Return the entropy of the mixture minus the mean entropy, each corrected as by Zhang and Grabchak.
+        """Return the entropy of the mixture minus the mean of P's and Q's entropies.
 
-        The mixture's proportions have the variance of 4 / (1 / n + 1 / m) draws.
+        Each entropy is corrected as by Zhang and Grabchak. The mixture's proportions have the variance of proportions
+        from 4 / (1 / n + 1 / m) draws.
         """
         p, q, middle = self.p, self.q, (self.p + self.q) / 2
-        if not isinstance(self.errors, IndependentRows):  # whose counts of a bin may be less than one row
+        if not isinstance(self.errors, IndependentRows):  # then a bin's count may be less than one row
             return _jensen_shannon(p, q)[0] - self.errors.scale * self.errors.dof / 8
         counts = 4 * middle**2 / (p / self.n + q / self.m)
         size = 4 / (1 / self.n + 1 / self.m)
@@ -271,7 +275,7 @@ class _Comparison:
         value = float(min(max(corrected, 0.0), function.greatest))
         if self._too_few:
             return Value(value, None, None)
-        # Half a row in every bin keeps logarithms finite; ratio and variance are taken at the same proportions.
+        # Half a row is added to every bin to keep logarithms finite. The variance uses the same proportions.
         p = (self.p * self.n + 0.5) / (self.n + 0.5 * len(self.p))
         q = (self.q * self.m + 0.5) / (self.m + 0.5 * len(self.q))
         plugin, of_p, of_q = function(p, q)
@@ -284,7 +288,7 @@ class _Comparison:
         scale, student = null_scale, 1.0
         if plugin > 1e-3 * dof * null_scale:
             scale = variance / (4 * plugin)
-            # What few clusters show of the variance is itself uncertain: the ends are as far out as Student's t is.
+            # A variance from few clusters is itself uncertain, so the interval is widened as for Student's t.
             student = self.errors.inflation(of_p, of_q, self.confidence)
         error = float(np.sqrt(variance + 2 * dof * scale**2))
         scale *= student
@@ -292,7 +296,8 @@ class _Comparison:
             low, high = self._of_posterior(function(*self.posterior)[0], plugin)
         else:
             low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
-            if not (self.p.all() and self.q.all()):  # half a row is the continuity correction of none
+            # For an empty bin, half a row is the continuity correction.
+            if not (self.p.all() and self.q.all()):
                 low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
             low, high = scale * low, scale * high
         low, high = min(low, value), max(high, value)
@@ -303,16 +308,18 @@ class _Comparison:
     def _of_posterior(self, drawn: Floats, plugin: float) -> Interval:
         """Return the interval of a divergence by its posterior.
 
-        The posterior mean exceeds the plug-in by as much as the plug-in exceeds the truth. The lower end corrects both.
+        The posterior mean exceeds the plug-in estimate by about as much as the plug-in estimate exceeds the truth. The
+        lower end is corrected for both differences.
         """
         tail = (1 - self.confidence) / 2
         low, high = np.quantile(drawn, [tail, 1 - tail])
         return max(0.0, float(low) - 2 * (float(drawn.mean()) - plugin)), float(high)
 
     def total_variation(self, random: np.random.Generator) -> Value[float | None]:
-        """Return the plug-in minus the bootstrap estimate of its bias, with an interval by simulated errors.
+        """Return the plug-in estimate minus the bootstrap estimate of the bias, with an interval by simulated errors.
 
-        If the sign of p - q is certain, a bin's error shifts the total; otherwise the error adds to it.
+        If the sign of p - q is certain in a bin, the bin's error may raise or lower the total. Otherwise the error only
+        raises the total.
         """
         from scipy.special import ndtr
 
@@ -324,11 +331,11 @@ class _Comparison:
         value = max(plugin - float(bias.sum()) / 2, 0.0)
         if self._too_few:
             return Value(value, None, None)
-        certain = u > normal_quantile(1 - 0.005 / len(u))  # so that no sign is taken for certain by chance
+        certain = u > normal_quantile(1 - 0.005 / len(u))  # strict, so that no sign seems certain by chance
         signs = np.sign(difference)
         up = np.empty(TV_DRAWS)
         shift = np.empty(TV_DRAWS)
-        # A proportion of few rows is known less well than its own variance says: by two rows more.
+        # The estimated variance of a proportion from few rows is too small, so the variance of two rows is added.
         least = math.sqrt(2 / self.n**2 + 2 / self.m**2)
         for rows, exact in self.errors.draws(random, TV_DRAWS):
             errors = exact + least * random.standard_normal(exact.shape)
@@ -363,8 +370,9 @@ def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
 def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
     r"""Return the interval of :math:`\lambda` for one draw x of :math:`\chi'^2_\nu(\lambda)`.
 
-    At :math:`\lambda = 0` the whole error probability is above, for large :math:`\lambda` half of it on each side, so
-    that the interval excludes 0 exactly where a test at level `alpha` rejects, and is never empty.
+    At :math:`\lambda = 0`, the whole error probability is in the upper tail of x. For large :math:`\lambda`, half of
+    the error probability is in each tail. The interval therefore excludes 0 exactly if a test at level `alpha` rejects,
+    and the interval is never empty.
     """
 
     def below(noncentrality: float) -> float:
@@ -373,7 +381,7 @@ def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
     def low_misses(noncentrality: float) -> bool:
         return 1 - _chi_square_cdf(x, dof, noncentrality) < alpha - below(noncentrality)
 
-    # Where x is small by chance, a typical x gives a wider interval, which still covers.
+    # If x is small by chance, a typical x replaces it. The interval is then wider, so it still has its coverage.
     typical = max(x, dof * (1 - 2 / (9 * dof)) ** 3)
 
     def high_covers(noncentrality: float) -> bool:
@@ -383,7 +391,7 @@ def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
 
 
 def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """Return the largest number that satisfies a condition that all smaller numbers satisfy; 0 if none does."""
+    """Return the largest number that satisfies a condition that all smaller numbers satisfy too; 0 if 0 does not."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, max(start, 1.0)
@@ -396,7 +404,7 @@ def _last_where(holds: Callable[[float], bool], start: float) -> float:
 
 
 def _chi_square_cdf(x: float, dof: float, noncentrality: float) -> float:
-    """Return the distribution function of the noncentral chi-square, by a cube-root approximation where it is large."""
+    """Return the distribution function of the noncentral chi-square, approximated by cube roots for large arguments."""
     from scipy.special import chndtr, ndtr
 
     if x <= 0:
@@ -413,9 +421,10 @@ class _Divergence:
     """A divergence of p and q with its gradients.
 
     Attributes:
-        at: a function from p and q, shape (..., K), to the divergence and its gradients with respect to both.
-        curvature: its second derivative at p = q, relative to KL's.
-        greatest: its largest possible value.
+        at: a function of p and q, shape (..., K), that returns the divergence and the gradients with respect to p and
+            q.
+        curvature: the second derivative of the divergence at p = q, relative to that of KL.
+        greatest: the largest possible value of the divergence.
     """
 
     at: Callable[[Floats, Floats], tuple[Any, Floats, Floats]]
@@ -447,7 +456,7 @@ def _jensen_shannon_at(p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
 
     middle = (p + q) / 2
     value = (rel_entr(p, middle).sum(-1) + rel_entr(q, middle).sum(-1)) / 2
-    with np.errstate(divide="ignore"):  # a gradient at a proportion of 0 is never weighted
+    with np.errstate(divide="ignore"):  # gradients at proportions of 0 are infinite, but are never used
         return value, np.log(p / middle) / 2, np.log(q / middle) / 2
 
 

@@ -3,9 +3,9 @@ r"""A test that uses the order of numbers: the Cramer-von Mises test of two colu
 .. math:: T = \sum_k w_k\, (F_k - G_k)^2
 
 where F and G are P's and Q's cumulative proportions at the end of each group of values and w is the pooled proportion
-in the group. Under the null hypothesis F - G is nearly normal with a covariance V that is known for independent rows
-and estimated for clusters, so T is a sum of chi-square variables weighted by the eigenvalues of
-:math:`W^{1/2} V W^{1/2}`. Equal numbers need no correction.
+in the group. Under the null hypothesis, F - G is nearly normal with a covariance V that is known for independent rows
+and estimated for clusters. T is then a sum of chi-square variables weighted by the eigenvalues of
+:math:`W^{1/2} V W^{1/2}`. Ties need no correction.
 
 A test of bins spreads its power over all possible differences of bins. Most shifts move numbers in one direction; this
 test detects such a shift from far fewer rows.
@@ -29,17 +29,18 @@ from kullback.tables.inference.significance import MOST_PERMUTED, permutation_te
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FEWEST_ROWS = 5  # on each side; with fewer the statistic is not near its limit
-MOST_GROUPS = 128  # of values; more change the statistic by less than its third digit
+FEWEST_ROWS = 5  # with fewer rows on a side, the statistic is not near its limiting distribution
+# Values are merged into at most this many groups. More groups change the statistic by less than its third digit.
+MOST_GROUPS = 128
 
 
 @dataclass(frozen=True)
 class OrderedTest:
-    """The largest difference of two columns' cumulative proportions, and the p-value of the test that there is none.
+    """The largest difference of two columns' cumulative proportions, and the p-value of the test of equality.
 
     Attributes:
-        distance: the Kolmogorov-Smirnov distance, from 0 to 1; NaN where a side has no number.
-        p_value: of the Cramer-von Mises test; NaN likewise, and where a side has fewer than 5 independent rows.
+        distance: the Kolmogorov-Smirnov distance, from 0 to 1; NaN if a side has no number.
+        p_value: the p-value of the Cramer-von Mises test; NaN if a side has fewer than 5 independent rows with numbers.
     """
 
     distance: float
@@ -51,7 +52,7 @@ def ordered_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float])
 
     Arguments:
         p: P's profile.
-        q: Q's, on the same grid.
+        q: Q's profile, on the same grid.
         sizes: Kish's effective numbers of rows of P and of Q.
     """
     a, b = _on_one_grid(p, q)
@@ -77,11 +78,11 @@ def ordered_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float])
 def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) -> float:
     """Return the p-value for clusters of rows, from their weights in ordered bins.
 
-    It comes from permutations if there are few clusters and none has rows on both sides.
+    The p-value comes from permutations if there are few clusters and no cluster has rows on both sides.
 
     Arguments:
         a: P's weight by cluster and bin, shape (G, K).
-        b: Q's, with the same cluster in the same row.
+        b: Q's weight by cluster and bin, with the clusters in the same order.
         random: the source of the permutations.
     """
     of_p, of_q = a.sum(1) > 0, b.sum(1) > 0
@@ -93,7 +94,7 @@ def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) ->
         return np.square(_cumulative(first) - _cumulative(second)) @ weights
 
     if len(a) > MOST_PERMUTED or (of_p & of_q).any():
-        # A cluster with rows on both sides has one residual, of the difference.
+        # A cluster with rows on both sides has a single residual, that of the difference.
         residuals = _residuals(a) - _residuals(b)
         least = min(int(of_p.sum()), int(of_q.sum()))
         covariance = residuals.T @ residuals * least / max(least - 1, 1)
@@ -102,7 +103,7 @@ def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) ->
 
 
 def _on_one_grid(p: ColumnProfile, q: ColumnProfile) -> tuple[Array, Array]:
-    """Return both columns' weights in the same ordered buckets, the infinities at the ends."""
+    """Return both columns' weights in the same ordered buckets, with the infinities as the first and last bucket."""
     buckets = sorted({*p.buckets, *q.buckets})
     a, b = (
         np.array([side.minus_infinity, *(side.buckets.get(k, 0.0) for k in buckets), side.plus_infinity])
@@ -118,13 +119,13 @@ def _cumulative(weights: Array) -> Array:
 
 
 def _residuals(weights: Array) -> Array:
-    """Return how much each cluster moves the cumulative proportions."""
+    """Return by how much each cluster moves the cumulative proportions."""
     rows, below = weights.sum(1, keepdims=True), np.cumsum(weights, 1)
     return (below - rows * below.sum(0) / rows.sum()) / rows.sum()
 
 
 def _tail(statistic: float, weights: Array, covariance: Array) -> float:
-    """Return the probability that the statistic is as large, for differences with this covariance."""
+    """Return the probability of a statistic at least this large, if the differences have this covariance."""
     root = np.sqrt(weights)
     values = np.linalg.eigvalsh(root[:, None] * covariance * root)
     values = values[values > 1e-9 * max(values.max(initial=0.0), 1e-300)]
@@ -147,7 +148,7 @@ def _chi_square_sum_tail(x: float, weights: Array) -> float:
         return float((weights / (1 - 2 * s * weights)).sum()) - x
 
     most = (1 - 1e-12) / (2 * float(weights.max()))
-    least = -len(weights) / x  # where each term is less than x / (2 len)
+    least = -len(weights) / x  # here each term of the slope is less than x / (2 len)
     s = cast("float", brentq(slope, least, most, xtol=1e-14)) if slope(most) > 0 else most
     if abs(s) < 1e-5:  # at the mean the formula is 0 / 0
         s = math.copysign(1e-5, s)

@@ -1,17 +1,18 @@
-"""Pool values that are too rare for a bin each, so that a difference between P's and Q's values stays visible.
+"""Groups of values that are too rare for a bin each, in which differences between P's and Q's values stay visible.
 
-Pooled into one bin, 500 shops and 500 entirely different shops would be equal. Each row is therefore placed by how
-often its value occurs in all *other* rows: in neither table, in P only, in Q only, or in both, and then about equally
-often or more than twice as often in one of them. A row of P and a row of Q with the same value see nearly the same
-other rows, so that equal tables have equal proportions in these groups, in expectation up to the inverse of the number
-of rows: the leave-one-out argument of Good and Turing. The divergence between the groups is at most that between the
-values.
+If rare values were pooled into one bin, 500 shops in P and 500 entirely different shops in Q would look equal. Each row
+is therefore placed in a group by the occurrences of its value in all *other* rows. The value may occur in neither
+table, in P only, in Q only, or in both tables. A value in both tables is about equally frequent in both, or more than
+twice as frequent in one of them. For a row of P and a row of Q with the same value, the other rows are nearly the same.
+If P and Q are equal, the expected proportions in the groups therefore differ by no more than about the inverse of the
+number of rows. This is the leave-one-out argument of Good and Turing. The divergence between the groups is at most the
+divergence between the values.
 
 Rows with the same value move between groups together, so the independent units are values: `RareValues.a` and
 `RareValues.b` hold the rows by value and group.
 
-The counts of both tables may agree more closely than counts of independent rows could, for example for a key that each
-table has once. Then all rows count, and values are in one table or in both.
+The counts of both tables may agree more closely than counts of independent rows could, for example if each key occurs
+once in each table. Each row is then placed by all rows, including itself, so every value is in one table or in both.
 
 References:
     The population frequencies of species and the estimation of population parameters (Good, 1953)
@@ -29,18 +30,18 @@ from kullback.common.arrays import Flags, Floats, Integers
 from kullback.tables.inference.significance import sparse_test
 
 GROUPS = ("seen nowhere else", "in P only", "in Q only", "more in P", "in both alike", "more in Q")
-RATIO = 2.0  # beyond which a value is more frequent in one table
-TOO_ALIKE = 0.999  # the p-value of counts that agree more closely than counts of independent rows do
+RATIO = 2.0  # a value is more frequent in one table if the ratio of its proportions is above this
+TOO_ALIKE = 0.999  # with a larger p-value, counts agree more closely than counts of independent rows do
 
 
 @dataclass(frozen=True)
 class RareValues:
-    """The rows of rare values by value and group; values with the same rows are one entry.
+    """The rows of rare values by value and group; values with equal weights in all groups share an entry.
 
     Attributes:
-        a: P's weight by entry and group, shape (R, 6).
-        b: Q's.
-        number: how many values each entry represents.
+        a: P's weight by entry and group, shape (R, 6), for one value of each entry.
+        b: Q's weight by entry and group, shape (R, 6), for one value of each entry.
+        number: the number of values that each entry represents.
         p_value: the p-value of the test that these values are as frequent in P as in Q; NaN if the test is impossible.
     """
 
@@ -67,13 +68,13 @@ def rare_values(a: Floats, b: Floats, sizes: tuple[float, float], random: np.ran
     """Place each row of a rare value in a group that depends on all other rows.
 
     Arguments:
-        a: how many rows of P have each value.
-        b: likewise for Q.
-        sizes: the numbers of all rows of P and Q.
+        a: the number of rows of P with each value.
+        b: the number of rows of Q with each value.
+        sizes: the numbers of all rows of P and of Q.
         random: the source of randomness of the test.
     """
     p_value = sparse_test(a, b, random)
-    base = b.max(initial=0) + 1  # whole numbers of rows, whose products are exact
+    base = b.max(initial=0) + 1  # the numbers of rows are whole, so the products below are exact
     pairs, number = np.unique(a * base + b, return_counts=True)
     x, y = np.divmod(pairs, base)
     own = 0 if p_value > TOO_ALIKE else 1
@@ -96,10 +97,10 @@ def rare_values_of_clusters(
 
     Arguments:
         value: the value of each entry of the joint counts, numbered from 0.
-        on_p: whether the entry is one of P.
-        cluster: the cluster of the entry.
-        weight: the weight of the entry.
-        sizes: the weights of all rows of P and Q.
+        on_p: whether each entry belongs to P.
+        cluster: the cluster of each entry.
+        weight: the weight of each entry.
+        sizes: the total weights of P and of Q.
 
     Returns:
         the rows by value and group, and the group of each entry.
@@ -110,7 +111,7 @@ def rare_values_of_clusters(
         total = np.bincount(value, weight * side, number)[value]
         own = np.unique(np.stack([value, cluster], 1), axis=0, return_inverse=True)[1].reshape(-1)
         left = total - np.bincount(own, weight * side)[own]
-        others.append(np.where(left > 1e-9 * total, left, 0.0))  # less is rounding
+        others.append(np.where(left > 1e-9 * total, left, 0.0))  # less is a rounding error
     x, y = others
     group = _groups(x, y, (float(sizes[0]), float(sizes[1])))
     entry = value * len(GROUPS) + group
@@ -123,7 +124,7 @@ def rare_values_of_clusters(
 
 
 def _groups(x: Floats, y: Floats, sizes: tuple[float, float]) -> Integers:
-    """Return the group of rows whose value has these weights in the other rows of P and of Q."""
+    """Return the group of each row, from the weights of its value in the other rows of P and of Q."""
     of_p, of_q = x / sizes[0], y / sizes[1]
     return np.select(
         [

@@ -12,8 +12,8 @@ from kullback.common.inference import student_ratio
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction
 
-MOST_GAIN = 100.0
-BLOCK = 1 << 21  # numbers drawn at a time
+MOST_GAIN = 100.0  # a variance is at least that of 100 times as many independent rows
+BLOCK = 1 << 21  # about this many numbers are drawn at a time
 
 
 class ProportionErrors(ABC):
@@ -36,9 +36,9 @@ class ProportionErrors(ABC):
         """Return the variance of a function with these gradients with respect to p and q."""
 
     def inflation(self, of_p: Floats, of_q: Floats, confidence: float) -> float:
-        """Return the factor of this variance with which the normal quantile for a confidence equals Student's t.
+        """Return the factor of the variance that makes a normal interval as wide as an interval of Student's t.
 
-        It is 1 if the variance comes from many rows or values.
+        The factor is 1 if the variance comes from many rows or values.
         """
         del of_p, of_q, confidence
         return 1.0
@@ -49,7 +49,7 @@ class ProportionErrors(ABC):
 
     @abstractmethod
     def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Floats]]:
-        """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
+        """Yield blocks of normal errors of p - q, shape (draws, K), each with the slice of the block's draws."""
 
 
 class IndependentRows(ProportionErrors):
@@ -57,9 +57,9 @@ class IndependentRows(ProportionErrors):
 
     Arguments:
         a: P's counts, shape (K,).
-        b: Q's.
+        b: Q's counts, shape (K,).
         n: the number of independent rows of P.
-        m: likewise for Q.
+        m: the number of independent rows of Q.
     """
 
     def __init__(self, a: Floats, b: Floats, n: float, m: float) -> None:
@@ -84,12 +84,12 @@ class IndependentRows(ProportionErrors):
 
 
 class _ErrorRows(ProportionErrors):
-    """The sampling errors of sums over independent units, given by the part of each unit in the errors of p and of q.
+    """The sampling errors of sums over independent units, from the contribution of each unit to the errors of p and q.
 
     Arguments:
-        errors_p: the parts in the errors of p, shape (units, K); k equal parts may be one row, multiplied by the root
-            of k.
-        errors_q: likewise for q.
+        errors_p: the contributions to the errors of p, shape (units, K). One row may stand for k equal contributions if
+            it is multiplied by the square root of k.
+        errors_q: the contributions to the errors of q, shape (units, K), in the same form.
         proportions: p and q.
         sizes: the effective numbers of rows of P and Q.
         units: the number of independent units.
@@ -109,8 +109,8 @@ class _ErrorRows(ProportionErrors):
         self._errors = errors_p - errors_q
         pooled = (proportions[0] + proportions[1]) / 2
         bins = len(pooled)
-        # Units that are all alike would give an error of 0: the error is at least a tenth of the error of independent
-        # rows.
+        # Units that are all alike would give an error of 0, so the error is at least a tenth of the error of
+        # independent rows.
         least = [(bins - 1) / (MOST_GAIN * size) for size in sizes]
         trace_p, trace_q, trace = (
             max(float((errors**2 / pooled).sum()), floor)
@@ -118,7 +118,7 @@ class _ErrorRows(ProportionErrors):
         )
         self.dof = _satterthwaite(self._errors / np.sqrt(pooled), trace, units)
         self.scale = trace / self.dof
-        # The common part of both sides' errors cancels in the difference, and in the bias of a divergence.
+        # The errors that both sides share cancel in p - q, and in the bias of a divergence.
         shared = (trace_p + trace_q) / trace
         self.effective = (bins - 1) / trace_p * shared, (bins - 1) / trace_q * shared
         self.clusters = clusters
@@ -139,10 +139,10 @@ class ClusteredRows(_ErrorRows):
 
     Arguments:
         a: P's weight by cluster and bin, shape (G, K).
-        b: Q's, with the same cluster in the same row.
-        sizes: the effective numbers of rows of P and Q; their weights by default.
-        rare: the rows of rare values, whose groups are the last bins; None without groups. Their errors by value are
-            added to the errors by cluster.
+        b: Q's weight by cluster and bin, with the clusters in the same order.
+        sizes: the effective numbers of rows of P and Q; None uses the total weights of P and Q.
+        rare: the rows of rare values, whose groups are the last bins; None if there are no groups. The errors of these
+            rows by value are added to the errors by cluster.
 
     References:
         Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
@@ -169,7 +169,7 @@ class ClusteredRows(_ErrorRows):
         self._held = a.sum(1) > 0, b.sum(1) > 0
 
     def inflation(self, of_p: Floats, of_q: Floats, confidence: float) -> float:
-        # Each side has the degrees of freedom that its clusters' parts of the variance show.
+        # The degrees of freedom of a side follow from its clusters' contributions to the variance.
         total, wider = 0.0, 0.0
         sides = zip((self._errors_p, self._errors_q), (of_p, of_q), self._held, strict=True)
         for errors, gradient, present in sides:
@@ -187,9 +187,9 @@ class RowsWithRareValues(_ErrorRows):
 
     Arguments:
         a: P's counts, shape (K,).
-        b: Q's.
-        rare: the weights of P and of Q by value and bin, and how many values each row represents: arrays of shape (R,
-            K), (R, K) and (R,).
+        b: Q's counts, shape (K,).
+        rare: the weights of P and of Q by value and bin, shapes (R, K) and (R, K), and the number of values that each
+            row represents, shape (R,).
     """
 
     def __init__(self, a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats]) -> None:
@@ -229,7 +229,7 @@ def _variance_under(proportion: Floats, gradient: Floats) -> float:
 
 
 def _errors_by_cluster(counts: Floats) -> Floats:
-    """Return each cluster's part of the errors of the proportions, scaled so that squares add up to the variance."""
+    """Return each cluster's contribution to the errors of the proportions; the squares add up to the variance."""
     sizes, total = counts.sum(1), counts.sum()
     errors = (counts - sizes[:, None] * (counts.sum(0) / total)) / total
     return errors * np.sqrt(cluster_correction(sizes)) if (sizes > 0).sum() > 1 else errors
@@ -238,7 +238,7 @@ def _errors_by_cluster(counts: Floats) -> Floats:
 def _errors_by_value(
     rare: tuple[Floats, Floats, Floats], proportions: tuple[Floats, Floats], totals: tuple[float, float]
 ) -> list[Floats]:
-    """Return the part of each rare value in the errors of p and of q."""
+    """Return the contribution of each rare value to the errors of p and of q."""
     root = np.sqrt(rare[2])[:, None]
     return [
         root * (counts - counts.sum(1, keepdims=True) * proportion) / total
@@ -251,7 +251,7 @@ def _satterthwaite(errors: Floats, trace: float, units: float) -> float:
     bins = errors.shape[1]
     units = max(units, 1.0)
     square = errors.T @ errors if bins <= len(errors) else errors @ errors.T
-    # The eigenvalues of a covariance estimated from few units are too spread out: that part is removed.
+    # The eigenvalues of a covariance estimated from few units are too spread out, so the excess is subtracted.
     squares = (float((square**2).sum()) - trace**2 / units) / (1 + 1 / units)
     least = trace**2 / (bins - 1)
     return float(trace**2 / max(squares, least))

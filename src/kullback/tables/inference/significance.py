@@ -9,16 +9,17 @@ import numpy as np
 from kullback.common.arrays import Floats
 from kullback.tables.inference.sampling_error import ProportionErrors
 
-ENOUGH_EXPECTED = 5.0  # in every bin: then the statistic is nearly chi-square distributed
+ENOUGH_EXPECTED = 5.0  # with this many expected rows in every bin, the statistic is nearly chi-square
 RANDOM_TABLES = 9999
-FIRST_TABLES = 999  # 50 of them that are as far apart show that p is about 0.05 or more
+# If ENOUGH_ABOVE of the first tables are as extreme as the observed table, p is about 0.05 or more.
+FIRST_TABLES = 999
 ENOUGH_ABOVE = 50
 PERMUTATIONS = 1999
-MOST_RANDOM = 200  # values; beyond, a sum of so many parts has the distribution of its moments
-MOST_PERMUTED = 1000  # clusters; with more of them the F distribution is as accurate and faster
+MOST_RANDOM = 200  # for more values, the moments of the statistic give its distribution
+MOST_PERMUTED = 1000  # for more clusters, an approximate distribution is as accurate and faster
 BLOCK = 1 << 22
-MOST_TABULATED = 10_000_000  # rows; SciPy's random tables need memory for each
-FEW = 100_000  # rows among more than those
+MOST_TABULATED = 10_000_000  # for more rows, SciPy's random tables would need too much memory
+FEW = 100_000  # among more than MOST_TABULATED rows, draws from at most this many rows are binomial
 
 
 def g_test(
@@ -32,17 +33,17 @@ def g_test(
 ) -> float:
     """Return the p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
 
-    For independent rows it comes from the chi-square distribution if every bin is large enough, else from random tables
-    with the same margins. For clusters it comes from permutations if there are few clusters and none has rows on both
-    sides. Otherwise it comes from the F distribution, with the statistic divided by its design effect.
+    For independent rows, the p-value comes from the chi-square distribution if every bin is large enough, else from
+    random tables with the same margins. For few clusters without rows on both sides, it comes from permutations. For
+    other clusters, it comes from the F distribution, with the statistic divided by its design effect.
 
     Arguments:
-        a: P's weight in each bin, none empty on both sides.
-        b: Q's.
+        a: P's weight in each bin; no bin is empty on both sides.
+        b: Q's weight in each bin.
         errors: the sampling errors of the proportions.
-        clusters: the weights by cluster and bin, or None.
+        clusters: P's and Q's weights by cluster and bin; None if rows are independent.
         random: the source of random tables and permutations.
-        permute: whether bins are the same however clusters are permuted.
+        permute: whether permutations of the clusters may be used, because the bins do not depend on them.
 
     References:
         Improved likelihood ratio tests for complete contingency tables (Williams, 1976)
@@ -67,7 +68,7 @@ def g_test(
 
 
 def g_statistic(a: Floats, b: Floats) -> Floats:
-    r"""Return :math:`2 \sum a \log \frac{a / n}{(a + b) / (n + m)}` and the same of b, along the last dimension."""
+    r"""Return :math:`2 \sum a \log \frac{a / n}{(a + b) / (n + m)}` plus the same for b, along the last dimension."""
     from scipy.special import rel_entr
 
     n, m = a.sum(-1, keepdims=True), b.sum(-1, keepdims=True)
@@ -78,17 +79,18 @@ def g_statistic(a: Floats, b: Floats) -> Floats:
 def sparse_test(a: Floats, b: Floats, random: np.random.Generator) -> float:
     """Return the p-value of the likelihood-ratio test for many values with few rows each.
 
-    It comes from random tables with the same margins if the table is small. Otherwise the statistic is a sum of
-    many parts. Its mean, variance and skewness given the margins are computed as for independent binomials, less the
-    part that the total explains. Its distribution is then Pearson's type III.
+    The p-value comes from random tables with the same margins if there are few values. Otherwise the statistic is a sum
+    of many terms. Its mean, variance and skewness given the margins are computed as for independent binomials, without
+    the part that the total explains. Its distribution is then taken as Pearson's type III with these moments.
 
     Arguments:
-        a: how many rows of P have each value.
-        b: likewise for Q.
+        a: the number of rows of P with each value.
+        b: the number of rows of Q with each value.
         random: the source of random tables.
 
     Returns:
-        the p-value; NaN where all tables with these margins have the same statistic, as where each value occurs once.
+        the p-value; NaN if all tables with these margins have the same statistic, for example if each value occurs
+        once.
 
     References:
         Central limit theorems for multinomial sums (Morris, 1975)
@@ -111,11 +113,11 @@ def _pearson_tail(observed: float, total: Floats, proportion: float) -> float:
     from scipy.special import gammaincc, ndtr, xlogy
     from scipy.stats import binom
 
-    proportion = min(proportion, 1 - proportion)  # of the rarer side: the statistic is the same for both
+    proportion = min(proportion, 1 - proportion)  # the smaller side's, because the statistic is symmetric
     parts: list[tuple[float, Floats, Floats, Floats]] = []
     mean = covariance = variance = third = 0.0
     for rows, number in zip(*(each.tolist() for each in np.unique(total, return_counts=True)), strict=True):
-        # More have no probability to speak of.
+        # Larger numbers of rows have a negligible probability.
         most = int(rows * proportion + 12 * np.sqrt(rows * proportion) + 30)
         x = np.arange(min(rows, most) + 1)
         probability = binom.pmf(x, rows, proportion)
@@ -145,12 +147,12 @@ def _williams(a: Floats, b: Floats) -> float:
 
 
 def _is_whole(a: Floats, b: Floats) -> bool:
-    """Whether these are counts of rows, not sums of weights."""
+    """Whether `a` and `b` are numbers of rows, not sums of weights."""
     return bool(all(np.allclose(side, np.round(side), rtol=0, atol=1e-6) for side in (a, b)))
 
 
 def _random_tables(a: Floats, b: Floats, random: np.random.Generator) -> float:
-    """Return the p-value by random tables with the same margins; fewer are drawn if the p-value is large."""
+    """Return the p-value from random tables with the same margins; fewer tables are drawn if the p-value is large."""
     a, b = np.round(a), np.round(b)
     least = float(g_statistic(a, b)) * (1 - 1e-9)
     above = drawn = 0
@@ -163,7 +165,7 @@ def _random_tables(a: Floats, b: Floats, random: np.random.Generator) -> float:
 
 
 def _rows_of_p(n: float, total: Floats, number: int, random: np.random.Generator) -> Floats:
-    """Return how many of P's n rows random tables with these totals have in each bin, shape (number, bins)."""
+    """Return the numbers of P's n rows in each bin of random tables with these totals, shape (number, bins)."""
     from scipy.stats import random_table
 
     rows = float(total.sum())
@@ -182,7 +184,7 @@ def _rows_of_p(n: float, total: Floats, number: int, random: np.random.Generator
 
 
 def _hypergeometric(n: Floats, good: float, rows: float, random: np.random.Generator) -> Floats:
-    """Draw how many of n rows, out of very many, belong to a given part: binomial if few do or do not, else normal."""
+    """Draw how many of n random rows are among `good` of all rows: binomial if either number is small, else normal."""
     if good <= FEW:
         return random.binomial(int(good), n / rows).astype(np.float64)
     if n.max() <= FEW:
@@ -196,12 +198,12 @@ def _hypergeometric(n: Floats, good: float, rows: float, random: np.random.Gener
 def permutation_test(
     a: Floats, b: Floats, statistic: Callable[[Floats, Floats], Floats], random: np.random.Generator
 ) -> float:
-    """Return the p-value by permutations of the clusters between P and Q.
+    """Return the p-value from random permutations of the clusters between P and Q.
 
     Arguments:
         a: P's weight by cluster and bin, shape (G, K).
-        b: Q's, with the same cluster in the same row; no cluster has rows on both sides.
-        statistic: a function of P's and Q's weight in each bin, along the last dimension.
+        b: Q's weight by cluster and bin, with the clusters in the same order. No cluster has rows on both sides.
+        statistic: a function of P's and Q's weight in each bin, with the bins along the last dimension.
         random: the source of the permutations.
     """
     counts, of_p = a + b, a.sum(1) > 0

@@ -1,13 +1,14 @@
 r"""A test of whether two columns of texts have the same words.
 
-A row has several words, so rows are counted: for each group of words (`kullback.tables.columns.word_groups`) the test
-compares the proportions of rows that contain one. With O the rows of P and Q with and without, and E those expected
-from both together, each O being half a row nearer to E,
+A row has several words, so the test counts rows. For each group of words (`kullback.tables.columns.word_groups`), it
+compares the proportions of P's and Q's rows that contain a word of the group. Let O be the numbers of rows of P and of
+Q with and without such a word, and E the numbers expected from both tables together. With each O moved half a row
+towards E,
 
 .. math:: G = 2 \sum O \log(O / E)
 
-is nearly chi-square distributed with one degree of freedom. The groups' p-values are combined by Simes' method, which
-keeps its level for words that occur together.
+is nearly chi-square distributed with one degree of freedom. Simes' method combines the p-values of the groups, and
+keeps its level if words occur together.
 
 References:
     An improved Bonferroni procedure for multiple tests of significance (Simes, 1986)
@@ -26,17 +27,19 @@ from kullback.common.inference import false_discovery_rates
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.word_groups import WORD_GROUPS
 
-FEWEST_EXPECTED = 10.0  # rows with a word, and rows without, on the smaller side
+# A group of words is tested if at least this many rows with a word, and rows without, are expected on the smaller side.
+FEWEST_EXPECTED = 10.0
 
 
 @dataclass(frozen=True)
 class WordTest:
-    """The test of words.
+    """The result of the test of words.
 
     Attributes:
-        psi: the population stability index of the group that differs most significantly, between the rows with a word
-            of it and those without.
-        p_value: of all groups together; NaN where every occurring group has a word in every row.
+        psi: the population stability index between rows with and rows without a word of one group, which is the group
+            that differs most significantly.
+        p_value: the p-value of all groups together; NaN if no group can be tested and some group has a word in every
+            row.
     """
 
     psi: float
@@ -44,11 +47,11 @@ class WordTest:
 
 
 def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) -> WordTest | None:
-    """Compare the words of two columns of texts; None if no group of words is frequent enough, or none was counted.
+    """Compare the words of two columns of texts; None if words were not counted or no group of words is frequent.
 
     Arguments:
         p: P's profile.
-        q: Q's.
+        q: Q's profile.
         sizes: the effective numbers of rows of P and of Q.
     """
     if p.words is None or q.words is None or p.empty or q.empty:
