@@ -34,7 +34,7 @@ class PartialRows:
         top_log_probs: the natural log-probabilities of `top_indices` among all classes, shape (rows, k). -inf is
             padding in rows that list fewer classes.
         tail_log_mass: the logarithm of the mass of all other classes, shape (rows,); -inf if no mass is left; NaN if
-            only the ratios of the listed probabilities are known. By default, it follows from `top_log_probs`.
+            only the ratios of the listed probabilities are known. By default, the mass follows from `top_log_probs`.
         tail_indices: m classes drawn from the tail (all classes that are not listed), shape (rows, m). The draws are
             independent and with replacement, with the conditional probabilities of the classes given the tail. In lists
             of top tokens, m is 0.
@@ -172,7 +172,7 @@ class PartialRows:
     def with_all_known(self) -> PartialRows:
         """Return the rows with one list of all classes with known probability (top, draws and label), each class once.
 
-        If rows are not ranked, their list already has all these classes.
+        Rows that are not ranked already have all these classes in one list.
         """
         if not self.is_ranked or self.complete is not None:
             return self
@@ -275,7 +275,7 @@ def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
 def summarize_rows(
     logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
 ) -> PartialRows:
-    """Return what a reference file stores of the logits, as rows on the CPU.
+    """Return the data that a reference file stores for rows of logits, on the CPU.
 
     Arguments:
         logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites these logits.

@@ -1,8 +1,8 @@
 """Arrays in binary files (npy, npz and PyTorch), which are read one block at a time.
 
-npy, npz and safetensors files store an array as contiguous bytes at some offset. So one reader serves all of them: it
-seeks and reads into the block. The reader does not map the file, because mapped pages would count as memory of the
-process.
+npy, npz and safetensors files store an array as contiguous bytes at some offset. So one reader serves all three
+formats. The reader seeks in the file and reads into the block. The reader does not map the file, because mapped pages
+would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
 
 
 class TorchReader(Reader):
-    """A reader of a tensor in a file of `torch.save`; each block maps the file again, so that its pages are
+    """A reader of a tensor in a file of `torch.save`. Each block maps the file again, so that the mapped pages are
     released.
     """
 

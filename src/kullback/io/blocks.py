@@ -64,7 +64,7 @@ def in_step(
     Arguments:
         streams: an iterator over blocks of any length for each stream.
         differ: a function that returns the error if a stream ends before another stream. Its arguments are the index of
-            the stream, and a function that reads all streams to their ends and returns their numbers of rows.
+            the stream, and a function that reads all streams to the end and returns the number of rows of each stream.
         first: the number of the first row.
 
     Returns:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # The possible names of an array or a metadata entry that holds the names of the classes.
 NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "categories", "vocabulary")
-# This many rows are enough to decide that a column of whole numbers has no scores.
+# The number of rows that are enough to decide that a column of whole numbers has no scores.
 ENOUGH_ROWS = 20
 _SHOWN = 5
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
@@ -71,7 +71,9 @@ def positions_of(names: Sequence[str]) -> list[int] | None:
 
 
 def natural_order(names: Sequence[str] | None) -> list[int] | None:
-    """Return the order of columns that sorts numbered classes by number; None if they are sorted or not numbered."""
+    """Return the order of columns that sorts numbered classes by number; None if the classes are sorted or not
+    numbered.
+    """
     positions = None if names is None else positions_of(names)
     if positions is None or positions == sorted(positions):
         return None
@@ -184,8 +186,7 @@ def places_of_labels(labels: Any, names: Sequence[str]) -> tuple[Any, Any]:
 def refuse_other_columns(
     first: Tensor, names: Sequence[str] | None, integers: Collection[int], ref: FileReference
 ) -> None:
-    """Refuse a column of whole numbers among other columns if it counts rows, or if its name is typical of ids or
-    labels.
+    """Refuse a column of whole numbers among other columns if the column counts rows or has a name for ids or labels.
 
     Arguments:
         first: the first rows, shape (rows, classes).

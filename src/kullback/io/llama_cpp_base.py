@@ -2,9 +2,9 @@
 
 All numbers are little-endian. The file begins with the eight bytes ``_logits_``, then int32 n_ctx, n_vocab and n_chunk,
 then n_chunk * n_ctx int32 tokens. A window has n_ctx tokens. For each window, the n_ctx - 1 - n_ctx // 2 positions of
-the second half follow that have a next token in the window. A position has two float32, the scale and the smallest
-log-probability, and a uint16 code for each class (with padding if V is odd): log p = smallest + scale * code. The
-smallest stored value is `floor` nats below the row's largest value (16; for ik_llama.cpp 24).
+the second half follow that have a next token in the window. A position has two float32, which are the scale and the
+smallest log-probability. A uint16 code for each class follows (with padding if V is odd): log p = smallest + scale *
+code. The smallest stored value is `floor` nats below the row's largest value (16; for ik_llama.cpp 24).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class LlamaBaseFile(Reader):
         key: must be None.
 
     Attributes:
-        layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from them.
+        layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from these numbers.
         tokens: the tokens of all windows, int32 of shape (n_chunk, n_ctx).
         labels: the next token at every scored position, int64 of shape (rows,).
         stored_mass: statistics of the sums of the rows in the latest pass over the file, as a `StoredMass`; None before
@@ -255,7 +255,7 @@ def write_llama_base(
 
     A row :math:`x` is stored as :math:`\log p = x - \log\sum_i e^{x_i}` in 65535 equal steps from
     :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`; a class below this range, such as a class with
-    ``-inf``, is stored as the smallest value. The file gets its name only when it is complete.
+    ``-inf``, is stored as the smallest value. The file gets its final name only when all rows are written.
 
     Arguments:
         path: the path of the file to write.

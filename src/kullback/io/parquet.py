@@ -54,7 +54,7 @@ class ParquetReader(Reader):
             self._settle(load("pyarrow.types", NEEDED), key, columns)
 
     def _settle(self, arrow_types: Any, key: str | None, columns: Sequence[str] | None) -> None:
-        """Set the columns to read, their common dtype and the shape."""
+        """Set the columns to read, the common dtype of the columns, and the shape."""
         schema = self._file.schema_arrow
         lists = [f.name for f in schema if arrow_types.is_list(f.type) or arrow_types.is_large_list(f.type)]
         lists += [f.name for f in schema if arrow_types.is_fixed_size_list(f.type)]

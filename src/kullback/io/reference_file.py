@@ -1,8 +1,8 @@
 """The reference file ``.klref``: one model's predictions over a text, small enough to be sent by mail.
 
-For each scored token, the file has the most probable classes, the exact mass of all other classes (the tail), a few
-random draws from the tail with their probabilities, and the log-probability of the token. This is enough for a
-comparison with any other model. `docs/reference_files.md` describes the file byte by byte.
+For each scored token, the file has the most probable classes, the exact mass of all other classes (the tail), and the
+log-probability of the token. The file also has a few random draws from the tail with their probabilities. These data
+are enough for a comparison with any other model. `docs/reference_files.md` describes the file byte by byte.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MASS_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class ReferenceLayout:
-    """The sizes of a reference file, and the places of its tensors that follow from them.
+    """The sizes in a reference file, and the places of the tensors, which follow from the sizes.
 
     Attributes:
         windows: the number of windows.
@@ -160,8 +160,8 @@ def _check_shapes(ref: FileReference, shapes: Mapping[str, tuple[int, ...]]) -> 
 class Reference(Closes):
     """An open reference file: a model's predictions over windows of tokens, in less than a kilobyte for each token.
 
-    Opening the file checks the structure and the windows. Reading rows checks their values. `ReferenceWriter` writes
-    such files.
+    Opening the file checks the structure and the windows. Reading a block of rows checks the values in the block.
+    `ReferenceWriter` writes such files.
 
     Arguments:
         path: the path of the ``.klref`` file.
@@ -173,7 +173,7 @@ class Reference(Closes):
         rows: the number of scored tokens.
         top: the number of most probable classes that each row keeps.
         tail_draws: the number of draws from the other classes in each row.
-        metadata: the texts of the header by name, such as the model, its tokenizer and the settings of the windows.
+        metadata: the texts of the header by name, such as the model, the tokenizer and the settings of the windows.
 
     Raises:
         FileError: the file is missing, truncated or damaged, or is not a reference file.
@@ -306,7 +306,7 @@ class Reference(Closes):
 
 
 def _faults(rows: PartialRows) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the name of a tensor, a condition, and a mask of the rows that violate it."""
+    """Yield the name of a tensor, a condition, and a mask of the rows that violate the condition."""
     tensors, classes = rows.tensors(), rows.classes or 0
     for name, largest in (
         ("top_indices", classes - 1),

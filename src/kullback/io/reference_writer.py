@@ -68,7 +68,7 @@ class ReferenceWriter:
     of class number. The draws of a row depend only on `seed`, the first row of the row's window, and the row's place in
     the window. So the blocks may have any size, and a repeated recording gives the same draws.
 
-    The file gets its name only when the ``with`` statement ends without an error.
+    The file gets its final name only when the ``with`` statement ends without an error.
 
     Arguments:
         path: the path of the file to write, by convention with the extension ``.klref``.

@@ -72,7 +72,7 @@ def open_rows(
     columns: Sequence[str] | None = None,
     name: str = "p",
 ) -> RowSource:
-    """Open a file of per-position class distributions without loading it.
+    """Open a file with a distribution over classes for each position, without loading the file.
 
     The extension determines the format, and the content must match the extension. A llama.cpp base file is recognized
     by its content.
@@ -92,9 +92,9 @@ def open_rows(
         a `RowSource`, which ``with`` or ``close()`` closes.
 
     Raises:
-        FileError: the file is missing or truncated, or its content does not match its extension. It has several arrays
-            and `key` is None, its kind of numbers is unknown and `representation` is None, or it has no column of a
-            name in `columns`.
+        FileError: the file is missing or truncated, or the content does not match the extension; there are several
+            arrays and `key` is None; the kind of numbers is unknown and `representation` is None; or `columns` has a
+            name that is not in the file.
         ArgumentValueError: `representation` is not one of the four words.
         OptionalDependencyError: the format needs a library that is not installed.
 
@@ -125,8 +125,8 @@ def open_rows(
 class RowSource(RowStream):
     """An open file of N distributions over V classes, which `open_rows` opens and ``with`` or ``close()`` closes.
 
-    Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Every block is validated
-    as it is read, so `kullback.Logits(block, validate=False)` and similar calls are safe.
+    Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Reading a block
+    validates the block, so `kullback.Logits(block, validate=False)` and similar calls are safe.
 
     Arguments:
         reader: the reader of the file's format.
@@ -409,7 +409,7 @@ class RowSource(RowStream):
 
 
 def checked(stream: RowStream, name: str) -> RowSource:
-    """Return a stream as a source that checks its rows; `name` is the name of the argument that holds the stream."""
+    """Return a stream as a source that checks the rows; `name` is the name of the argument that holds the stream."""
     return stream if isinstance(stream, RowSource) else RowSource(StreamReader(stream, name))
 
 

@@ -40,8 +40,8 @@ class RowStream(Closes, ABC):
         class_names: the names of the classes; None without names.
         windows: the windows of tokens that the rows predict; None without windows. By default, the scored tokens are
             the labels, and the windows are the clusters.
-        metadata: texts about the windows, as a reference file stores them: ``"context"``, ``"score"``, and
-            ``"tokenizer"``, the fingerprint of the vocabulary.
+        metadata: texts about the windows, as in a reference file: ``"context"``, ``"score"``, and ``"tokenizer"``,
+            which is the fingerprint of the vocabulary.
 
     Example:
         >>> import torch
@@ -95,7 +95,7 @@ class RowStream(Closes, ABC):
 
 
 class StreamReader(Reader):
-    """A reader of a `RowStream`, so that `RowSource` checks its rows.
+    """A reader of a `RowStream`, with which `RowSource` checks the rows of the stream.
 
     Arguments:
         stream: the stream.

@@ -121,7 +121,7 @@ def sentencepiece_bytes(name: str) -> bytes:
 
 
 def byte_level_bytes(name: str) -> bytes:
-    """Return the bytes of a token of GPT-2's vocabulary. If the token has other characters, return its UTF-8 bytes.
+    """Return the bytes of a token of GPT-2's vocabulary. For a token with other characters, return the UTF-8 bytes.
 
     Example:
         >>> byte_level_bytes("\\u0120the"), byte_level_bytes(" the")
@@ -134,8 +134,8 @@ def byte_level_bytes(name: str) -> bytes:
 
 
 class _ByteOfCharacter(dict[int, int]):
-    """A mapping from the numbers of characters to bytes. Other characters raise an error, so `str.translate` cannot
-    keep them.
+    """A mapping from the numbers of characters to bytes. Other characters raise an error, while a plain dict would make
+    `str.translate` keep them.
     """
 
     def __missing__(self, character: int) -> int:

@@ -29,9 +29,9 @@ def write_top_k_reference(
 ) -> list[str]:
     """Write top-k log-probabilities as a reference file.
 
-    Each sequence becomes a window. A position is scored if the log-probability of its token is known. Each row keeps
-    the mass of the other classes and the k most probable classes. k is the largest number that every row lists. No
-    classes are drawn, so the file gives bounds of a divergence but no estimate.
+    Each sequence becomes a window. A position is scored if the log-probability of the true token is known. Each row
+    keeps the mass of the other classes and the k most probable classes. k is the largest number that every row lists.
+    No classes are drawn, so the file gives bounds of a divergence but no estimate.
 
     Arguments:
         source: the open file. The tokens of all sequences and the number of classes must be known.
@@ -105,7 +105,7 @@ def write_top_k_reference(
 def _known_top(counts: Tensor, label_is_least: Tensor) -> int:
     """Return the number of most probable classes that every row lists.
 
-    A server adds the true token to a list if it is not among the most probable classes.
+    If the true token is not among the most probable classes, a server adds it to the list.
     """
     others = counts[~label_is_least]
     listed = int(others.max()) if len(others) else int(counts.min()) - 1
@@ -141,7 +141,7 @@ def _windows(source: TopKSource, sequences: Tensor, positions: Tensor) -> Window
 
 
 def _most_probable(rows: PartialRows, top: int, start: int, source: TopKSource) -> PartialRows:
-    """Return rows in the form of a reference file; they begin at row `start` of the file."""
+    """Return rows in the form of a reference file; `start` is the number of the first row in the reference file."""
     ranked = rows.in_order(equal_by_class=True).most_probable(top)
     wrong = ~((ranked.masses - 1).abs() <= MASS_TOLERANCE)
     if bool(wrong.any()):

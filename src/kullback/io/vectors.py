@@ -61,7 +61,8 @@ def read_labels(
         an int64 tensor of shape (rows,). Leading dimensions are flattened, and -100 marks a row without a label.
 
     Raises:
-        FileError: the file cannot be read, or its values are not integers, are out of range, or have a wrong number.
+        FileError: the file cannot be read, has too many or too few values, or has values that are not integers or are
+            out of range.
         OptionalDependencyError: the format needs a library that is not installed.
 
     Example:

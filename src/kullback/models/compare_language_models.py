@@ -38,8 +38,8 @@ from kullback.predictions.sources import Clusters
 CALL = "compare_models"
 FLOOR_SHARE = 32  # by default, a noise floor reads one window in this many, which takes 3 % of the time
 FEWEST_DOCUMENTS = 10  # with fewer documents, windows are the clusters
-# The classes to record for each token of the base with `one_at_a_time`. These are more than by default, because this
-# file is temporary.
+# The classes to record for each token of the base with `one_at_a_time`. These numbers are larger than the defaults,
+# because the file is temporary.
 RECORDED = {"top": 256, "tail_draws": 64}
 
 _ARGUMENTS = Arguments(
@@ -60,22 +60,23 @@ def compare_models(
     noise_floor: bool | None = None,
     one_at_a_time: bool = False,
 ) -> ModelComparison:
-    r"""Compare causal language models with a base over a text, by the divergence of their predictions from the base's.
+    r"""Compare causal language models with a base over a text, by the divergences between their predictions and the
+    base's.
 
     .. math:: \frac1N \sum_{n=1}^N KL\bigl(P(\cdot \mid x_{<n}) \,\|\, Q(\cdot \mid x_{<n})\bigr)
 
-    This mean over the scored tokens is reported with all other results of `compare_predictions`, including
-    perplexities. All models read the same tokens. By default, a window has 512 tokens and its second half is scored, as
-    in ``llama-perplexity``, so you can compare the numbers. Standard errors and intervals treat windows as the
-    independent units, or documents if there are ten or more. The order of the units is examined. If the order shows
-    dependence, blocks of windows are the units, and a note gives the effective number of windows.
+    The mean is over the scored tokens of the text. The result also has everything that `compare_predictions` reports,
+    including perplexities. All models read the same tokens. By default, windows have 512 tokens and their second halves
+    are scored, as in ``llama-perplexity``, so you can compare the numbers. Standard errors and intervals treat windows
+    as the independent units, or documents if there are ten or more. The order of the units is examined. If the order
+    shows dependence, blocks of windows are the units, and a note gives the effective number of windows.
 
     If two models have the same tokens in different orders, or one model has classes without a token, classes are
-    matched by the bytes of their tokens. All classes that are not shared become one class. Every divergence is then a
+    matched by the bytes of the tokens. All classes that are not shared become one class. Every divergence is then a
     lower bound of the divergence over the whole vocabularies, as a note states. Models whose tokenizers cut the text
     differently are refused.
 
-    If one side is a reference file of `record_reference`, and the other side gives all logits, every mean is unbiased,
+    One side may be a reference file of `record_reference`. If the other side gives all logits, every mean is unbiased,
     and the interval of the mean includes the sampling noise of the file. `Candidate.drawn` and `Candidate.certain` give
     estimates and bounds for exactly these tokens. If the candidate is the reference, KL(base || candidate) weights the
     draws by ratios of probabilities. Its upper limit is infinite unless the ratios are light-tailed in every row. A
@@ -96,10 +97,10 @@ def compare_models(
         cut: how the text is cut into windows, and which tokens are scored.
         loading: settings for opening models and files, such as a module's tokenizer, the dtype and the device.
         run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
-        noise_floor: whether to compare the base also with a copy of the base that has rounding noise of its dtype in
-            every layer. Values of KL below the resulting KL are within rounding noise. True reads the whole text, which
-            takes one more run of the base. None reads the first 32nd of the windows, if the base is a Hugging Face
-            model with recognized layers.
+        noise_floor: whether to compare the base also with a copy of the base that has rounding noise of the model's
+            dtype in every layer. Values of KL below the resulting KL are within rounding noise. True reads the whole
+            text, which takes one more run of the base. None reads the first 32nd of the windows, if the base is a
+            Hugging Face model with recognized layers.
         one_at_a_time: whether to keep only one model in memory. If so, the base's predictions are first recorded as a
             reference file in a temporary folder. Each candidate is then compared with this file. For a candidate that
             is a reference itself, this gives only bounds.
@@ -110,7 +111,7 @@ def compare_models(
     Raises:
         ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN (the message names
             the window and the token); the text is shorter than a window.
-        FileError: a file cannot be read, or its number of rows is not the number of scored tokens.
+        FileError: a file cannot be read, or does not have one row for each scored token.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
         OptionalDependencyError: transformers or llama-cpp-python is not installed.
 

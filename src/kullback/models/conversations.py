@@ -22,7 +22,7 @@ THINK = "<think>"
 
 
 class WrongRecordError(Exception):
-    """A record is not a text, a conversation or a completion; the message describes it."""
+    """A record is not a text, a conversation or a completion; the message describes the record."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Completion:
-    """A prompt and its completion as text. The completion is scored, and no template is applied."""
+    """A prompt and a completion as text. The completion is scored, and no template is applied."""
 
     prompt: str
     completion: str
@@ -166,8 +166,8 @@ def reply_tokens(
         number: the number of the document, from 1, for errors.
 
     Raises:
-        ModelError: the template does not write the replies, calls, tools or messages as they are in the record, or
-            the completion begins within a token.
+        ModelError: the template changes the replies, calls, tools or messages of the record, or the completion begins
+            within a token.
     """
     if isinstance(document, Completion):
         return _completion_tokens(model, document, number)
@@ -253,7 +253,7 @@ def _left_out(what: str, where: str) -> ModelError:
 
 
 def _is_in(content: str, text: str) -> bool:
-    """Return whether a text contains a content without the blanks at its ends, unchanged or as a JSON string."""
+    """Return whether a text contains a message's content without surrounding blanks, unchanged or as a JSON string."""
     content = content.strip()
     forms = content, json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]
     return any(form in text for form in forms)

@@ -39,7 +39,7 @@ class GGUFModel(LanguageModel):
 
     Raises:
         ModelError: the file is not a GGUF file of a causal language model with a tokenizer, or llama.cpp cannot load
-            it.
+            the file.
         OptionalDependencyError: llama-cpp-python is not installed.
     """
 
@@ -51,7 +51,7 @@ class GGUFModel(LanguageModel):
         llama.llama_backend_init()
         settings = llama.llama_model_default_params()
         settings.n_gpu_layers = 0 if self._on_cpu else -1
-        # This avoids a second, repacked copy of the weights, which also crashes on CPUs with AMX
+        # This setting avoids a second, repacked copy of the weights, which also crashes on CPUs with AMX
         # (ggml-org/llama.cpp#20824).
         settings.use_extra_bufts = False
         with _log_of(llama) as log:
@@ -315,7 +315,7 @@ def _check_header(path: Path, shown: str) -> None:
 
 
 def _file_type(llama: Any, model: Any) -> str | None:
-    """Return the name of a file's quantization, such as ``Q4_K_M``; None if it is unknown."""
+    """Return the name of a file's quantization, such as ``Q4_K_M``; None for an unknown quantization."""
     number = int(llama.llama_model_ftype(model)) & ~llama.LLAMA_FTYPE_GUESSED
     for name in dir(llama):
         for start in ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_"):

@@ -60,8 +60,7 @@ class Endpoint:
         address: the address of the server, such as ``http://localhost:8000``; a ``/v1`` at the end is ignored.
         api_key_env: the name of the environment variable with the key for the server. The key is sent in the
             ``Authorization`` header and appears in no message.
-        timeout: the seconds that the server may take before it sends something. The whole answer may take twice as
-            long.
+        timeout: the seconds that the server may take to send the next bytes. The whole answer may take twice as long.
         first_wait: the seconds to wait before the second attempt.
 
     Raises:
@@ -188,7 +187,9 @@ class Endpoint:
         )
 
     def _content(self, response: Any, most_bytes: int, ends: float) -> bytes:
-        """Read and decompress an answer piece by piece; raise an error if it is too long or takes too much time."""
+        """Read and decompress an answer piece by piece; raise an error if the answer is too long or takes too much
+        time.
+        """
         coding = response.headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity", "gzip"):
             raise ModelError.at(
@@ -199,7 +200,7 @@ class Endpoint:
             )
         content, gzip = bytearray(), zlib.decompressobj(GZIP) if coding == "gzip" else None
         for piece in response.iter_raw():
-            # httpx would decompress a whole piece of any size. This stops at one byte more than allowed.
+            # httpx would decompress a whole piece of any size. This loop stops at one byte more than allowed.
             part = piece if gzip is None else gzip.decompress(piece, most_bytes + 1 - len(content))
             if len(content) + len(part) > most_bytes:
                 raise ModelError.at(

@@ -174,7 +174,7 @@ def _has_plain_head(model: Any) -> bool:
 
 
 def _body(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the part of a causal language model before its head; None if the model does not name it."""
+    """Return the part of a causal language model before the head; None if the model does not name this part."""
     body = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
     return body if isinstance(body, torch.nn.Module) and body is not model else None
 
@@ -356,7 +356,7 @@ def read_vocabulary(tokenizer: Any) -> Vocabulary:
 def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
     """Return the function that turns the tokenizer's names of tokens into bytes, as for GPT-2 or for SentencePiece."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # This reads only the decoder's part of the tokenizer's JSON, because the whole JSON has megabytes.
+    # Only the decoder's part of the tokenizer's JSON is read, because the whole JSON has megabytes.
     decoder = (
         None if backend is None or backend.decoder is None else json.loads(backend.decoder.__getstate__())
     )

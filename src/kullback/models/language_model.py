@@ -52,7 +52,7 @@ class LanguageModel(Closes, ABC):
     Attributes:
         info: the model's name, kind and size.
         vocabulary: the token of each class.
-        bos: the token that begins every window, or None if the model has none or its tokenizer adds none.
+        bos: the token that begins every window, or None if the tokenizer adds no such token.
     """
 
     info: ModelInfo

@@ -34,7 +34,7 @@ class Matched(NamedTuple):
         documents: the document of each window.
         context: the largest number of tokens in a window.
         score: which tokens are scored.
-        words: the text of every class of the base, or None if it is unknown.
+        words: the text of every class of the base, or None if these texts are unknown.
         notes: remarks, as sentences.
     """
 

@@ -41,7 +41,7 @@ class Passage(ShortRepr):
 
     Attributes:
         window: the number of the window.
-        first: the place of the first token in its window.
+        first: the index in the window of the first token.
         before: at most 24 tokens before the first token, in the order of the text.
         tokens: the scored tokens.
     """
@@ -109,13 +109,13 @@ class ModelComparison(Shown):
         candidates: the candidates, in ascending order of the mean KL(base || candidate).
         differences: for each candidate but the last, the mean KL of the next candidate minus the mean KL of this
             candidate, paired by rows. If one of both means has no upper bound, the difference is open on that side. If
-            both have none, the difference has no interval.
-        noise_floor: the comparison of the base with the base plus rounding noise of its dtype in every layer; None if
-            it was not measured.
+            both means have no upper bound, the difference has no interval.
+        noise_floor: the comparison of the base with the base plus rounding noise of its dtype in every layer; None
+            without a noise floor.
         text: the windows that were read, in the base's tokens.
         context: the largest number of tokens in a window.
         score: which tokens are scored: ``"second-half"``, ``"all"`` or ``"assistant"``.
-        tokens: the text of every class of the base; None if it is unknown.
+        tokens: the text of every class of the base; None if these texts are unknown.
         whole_text: whether the passages of the candidates contain the whole text.
         notes: remarks on the comparison as a whole, as sentences.
     """

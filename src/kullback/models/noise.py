@@ -1,4 +1,6 @@
-"""A model with rounding noise of its dtype in every layer, which shows how large divergences from rounding are."""
+"""A model with rounding noise of its dtype in every layer. Divergences from the original model show the effect of
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class NoisyModel(LanguageModel):
     r"""A Hugging Face model in which each layer returns :math:`x (1 + \epsilon u)` instead of :math:`x`.
 
     u is uniform on [-1/2, 1/2], independent for every element. :math:`\epsilon` is the distance of adjacent numbers of
-    the model's dtype near 1. This is the error of an additional rounding in every layer. The draws of a window depend
-    only on the number of the window.
+    the model's dtype near 1. The noise is the error of an additional rounding in every layer. The draws of a window
+    depend only on the number of the window.
 
     Arguments:
         model: the Hugging Face model, without noise.

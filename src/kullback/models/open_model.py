@@ -153,7 +153,7 @@ def is_reference(side: object) -> bool:
 
 
 def opened_in(stack: ExitStack, side: object, argument: str, loading: Loading) -> Opened:
-    """Open a side, and let the stack close it, unless the caller passed an open side."""
+    """Open a side, and let the stack close the side, unless the caller passed an open side."""
     opened = open_side(side, argument, loading)
     if opened is not side:
         stack.callback(opened.close)

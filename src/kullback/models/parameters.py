@@ -18,8 +18,8 @@ _MOST_PACKED = 32
 def parameter_count(model: torch.nn.Module) -> int | None:
     """Return the number of a model's parameters; None if weights are packed in an unknown way.
 
-    A packed matrix (4-bit weights of bitsandbytes, GPTQ, AWQ or HQQ, or torch's own quantized layers) counts with the
-    sizes of its layer.
+    For a packed matrix (4-bit weights of bitsandbytes, GPTQ, AWQ or HQQ, or torch's own quantized layers), the sizes of
+    the layer give the number.
 
     Example:
         >>> import torch

@@ -184,8 +184,8 @@ class ReferencePairing(_PartialPairing):
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
         self._of_base = isinstance(base, ReferenceSide)
-        # `measure_reference` takes the reference as the base, so KL(P || Q) is its reverse KL if the candidate is the
-        # reference.
+        # `measure_reference` takes the reference as its base. If the candidate is the reference, both directions of KL
+        # are exchanged.
         self._measured_as = {
             name: name if self._of_base else MIRRORED.get(name, name) for name in DIVERGENCES
         }

@@ -42,9 +42,9 @@ def record_reference(
 
     For each scored token, the file has the `top` most probable classes and the exact mass of all other classes. It also
     has `tail_draws` random draws from the other classes with their probabilities, and the token's own log-probability.
-    This takes 0.8 kB a token with the defaults; the logits of 128,256 classes take 256 kB or more. `compare_models`
-    takes the file as the base or as a candidate. The estimates of the divergences are then unbiased, and their
-    intervals include the sampling noise.
+    With the defaults, a token takes 0.8 kB; the logits of 128,256 classes take 256 kB or more. `compare_models` takes
+    the file as the base or as a candidate. The estimates of the divergences are then unbiased, and the intervals
+    include the sampling noise.
 
     Arguments:
         model: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module, or a

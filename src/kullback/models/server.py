@@ -37,19 +37,19 @@ WHO_CAN = "vLLM, SGLang and llama-cpp-python's server (started with --logits_all
 class ServerModel(LanguageModel):
     r"""A language model behind an inference server, which gives the most probable tokens at each position.
 
-    The server is asked for the log-probabilities of the prompt. vLLM gives them by ``/v1/completions`` with
-    ``prompt_logprobs``, and SGLang by ``/generate`` with ``top_logprobs_num``. Other servers, such as llama-cpp-python,
-    give them by OpenAI's completions with ``echo`` and ``logprobs``. vLLM and SGLang get windows as token ids. Other
-    servers get windows as text, which must give back the same tokens. Their answers name tokens by text. If several
-    tokens share a text, only tokens that are more probable than these are known. llama-server and OpenAI's own API give
-    log-probabilities of generated tokens only, and are refused.
+    The server is asked for the log-probabilities of the prompt. vLLM returns them from ``/v1/completions`` with
+    ``prompt_logprobs``, and SGLang from ``/generate`` with ``top_logprobs_num``. Other servers, such as
+    llama-cpp-python, need OpenAI's completions with ``echo`` and ``logprobs``. vLLM and SGLang get windows as token
+    ids. Other servers get windows as text, which they must cut into the same tokens. The answers of other servers name
+    tokens by text. If several tokens share a text, only more probable tokens are known. The programs llama-server and
+    OpenAI's own API give log-probabilities of generated tokens only, and are refused.
 
     Arguments:
         address: the address of the server, such as ``http://localhost:8000``.
         top: the number of tokens to ask for at each position, in addition to the true token.
         api_key_env: the name of the environment variable with the server's key.
-        vocabulary: the vocabulary of the model that the server is compared with, after `require_same_tokens`. None if
-            it is not known.
+        vocabulary: the vocabulary of the model that the server is compared with, after `require_same_tokens`. None for
+            an unknown vocabulary.
         classes: the number of classes of the logits, which servers do not report; 0 if unknown.
         concurrency: the number of requests at a time.
         timeout: the seconds that the server may take for a request.
@@ -136,7 +136,7 @@ class ServerModel(LanguageModel):
         in the window.
 
         Raises:
-            ModelError: the server stops answering, or does not answer as it should.
+            ModelError: the server stops answering, or an answer is invalid.
         """
         numbers = iter(range(first, len(windows)))
         done = first
@@ -280,10 +280,11 @@ class ServerModel(LanguageModel):
     def _require_alignment(
         self, ids: list[int], start: int, completion: tuple[list[Any], list[Any], list[Any]]
     ) -> None:
-        """Check once that the log-probabilities at a token are conditional on the tokens before it.
+        """Check once that the log-probabilities at a token are conditional on the tokens before that token.
 
         For models without BOS, llama-cpp-python instead gives the log-probabilities of the next token. So this method
-        generates a token after a beginning of the text, and compares its distribution with the log-probabilities.
+        generates a token after a beginning of the text, and compares the distribution of this generated token with the
+        log-probabilities.
         """
         if self._is_aligned:
             return

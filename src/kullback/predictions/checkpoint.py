@@ -75,7 +75,7 @@ def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptStat
 
     Arguments:
         path: the path of the state file; None for no state.
-        removes: whether this process removes the file. Of several workers, only one removes it.
+        removes: whether this process removes the file. Of several workers, only one removes the file.
     """
     yield None if path is None else KeptState(path)
     if path is not None and removes:
@@ -167,7 +167,7 @@ class Checkpoint:
             raise self._damaged() from None
 
     def add(self, record: Any) -> None:
-        """Add a finished record, a value that JSON can represent, and wait until it is on the disk."""
+        """Add a finished record, which is a value that JSON can represent, and wait until the record is on the disk."""
         content = json.dumps(record).encode()
         try:
             self._database.execute("BEGIN")
@@ -184,7 +184,7 @@ class Checkpoint:
         self._records += 1
 
     def close(self, *, remove: bool) -> None:
-        """Close the file. Remove the file if `remove` is true, or if it is new and no record was finished."""
+        """Close the file. Remove the file if `remove` is true, or if the file is new and no record was finished."""
         self._database.close()
         if remove or (self._is_new and not self._records):
             _remove(self._path)

@@ -150,7 +150,7 @@ class Collector:
         self._estimator.add(table)
 
     def comparison(self, p: ComparisonSide, q: ComparisonSide, notes: list[str]) -> Comparison:
-        """Return the comparison of all rows; its notes begin with `notes`."""
+        """Return the comparison of all rows; the notes of the comparison begin with `notes`."""
         self._take_table()
         rows = self._moments["kl_pq"].count
         for argument, values in self._beside():
@@ -414,7 +414,7 @@ def _root(square: Value[float]) -> Value[float]:
 
 
 def _caveats(p: ComparisonSide, q: ComparisonSide) -> list[str]:
-    """Return the remarks of the sources on their contents, without duplicates."""
+    """Return the remarks on the contents of both sources, without duplicates."""
     by_sentence: dict[str, list[str]] = {}
     for name, source in (("P", p), ("Q", q)):
         for sentence in source.caveats():

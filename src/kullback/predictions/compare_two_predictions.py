@@ -74,13 +74,13 @@ def compare_predictions(
 
     P and Q are read in step, one block at a time. Means have a standard error (the jackknife) and a 95 % interval (the
     wider of Student's t and the studentized bootstrap). The error and the interval assume that clusters are
-    independent. Without clusters, the order of the rows is examined. If it shows dependence, blocks of rows are the
-    clusters, and a note gives the effective number of rows; otherwise each row is a cluster. If the clusters are too
-    few or too skewed to bound the mean, an end of the interval is infinite, and `Value.reason` says why. The interval
-    does not include kinds of rows that are absent from the sample. Such kinds may be up to 3/n of all rows. If they
-    could add more to the mean than the interval includes, a note gives the amount. Quantiles are exact up to 4,000,000
-    rows. For more rows, quantiles come from a sketch with relative error 0.005. Every value is computed in float64 and
-    does not depend on `block_bytes`.
+    independent. Without clusters, the order of the rows is examined. If the order shows dependence, blocks of rows are
+    the clusters, and a note gives the effective number of rows. Otherwise each row is a cluster. If the clusters are
+    too few or too skewed to bound the mean, an end of the interval is infinite, and `Value.reason` gives the reason.
+    The interval does not include kinds of rows that are absent from the sample. Such kinds may be up to 3/n of all
+    rows. If they could add more to the mean than the interval includes, a note gives the amount. Quantiles are exact up
+    to 4,000,000 rows. For more rows, quantiles come from a sketch with relative error 0.005. Every value is computed in
+    float64 and does not depend on `block_bytes`.
 
     Arguments:
         p: P, the reference: the path of a file, a `kullback.io.RowStream` (such as a source from
@@ -93,17 +93,17 @@ def compare_predictions(
         key: the name of the array in a file with several arrays. One name is for both sides; a pair is (of P, of Q).
         columns: the names of the columns that are classes, of both sides. By default, every column is a class, and a
             column that looks like ids or labels is refused. Such a column has whole numbers while other columns do not,
-            and it counts rows or has such a name. If columns have no names, their positions are the names.
-        labels: the true class of each row, -100 if there is none: a path, or integers or names of classes of shape
-            (rows,). Integers are positions in P. By default, the labels are the tokens of a llama.cpp base file, if P
-            or Q is such a file.
+            and it counts rows or has such a name. If columns have no names, positions are the names.
+        labels: the true class of each row; -100 for a row without a label. Labels are a path, or integers or names of
+            classes of shape (rows,). Integers are positions in P. By default, the labels are the tokens of a llama.cpp
+            base file, if P or Q is such a file.
         labels_key: the name of the labels in the file of `labels`.
         cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
         cluster_key: the name of the clusters in the file of `cluster`.
         independent: whether the rows are known to be independent, so that their order is not examined.
         worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
-        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, by its
+        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, by llama.cpp's
             definitions, from the rows of this comparison. The numbers need labels and 8 bytes of memory for each row.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
         block_bytes: the memory of a block of one side, in bytes. A block has at least about 32767 elements, or one row.

@@ -21,8 +21,8 @@ from kullback.results.value import Interval, Value
 
 # The fewest rows in a stratum of rows with similar spread, and the largest number of strata.
 ROWS_OF_STRATUM, MOST_STRATA = 32, 8
-# The control variate must explain at least this share of the variance. With heavier tails it explains less, and the
-# draws miss a part of the tail (measured).
+# The control variate must explain at least this share of the variance. With heavier tails, the control variate explains
+# less, and the draws miss a part of the tail (measured).
 LEAST_EXPLAINED = 0.9
 # The mean of the control variate must lie within this many standard errors of 0, over all rows and over a stratum. The
 # mean lies farther from 0 if the draws miss important classes.
@@ -59,15 +59,16 @@ def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tenso
 
     An estimate is :math:`b + e + c g`, as described at `DrawnDivergence`. The rows are sorted by their spread, which
     does not depend on the draws, and are divided into strata of similar rows. The rows of a stratum alternate between
-    two folds. The factor c of a row, from 0 to 1, has the least variance in the *other* fold of its stratum. So c does
-    not depend on the row's own draws, and the estimate is unbiased. c is 0 if, in the other fold, g explains less than
-    90 % of the variance. c is 0 if the mean of g is more than 5 standard errors from 0 there, or more than 3 in the
-    other folds of all strata. The ratios q/p are then heavy-tailed, and g would be wrong because of the classes that
-    were not drawn. c is also 0 in rows where a class may have no mass in the base, and if fewer than 32 rows are left.
+    two folds. The factor c of a row is the factor from 0 to 1 with the least variance in the *other* fold of the row's
+    stratum. So c does not depend on the row's own draws, and the estimate is unbiased. The factor is 0 if g explains
+    less than 90 % of the variance in the other fold. The factor is also 0 if the mean of g is more than 5 standard
+    errors from 0 there, or more than 3 in the other folds of all strata. The ratios q/p are then heavy-tailed, and g
+    would be wrong because of the classes that were not drawn. Finally, the factor is 0 in rows where a class may have
+    no mass in the base, and if fewer than 32 rows are left.
 
     Returns:
-        the estimates, the variances and third central moments of their sampling errors, and a mask of the rows whose
-        ratios q/p were found light-tailed or that have no tail; each of shape (rows,).
+        the estimates, the variances and third central moments of the sampling errors, and a mask, each of shape
+        (rows,). The mask selects rows whose ratios q/p were found light-tailed, and rows without a tail.
     """
     drawn = rows.divergences[name]
     factor, light = _factors(rows, name)
@@ -107,7 +108,9 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
-    """Return whether the mean of the control variate in some rows is as close to 0 as its variance predicts."""
+    """Return whether the mean of the control variate over some rows is as close to 0 as the variance of that mean
+    predicts.
+    """
     return abs(float(drawn.control[rows].sum())) <= farthest * math.sqrt(
         float(drawn.variances[rows, 2].sum())
     )

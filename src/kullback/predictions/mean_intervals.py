@@ -80,8 +80,8 @@ class MeanEstimator:
 
     The standard error comes from the delete-one jackknife over units. The interval is the wider of two: Student's t
     with this error, and the studentized bootstrap. The bootstrap resamples units, and divides the deviation of each
-    draw by the draw's own linearized standard error. For nonnegative quantities, it does so on the scale of the
-    logarithm. Toward a long tail, the tail probability is smaller.
+    draw by the draw's own linearized standard error. For nonnegative quantities, the bootstrap does so on the scale of
+    the logarithm. Toward a long tail, the tail probability is smaller.
 
     If units have different sizes, or sums of clusters are heavy-tailed, the interval is at least as wide as Student's t
     interval with Satterthwaite's degrees of freedom, computed from the units' influences on the mean:
@@ -95,8 +95,8 @@ class MeanEstimator:
         draws: the number of bootstrap draws; 0 for no intervals.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None if each row is a unit.
-        examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If it shows
-            dependence, blocks of rows or clusters are the units.
+        examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If the order
+            shows dependence, blocks of rows or clusters are the units.
 
     References:
         The Jackknife, the Bootstrap and Other Resampling Plans (Efron, 1982)

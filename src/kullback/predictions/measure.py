@@ -39,7 +39,7 @@ class MeasuredRows(NamedTuple):
     pair: FinitePair
 
     def top_classes(self, row: int) -> list[TopClass]:
-        """Return the top classes of a row under P, then those under Q that are not among them."""
+        """Return the top classes of a row under P, then the top classes under Q that are not top classes under P."""
         columns = (x[row, :-1].tolist() for x in (self.classes, self.pair.p, self.pair.q))
         classes = {index: TopClass(index, p, q) for index, p, q in zip(*columns, strict=True)}
         return list(classes.values())
@@ -168,7 +168,7 @@ def _against_labels(
 
 
 def _negative_log(top_prob: Tensor, side: Representation, top: Tensor, index: Tensor) -> Tensor:
-    """Return -log p of a class from its weight relative to the top class. This is exact even if p underflows."""
+    """Return -log p of a class from its weight relative to the top class. The result is exact even if p underflows."""
     at_index, at_top = (side.weights().gather(-1, i.unsqueeze(-1)).squeeze(-1) for i in (index, top))
     if not side.in_logs:
         at_index, at_top = at_index.log(), at_top.log()

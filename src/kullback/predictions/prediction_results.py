@@ -153,7 +153,7 @@ class LlamaCppFigures:
     """The numbers that llama.cpp's ``llama-perplexity --kl-divergence`` prints for some rows, each with an uncertainty.
 
     The uncertainty of a mean is sqrt((mean of squares - square of mean) / (rows - 1)). The uncertainty of a function of
-    means follows from it by the delta method. Both assume independent rows.
+    means follows by the delta method. Both uncertainties assume independent rows.
 
     Attributes:
         count: the number of rows.
@@ -247,8 +247,8 @@ class Comparison(Shown):
         notes: remarks on the results, as sentences.
         llama_cpp: the numbers that llama.cpp would print, or None if they were not requested.
         unseen: the largest share of rows, blocks or clusters, at 95 % confidence, that may be of a kind that is absent
-            from the data. The interval of KL(P || Q) does not allow for such a kind. 0 if the interval is wide enough
-            for it.
+            from the data. The interval of KL(P || Q) does not allow for such a kind. The share is 0 if the interval is
+            wide enough for such a kind.
         further: the results of the statistics that `register_statistic` added, by name.
     """
 

@@ -61,8 +61,8 @@ class ReferenceRows:
 
     Attributes:
         divergences: KL(base||candidate) as ``"kl_pq"``, KL(candidate||base) as ``"kl_qp"``, ``"js"`` and ``"tv"``.
-        spread: the standard deviation of the log-ratio of base and candidate over the top classes and the tail. It
-            serves to group similar rows.
+        spread: the standard deviation of the log-ratio of base and candidate over the top classes and the tail. Rows
+            with a similar spread are grouped.
         has_whole_support: whether every class is known to have mass in the base, and no class of the tail has a q above
             4 times the smallest p of the top classes. Such a class is seldom drawn, and the control variate would hide
             its contribution.
@@ -122,16 +122,16 @@ def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
     :math:`\bar u = M_q/M`. The tail adds :math:`M\,E[\varphi(u) - \varphi(\bar u)]` to the bound. The expectation is
     over classes i of the tail with probability :math:`p_i/M`, and :math:`u = q_i/p_i`. The estimate is the mean over
     the draws. The control variate is :math:`-M\varphi'(\bar u)(u - \bar u)`. Its mean is 0 as :math:`E[u] = \bar u`.
-    The sum of both terms is Bregman's divergence, which is of second order in :math:`u - \bar u`. (In the control
-    variate, u and its known mean leave out the classes with q above 4 times the smallest p of K.) For
-    KL(base||candidate), the sum is
+    The sum of a tail term and the control variate is Bregman's divergence, which is of second order in
+    :math:`u - \bar u`. (In the control variate, u and its known mean leave out the classes with q above 4 times the
+    smallest p of K.) For KL(base||candidate), the sum is
 
     .. math:: \log(\tilde p/\tilde q) + c\,(\tilde q/\tilde p - 1), \quad \tilde p = p/M,\ \tilde q = q/M_q
 
     For JS and TV, :math:`\varphi` is chosen such that it grows with u no faster than :math:`\log u`.
 
-    A class with mass in the base and no mass in the candidate makes KL(base||candidate) +inf. This is certain if the
-    class is in K or was drawn, or if the base has more classes with mass than the candidate. Otherwise the class is not
+    A class with mass in the base and no mass in the candidate makes KL(base||candidate) +inf. Such a class is certain
+    if it is in K or was drawn, or if the base has more classes with mass than the candidate. Otherwise the class is not
     detected. For KL(candidate||base), the draws cannot show such a class, but K, M and the numbers of classes with mass
     can.
 
@@ -209,7 +209,7 @@ def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
 
 
 def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> ReferenceRows:
-    """Measure rows of a reference file against what `read_candidate` returned."""
+    """Measure rows of a reference file against the log-probabilities from `read_candidate`."""
     top, tail = block.top_log_probs.double(), block.tail_log_mass.double()
     pair = pair_from_weights(
         torch.cat([top, tail[:, None]], -1),

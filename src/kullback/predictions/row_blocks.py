@@ -58,7 +58,7 @@ class RowBlocks:
         self._sums = with_combined(self._sums, weights)
 
     def dependence(self) -> SerialDependence | None:
-        """Return the serial dependence of the first rows and of the means of all parts; None if there is none.
+        """Return the serial dependence of the first rows and of the means of all parts; None if there is no dependence.
 
         The labels of the result are the numbers of the blocks that the parts belong to.
         """

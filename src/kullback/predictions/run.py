@@ -44,9 +44,9 @@ class Run:
         block_bytes: the memory of a block of rows of one side, in bytes.
         progress: a function that is called with the number of finished rows and the number of all rows (None if that is
             unknown before the end). None for no calls.
-        resume: a file that keeps the finished rows. A run that was stopped continues from it and gives the same result
-            as an uninterrupted run. The file is removed at the end, even if it was there before and empty. None for no
-            file.
+        resume: a file that keeps the finished rows. A run that was stopped continues from this file and gives the same
+            result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. None
+            for no file.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an attribute has a wrong type or value.

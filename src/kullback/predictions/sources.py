@@ -242,7 +242,7 @@ def take_labels(
 
 
 def _places_of_names(values: Any, names: tuple[str, ...]) -> Any:
-    """Return the positions of labels that are names of classes; other labels are returned as they are."""
+    """Return the positions of labels that are names of classes; other labels are returned unchanged."""
     is_whole = isinstance(values, Tensor) and is_integer(values)
     if isinstance(values, Tensor) and not is_whole:
         return values

@@ -36,7 +36,7 @@ class RecordPlace:
     """The place of a value in a file or object. Its methods check values, and errors name the place.
 
     Attributes:
-        ref: the file, and the name of the argument that holds it.
+        ref: the file, and the name of the argument that holds the path.
         where: the place in the file, in words.
         tokens: a mapping from the text or bytes of tokens to ids, the argument of `open_top_k`; None without a mapping.
         key: the field of the log-probabilities, the argument of `open_top_k`; None for the format's own field.
@@ -142,7 +142,7 @@ def _shown(value: object) -> str:
 
 
 def get(record: object, name: str) -> Any:
-    """Return a field of a JSON object, or an attribute of another object; None if it does not exist."""
+    """Return a field of a JSON object, or an attribute of another object; None if there is no such field."""
     if type(record) is dict:  # nearly always true, and a fast check
         return cast("Any", record).get(name)
     return cast("Any", record).get(name) if isinstance(record, Mapping) else getattr(record, name, None)

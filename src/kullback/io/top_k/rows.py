@@ -30,11 +30,11 @@ class Piece(NamedTuple):
 
     Attributes:
         sequence: the number of the sequence in the file.
-        rows: the positions with their lists, which may lack the true tokens.
+        rows: the positions with their lists of classes. A list may lack the true token.
         stores_tail: whether the file stores the mass outside the lists. If not, this mass follows from the lists.
         skipped: the number of positions without a distribution.
         tokens: all tokens of the sequence, so that `positions` are indices of this tensor. None if the file does not
-            store them, and in later pieces of a sequence.
+            store the tokens, and in all pieces of a sequence but the first.
     """
 
     sequence: int
@@ -45,14 +45,14 @@ class Piece(NamedTuple):
 
 
 def rows_of(piece: Piece, classes: int | None, start: int) -> PartialRows:
-    """Return the rows of a piece; the true token becomes a listed class if its log-probability is known."""
+    """Return the rows of a piece. A true token with a known log-probability becomes a listed class."""
     rows = piece.rows
     indices, log_probs, tail = rows.top_indices, rows.top_log_probs, rows.tail_log_mass
     label_log_probs = rows.label_log_probs.to(log_probs.dtype)
     listed = (indices == rows.labels.unsqueeze(-1)) & (log_probs != -torch.inf)
     from_list = torch.where(listed, log_probs, -torch.inf).amax(-1)
-    # If the tail is unknown, the listed values are log-probabilities among the listed classes, so they are not the
-    # label's.
+    # If the tail is unknown, the listed values are log-probabilities among the listed classes, so the true token's
+    # log-probability stays unknown.
     is_listed = listed.any(-1) & ~tail.isnan()
     label_log_probs = torch.where(is_listed & label_log_probs.isnan(), from_list, label_log_probs)
     extra = ~is_listed & (rows.labels >= 0) & label_log_probs.isfinite()

@@ -27,7 +27,7 @@ BLOCK_ROWS = 1024
 
 
 class TopKReader(ABC):
-    """A reader of one format of top-k log-probabilities; `TopKSource` checks and joins its blocks.
+    """A reader of one format of top-k log-probabilities; `TopKSource` checks the positions and joins them to blocks.
 
     Attributes:
         ref: the path, and the name of the argument that holds the path.
@@ -172,7 +172,7 @@ class TopKSource(Closes):
         return regroup(self._checked(), rows, PartialRows.join)
 
     def token_ids(self) -> Iterator[Tensor | None]:
-        """Iterate over the sequences' tokens, in a pass of its own.
+        """Iterate over the tokens of each sequence; this reads the source from the beginning.
 
         Returns:
             an iterator over one int64 tensor for each sequence, in which ``tokens[position]`` is the true token at a

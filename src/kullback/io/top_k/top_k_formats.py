@@ -1,4 +1,4 @@
-"""Opening top-k log-probabilities by their format."""
+"""`open_top_k`, and the formats of top-k log-probabilities that this function can open."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def open_top_k(
     classes: int | None = None,
     name: str = "source",
 ) -> TopKSource:
-    """Open log-probabilities of the most probable tokens, as inference servers return and distillation tools store them.
+    """Open log-probabilities of the most probable tokens, which inference servers return and distillation tools store.
 
     | format | what it is | the true token |
     |---|---|---|
@@ -75,10 +75,10 @@ def open_top_k(
     | ``mlx-dwq`` | tensors `indices` and `logits` (batch, length, k), in a file or a folder | no |
     | ``nemo-rl`` | tensors `teacher_topk_indices`, `teacher_topk_logits` (batch, length, k), in a file or a dictionary | with `input_ids` |
 
-    Responses are the original objects, decoded JSON, a ``.json`` file with a response or a list of responses, or a
-    ``.jsonl`` file with one response in each line. A ``.jsonl`` file is read line by line. Values are checked while
-    they are read. Natural log-probabilities must be at most 0, and each token must occur once at a position.
-    Probabilities must sum to at most 1 (within 1e-4 for float32, in which servers compute; 1e-6 for float64).
+    Responses are the original objects, decoded JSON, or a file. A ``.json`` file has a response or a list of responses.
+    A ``.jsonl`` file has one response in each line, and is read line by line. Reading checks the values. Natural
+    log-probabilities must be at most 0, and each token must occur once at a position. Probabilities must sum to at most
+    1 (within 1e-4 for float32, in which servers compute; 1e-6 for float64).
 
     Arguments:
         source: a path, or the objects themselves.
