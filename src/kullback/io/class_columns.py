@@ -195,7 +195,7 @@ def refuse_other_columns(
         ref: the file, for errors.
 
     Raises:
-        FileError: there is such a column.
+        FileError: a column counts rows or has a name for ids or labels.
     """
     rows, classes = first.shape
     if classes < 2 or not rows:

@@ -52,7 +52,7 @@ def header_of(ref: FileReference, delimiters: str = ",", *, records: int = 1) ->
 
     Arguments:
         ref: the file.
-        delimiters: the possible delimiters of fields; the most frequent one in the first line is used.
+        delimiters: the possible delimiters of fields; the most frequent delimiter in the first line is used.
         records: the number of records to read.
     """
     with open_text(ref) as text:

@@ -260,8 +260,8 @@ def write_llama_base(
     Arguments:
         path: the path of the file to write.
         tokens: the n_chunk * n_ctx token numbers of all windows, integers of any shape.
-        rows: logits or log-probabilities of shape (rows, V), or an iterable of such blocks. There is one row for each
-            scored position, which are positions n_ctx // 2 to n_ctx - 2 of each window.
+        rows: logits or log-probabilities of shape (rows, V), or an iterable of such blocks. Each scored position has
+            one row. The scored positions of a window are n_ctx // 2 to n_ctx - 2.
         n_ctx: the number of tokens in a window, at least 3.
         floor: the distance of the smallest stored value from the row's largest value, in nats: 16 for llama.cpp, 24 for
             ik_llama.cpp.

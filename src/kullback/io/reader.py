@@ -1,4 +1,4 @@
-"""The interface of a reader of a file format, which gives the shape, the dtype and any rows."""
+"""The interface of a reader of a file format, which gives the shape, the dtype and blocks of rows."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ class Reader(Closes, ABC):
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop` as a new tensor; fewer only at the end of a file whose `rows` is None."""
+        """Return rows `start` to `stop` as a new tensor. At the end of a file whose `rows` is None, there may be fewer
+        rows.
+        """
 
     def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
         """Iterate over the rows from row `first` on, in blocks of `rows`; the last block may be shorter."""
@@ -110,7 +112,7 @@ class Reader(Closes, ABC):
         return file_stamp(self.ref.path)
 
     def close(self) -> None:
-        """Close the file, if the reader keeps one open."""
+        """Close the file, if the reader keeps the file open."""
 
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences."""

@@ -81,11 +81,12 @@ def open_rows(
         path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file whose
             last dimension (or whose columns) holds the classes, or a llama.cpp ``--kl-divergence-base`` file.
         representation: the kind of numbers: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``. None for
-            integers, which are counts, and for llama.cpp files, which have logits. All other files need a kind.
+            integers, which are counts, and for llama.cpp files, which have logits. For all other files, a kind is
+            required.
         key: the name of the array, tensor or list column to read, if the file has several; None for the only one.
         columns: the names of the columns that are classes, in this order. By default, every column is a class, and a
             column that looks like ids or labels is refused. Such a column has whole numbers while other columns do not,
-            and it counts rows or has such a name. In a file without names, the positions are the names.
+            and counts rows or has a name for ids or labels. In a file without names, the positions are the names.
         name: the name of the argument that holds the path, for error messages.
 
     Returns:
@@ -138,8 +139,8 @@ class RowSource(RowStream):
         format: ``"npy"``, ``"npz"``, ``"safetensors"``, ``"pt"``, ``"parquet"``, ``"csv"`` or ``"llama.cpp"``.
         key: the name of the array inside the file; None for a single array.
         representation: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
-        shape: the shape as stored; None for a format in which the shape is unknown before reading (csv).
-        rows: N; None for a format in which N is unknown before reading.
+        shape: the shape as stored; None if the shape is unknown before reading (csv).
+        rows: N; None if N is unknown before reading (csv).
         classes: V.
         class_names: the names of the classes; None if the file has no names. Classes with numbered names (``class_2``,
             ``class_0``) are in the order of their numbers.

@@ -91,9 +91,9 @@ def compare_models(
         candidates: Q, in the same forms as the base, or the address of a server (``http://...``) with vLLM's, SGLang's
             or OpenAI's completions API. Pass one candidate, a list, or a mapping from names to candidates. If two
             candidates in a list have the same name, the second is called ``"name (2)"``, and so on.
-        texts: a text; a `pathlib.Path` of a text file, or of a JSONL file whose lines have ``"text"``, ``"messages"``
-            and ``"tools"``, or ``"prompt"`` and ``"completion"``; a list of texts or of such records; or a list of
-            conversations. None if a side is a reference file, which contains the tokens.
+        texts: a text, a `pathlib.Path` of a text file or JSONL file, or a list of texts, records or conversations. A
+            record, such as a line of a JSONL file, has ``"text"``, or ``"messages"`` and ``"tools"``, or ``"prompt"``
+            and ``"completion"``. None if a side is a reference file, which contains the tokens.
         cut: how the text is cut into windows, and which tokens are scored.
         loading: settings for opening models and files, such as a module's tokenizer, the dtype and the device.
         run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.

@@ -70,7 +70,8 @@ def compare_predictions(
 ) -> Comparison:
     r"""Compare two models' predictions of the same positions, row by row, in bounded memory.
 
-    .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and so for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\ TV(P_n, Q_n)
+    .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and likewise for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\
+    TV(P_n, Q_n)
 
     P and Q are read in step, one block at a time. Means have a standard error (the jackknife) and a 95 % interval (the
     wider of Student's t and the studentized bootstrap). The error and the interval assume that clusters are
@@ -93,7 +94,7 @@ def compare_predictions(
         key: the name of the array in a file with several arrays. One name is for both sides; a pair is (of P, of Q).
         columns: the names of the columns that are classes, of both sides. By default, every column is a class, and a
             column that looks like ids or labels is refused. Such a column has whole numbers while other columns do not,
-            and it counts rows or has such a name. If columns have no names, positions are the names.
+            and counts rows or has a name for ids or labels. If columns have no names, positions are the names.
         labels: the true class of each row; -100 for a row without a label. Labels are a path, or integers or names of
             classes of shape (rows,). Integers are positions in P. By default, the labels are the tokens of a llama.cpp
             base file, if P or Q is such a file.

@@ -31,8 +31,9 @@ SKEWNESS_OF_MEAN = 0.1, 0.2
 # If the tail index, estimated from the largest units, is above this limit, the upper end is open. The first limit is
 # for 100 units or fewer. The second limit is for 1,000 units or more, whose estimate is more precise.
 HEAVIEST_TAILS = 0.75, 0.7
-# The number of standard errors by which Hill's estimate must exceed that limit for an end to stay open. The largest
-# end, in multiples of the mean absolute value; a farther end carries no information and is replaced by an open end.
+# `CERTAINLY_HEAVY` is the number of standard errors by which Hill's estimate must exceed that limit for an end to stay
+# open. An end beyond `FARTHEST_END` times the mean absolute value carries no information and is replaced by an open
+# end.
 CERTAINLY_HEAVY, FARTHEST_END = 1.64, 1000.0
 # The smallest degrees of freedom for Student's t. With fewer, the quantiles grow without bound (measured).
 FEWEST_DEGREES = 1.5
@@ -67,7 +68,7 @@ class MeanEstimate(NamedTuple):
         interval: the ends of the 95 % interval. An end that the data do not determine is the bound of the quantity,
             which is infinite for an unbounded quantity. None if neither end is determined or if no interval was
             requested.
-        reason: the reason why an end is not determined; None if both are.
+        reason: the reason why an end is not determined; None if both ends are determined.
     """
 
     standard_error: float
@@ -78,10 +79,10 @@ class MeanEstimate(NamedTuple):
 class MeanEstimator:
     r"""Standard errors and 95 % intervals of means :math:`m = \sum_u S_u / \sum_u n_u` over units (clusters, or rows).
 
-    The standard error comes from the delete-one jackknife over units. The interval is the wider of two: Student's t
-    with this error, and the studentized bootstrap. The bootstrap resamples units, and divides the deviation of each
-    draw by the draw's own linearized standard error. For nonnegative quantities, the bootstrap does so on the scale of
-    the logarithm. Toward a long tail, the tail probability is smaller.
+    The standard error comes from the delete-one jackknife over units. The interval is the wider of two intervals:
+    Student's t with this error, and the studentized bootstrap. The bootstrap resamples units, and divides the deviation
+    of each draw by the draw's own linearized standard error. For nonnegative quantities, the bootstrap does so on the
+    scale of the logarithm. Toward a long tail, the tail probability is smaller.
 
     If units have different sizes, or sums of clusters are heavy-tailed, the interval is at least as wide as Student's t
     interval with Satterthwaite's degrees of freedom, computed from the units' influences on the mean:

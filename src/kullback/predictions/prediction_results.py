@@ -164,7 +164,7 @@ class LlamaCppFigures:
         ratio: PPL(Q)/PPL(base).
         difference: PPL(Q)-PPL(base).
         kld: the mean KL divergence, in nats.
-        delta_p: the mean of q - p at the true token, a fraction.
+        delta_p: the mean of q - p at the true token, as a fraction.
         delta_p_rms: the root mean square of q - p at the true token.
         same_top: the proportion of rows with the same top token.
     """

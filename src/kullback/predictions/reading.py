@@ -91,7 +91,7 @@ class Reading:
         streams: P, and one or several Q.
         measures: the measurement for each Q.
         run: the settings of the run.
-        differ: a function that returns the error if a stream ends before another, as for `in_step`.
+        differ: a function that returns the error if a stream ends before another stream, as for `in_step`.
         rows_in_block: the number of rows that are read at a time.
         rows: the number of rows, or None if it is unknown before the end.
         begins: the rows at which a stopped run may continue; None for every row at which a block ends.

@@ -69,13 +69,14 @@ class TopKSource(Closes):
 
     Attributes:
         format: the name of the format, as in `TOP_K_FORMATS`.
-        rows: the number of positions; None for a format in which it is unknown before reading (JSON).
+        rows: the number of positions; None if unknown before reading (JSON).
         k: the largest number of classes that a position lists, without an added true token; None if it is unknown
             before reading.
         classes: the number of all classes, or None if neither the file nor the caller gives it.
         tail: ``"bucket"`` if the mass of the other classes is known. ``"renormalize"`` if the file has only logits of
             the listed classes, so that log-probabilities are among the listed classes. `TopK` uses the same words.
-        skipped: the number of positions without a distribution in the latest pass, such as the first token of a prompt.
+        skipped: the number of positions without a distribution (such as the first token of a prompt) in the latest
+            pass.
 
     Example:
         >>> import kullback.io
