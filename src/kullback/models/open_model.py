@@ -1,4 +1,4 @@
-"""Opening a side of a comparison: a folder, a GGUF file, a server, a module, or a file of predictions."""
+"""Open a side of a comparison: a folder, a GGUF file, a server, a module, or a file of predictions."""
 
 from __future__ import annotations
 
