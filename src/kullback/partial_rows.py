@@ -1,4 +1,5 @@
-"""Rows of probabilities that are known in part: the most probable classes, the mass of the others, and draws from them.
+"""Rows of probabilities that are known in part: the most probable classes, the mass of the other classes, and draws
+from these other classes.
 
 Reference files, lists of top tokens and the teachers of losses all have this form.
 """
@@ -16,7 +17,7 @@ from torch.nn.functional import pad
 from kullback.common.dtypes import dtype_name
 from kullback.common.words import NO_LABEL
 
-_ABSENT = cast("Tensor", None)  # `PartialRows` replaces it by values that say that nothing is known
+_ABSENT = cast("Tensor", None)  # `PartialRows` replaces this by values that mean "not known"
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,18 +25,19 @@ class PartialRows:
     r"""Distributions over classes that are known in part, one for each row.
 
     Each tensor has one row for each distribution. A slice or a mask selects rows. The caller may modify the tensors.
-    ``TopK(rows.top_indices, rows.top_log_probs)`` and `SampledTail.from_reference` make teachers of them.
+    ``TopK(rows.top_indices, rows.top_log_probs)`` and `SampledTail.from_reference` make teachers of the rows.
 
     Attributes:
         top_indices: the listed classes, integer, shape (rows, k). In a reference file, these are the k most probable
-            classes in their order. In lists of top tokens, they are in the order of the file. The true token is then
-            one of them, if its log-probability is known.
+            classes, the most probable first. In lists of top tokens, the classes are in the order of the file. Such a
+            list includes the true token if its log-probability is known.
         top_log_probs: the natural log-probabilities of `top_indices` among all classes, shape (rows, k). -inf is
             padding in rows that list fewer classes.
         tail_log_mass: the logarithm of the mass of all other classes, shape (rows,); -inf if no mass is left; NaN if
-            only the ratios of the listed probabilities are known. By default, it follows from `top_log_probs`.
-        tail_indices: m classes drawn from the tail, the other classes, shape (rows, m). The draws are independent and
-            with replacement, with the conditional probabilities of the classes given the tail. m is 0 in lists.
+            only the ratios of the listed probabilities are known. By default, the mass follows from `top_log_probs`.
+        tail_indices: m classes drawn from the tail (all classes that are not listed), shape (rows, m). The draws are
+            independent and with replacement, with the conditional probabilities of the classes given the tail. In lists
+            of top tokens, m is 0.
         tail_log_probs: the log-probabilities of `tail_indices` among all classes, shape (rows, m); -inf if the tail
             has no mass, so that no class was drawn.
         labels: the true tokens, int64, shape (rows,); -100 if not known.
@@ -117,13 +119,13 @@ class PartialRows:
 
     @property
     def masses(self) -> Tensor:
-        """The sum of all probabilities of each row, float64, shape (rows,): 1 up to rounding errors."""
+        """The sum of all probabilities of each row, float64, shape (rows,), which is 1 up to rounding errors."""
         return self.top_log_probs.double().exp().sum(-1) + self.tail_log_mass.double().exp()
 
     def in_order(self, *, equal_by_class: bool = False) -> PartialRows:
         """Return the rows with the most probable classes first, in float64; the class of a padding entry is -1.
 
-        With `equal_by_class`, the lowest of equally probable classes is first, otherwise the first of the list.
+        With `equal_by_class`, ties are in order of class number. Otherwise, ties are in the order of the list.
         """
         indices, log_probs = self.top_indices.long(), self.top_log_probs.double()
         if not self.is_ranked:
@@ -137,9 +139,10 @@ class PartialRows:
         )
 
     def ranks(self, places: int, labels: Tensor) -> Tensor:
-        """Return the class at each of the first ranks of rows in order, shape (rows, places); -1 if it is not known.
+        """Return the class at each of the first `places` ranks, shape (rows, places); -1 if the class is not known.
 
-        A list may have the true token behind the most probable classes, although other classes come in between.
+        The rows must come from `in_order`. A list may have the true token after the most probable classes, although
+        classes that are not listed rank in between.
         """
         classes = torch.full((len(self), places), -1, device=self.top_indices.device)
         classes[:, : self.top_indices.shape[-1]] = self.top_indices[:, :places]
@@ -152,7 +155,7 @@ class PartialRows:
         return classes
 
     def most_probable(self, top: int) -> PartialRows:
-        """Return the rows with only the first `top` classes; the others join the tail. Nothing is drawn from it."""
+        """Return the rows with only the first `top` classes. The other classes join the tail, which has no draws."""
         log_probs = self.top_log_probs
         outside = torch.cat([log_probs[:, top:], self.tail_log_mass[:, None]], -1).logsumexp(-1)
         return PartialRows(
@@ -167,16 +170,16 @@ class PartialRows:
         )
 
     def with_all_known(self) -> PartialRows:
-        """Return the rows with all classes of known probability in one list, each class once: top, draws and label.
+        """Return the rows with one list of all classes with known probability (top, draws and label), each class once.
 
-        The list of rows that are not ranked has all of these already.
+        Rows that are not ranked already have all these classes in one list.
         """
         if not self.is_ranked or self.complete is not None:
             return self
         at_label = torch.where(self.label_log_probs.isnan(), -torch.inf, self.label_log_probs)
         indices = torch.cat([self.top_indices.long(), self.tail_indices.long(), self.labels[:, None]], -1)
         log_probs = torch.cat([self.top_log_probs, self.tail_log_probs, at_label[:, None]], -1)
-        # `repeated` is True at all entries of a class but the first, in the order of the list.
+        # `repeated` is True at every entry of a class except the first in the list.
         ordered, order = without_padding(indices, log_probs).sort(dim=-1, stable=True)
         repeated = torch.zeros_like(ordered, dtype=torch.bool)
         repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
@@ -194,7 +197,9 @@ class PartialRows:
         )
 
     def at_classes_of(self, other: PartialRows) -> PartialRows:
-        """Return rows of which all probabilities are known with only the classes that `other` lists."""
+        """Return the rows with only the classes that `other` lists, if all probabilities are known; else the rows
+        unchanged.
+        """
         if self.complete is None:
             return self
         is_listed = other.top_log_probs != -torch.inf
@@ -203,7 +208,7 @@ class PartialRows:
 
     @staticmethod
     def join(blocks: Sequence[PartialRows]) -> PartialRows:
-        """Return the rows of several blocks, in order; lists of fewer classes are padded."""
+        """Return the rows of several blocks, in order; shorter lists are padded."""
         if len(blocks) == 1:
             return blocks[0]
         width = max(block.top_indices.shape[-1] for block in blocks)
@@ -216,7 +221,7 @@ class PartialRows:
         return replace(blocks[0], **{name: torch.cat(parts) for name, parts in columns.items()})
 
     def probs_of(self, row: int, classes: list[int]) -> list[float]:
-        """Return the probabilities of some classes in a row, NaN where they are not known."""
+        """Return the probabilities of some classes in a row; NaN if a probability is not known."""
         if self.complete is not None:
             return self.complete[row, classes].exp().tolist()
         probs = self.top_log_probs[row].exp().tolist()
@@ -225,14 +230,15 @@ class PartialRows:
 
 
 def rows_of_logits(logits: Tensor, labels: Tensor, top: int) -> PartialRows:
-    """Return rows of which all probabilities are known, in float64, with the `top` most probable classes listed.
+    """Return rows in float64 that list the `top` most probable classes and also contain all probabilities.
 
     Arguments:
         logits: the logits, shape (rows, classes).
         labels: the true classes, shape (rows,).
         top: the number of most probable classes to list.
     """
-    # Of equal logits the first comes first, as in all reports. Rounding may make unequal ones equal probabilities.
+    # Ties are in order of class number, as in all reports. Logits are sorted, because rounding may turn unequal logits
+    # into equal probabilities.
     indices = top_classes(logits.double(), min(top, logits.shape[-1]))
     complete = logits.double().log_softmax(-1)
     log_probs = complete.gather(-1, indices)
@@ -248,18 +254,20 @@ def rows_of_logits(logits: Tensor, labels: Tensor, top: int) -> PartialRows:
 
 
 def has_more_classes(sizes: Tensor, other_sizes: Tensor) -> Tensor:
-    """Return where the first of two supports is known to be larger, so that it has a class outside the other one."""
+    """Return a mask of the rows whose first support is known to be larger, and so has a class outside the second."""
     return (other_sizes > 0) & (sizes > other_sizes)
 
 
 def first_other_label(p: PartialRows, q: PartialRows) -> int | None:
-    """Return the first row whose true tokens are both known and differ; None if there is none."""
+    """Return the first row whose true tokens in P and Q are both known and differ; None if there is no such row."""
     differs = (p.labels != q.labels) & (p.labels != NO_LABEL) & (q.labels != NO_LABEL)
     return int(differs.nonzero()[0]) if bool(differs.any()) else None
 
 
 def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
-    """Return the listed classes, with another negative number for each padding entry, so that only classes repeat."""
+    """Return the listed classes, with a different negative number for each padding entry of a row, so that only classes
+    repeat.
+    """
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     return torch.where(log_probs == -torch.inf, -places, indices)
 
@@ -267,7 +275,7 @@ def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
 def summarize_rows(
     logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
 ) -> PartialRows:
-    """Return the part of the logits that a reference file stores, on the CPU.
+    """Return the data that a reference file stores for rows of logits, on the CPU.
 
     Arguments:
         logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites these logits.
@@ -289,8 +297,8 @@ def summarize_rows(
     cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     tail = peak + total.log()
-    # The levels select classes by cumulative weights. They are below the total weight, so that every drawn class has a
-    # weight above 0.
+    # The levels select classes by cumulative weights. Every level is below the total weight, so that every drawn class
+    # has a weight above 0.
     levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
     drawn = torch.where(total > 0, drawn, 0)

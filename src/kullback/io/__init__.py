@@ -1,8 +1,8 @@
-"""Per-position class distributions in files, read as a stream of row blocks.
+"""Distributions over classes in files, one for each position, which are read as a stream of blocks of rows.
 
-A file of predictions holds one distribution over V classes for each of N positions. `open_rows` opens one
-without loading it; its `RowSource` then yields 2-D blocks of rows, so that a file of any size is read in a
-fixed amount of memory:
+A file of predictions holds one distribution over V classes for each of N positions. `open_rows` opens such a file
+without loading it. The resulting `RowSource` yields 2-D blocks of rows, so that a file of any size is read in a fixed
+amount of memory:
 
     with (
         open_rows("teacher.npy", representation="logits") as p,
@@ -20,13 +20,13 @@ fixed amount of memory:
 | text | ``.csv`` | one column per class | by reading from the start |
 | llama.cpp | any; ``--kl-divergence-base`` | quantized log-probabilities, and the tokens | yes |
 
-Columns are classes. Two files whose classes have names are paired by these names (`RowSource.in_order_of`).
+Columns are classes. If both files name their classes, the classes are paired by name (`RowSource.in_order_of`).
 
-A reference file (``.klref``: `ReferenceWriter`, `Reference`) keeps of each position the top classes, the mass of the
-rest and draws from it.
+For each position, a reference file (``.klref``: `ReferenceWriter`, `Reference`) keeps the top classes, the mass of the
+other classes, and draws from the other classes.
 
-An unreadable file raises one `kullback.errors.FileError`, in one line: the file, the expected content, the content
-found, and the remedy.
+An unreadable file raises a `kullback.errors.FileError`. Its message names the file, the expected content, the actual
+content and the remedy in one line.
 """
 
 from __future__ import annotations

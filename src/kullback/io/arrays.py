@@ -1,7 +1,8 @@
-"""Arrays in binary files: npy, npz and PyTorch files, read a block at a time.
+"""Arrays in binary files (npy, npz and PyTorch), which are read one block at a time.
 
-The first two, like safetensors, hold an array as contiguous bytes at some offset, so one reader serves them: it seeks
-and reads into the block. It does not map the file: mapped pages would count as the memory of the process.
+npy, npz and safetensors files store an array as contiguous bytes at some offset. So one reader serves all three
+formats. The reader seeks in the file and reads into the block. The reader does not map the file, because mapped pages
+would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from kullback.io.class_columns import NAMES_OF_CLASSES, first_names
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error, refuse_key
 
-# NumPy's codes without byte order. torch has few operations for uint16 and uint32: they become int64 when read.
+# NumPy's dtype codes without byte order. torch has few operations for uint16 and uint32, so these become int64 when
+# read.
 NUMPY_DTYPES = {
     "f2": torch.float16,
     "f4": torch.float32,
@@ -50,10 +52,10 @@ class ArrayLayout:
     """The position of an array in a file, and the layout of its elements.
 
     Attributes:
-        offset: where the first element begins.
+        offset: the byte at which the first element begins.
         shape: the shape as stored.
         dtype: the dtype as stored.
-        swapped: whether the elements have the other byte order than this machine.
+        swapped: whether the byte order of the elements is not that of this machine.
         columns_first: whether a matrix is stored in column-major (Fortran) order.
     """
 
@@ -65,7 +67,7 @@ class ArrayLayout:
 
     @property
     def end(self) -> int:
-        """The offset one past the last byte."""
+        """The offset of the byte after the array."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -77,8 +79,8 @@ class BytesReader(Reader):
         file: the open file, or an open member of an archive.
         array: the offset, shape and dtype.
         format: the format's name.
-        key: the array's name inside the file.
-        archive: the archive that contains `file`.
+        key: the array's name inside the file; None for a single array.
+        archive: the archive that contains `file`; None without an archive.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class BytesReader(Reader):
         self._file, self._array, self._archive = file, array, archive
 
     def check_size(self, size: int) -> None:
-        """Refuse a file of `size` bytes that is shorter than its header says."""
+        """Refuse a file of `size` bytes if the header describes a larger array."""
         array = self._array
         if size < array.end:
             wanted = f"{array.end:,} bytes for shape {array.shape} of {dtype_name(array.dtype)}"
@@ -158,8 +160,8 @@ def open_npy(ref: FileReference, key: str | None) -> Reader:
 
 
 def open_npz(ref: FileReference, key: str | None) -> Reader:
-    """Open one array of a ``.npz`` archive; it is decompressed as it is read."""
-    reason = (RuntimeError, *READ_ERRORS)  # RuntimeError: encrypted, or compressed otherwise
+    """Open one array of a ``.npz`` archive; reading decompresses the array."""
+    reason = (RuntimeError, *READ_ERRORS)  # RuntimeError: the archive is encrypted or has another compression
     with (
         ref.reading("a zip archive of arrays", *reason),
         closed_on_error(zipfile.ZipFile(ref.path)) as archive,
@@ -176,7 +178,7 @@ def open_npz(ref: FileReference, key: str | None) -> Reader:
 
 
 def _texts(archive: zipfile.ZipFile, name: str) -> list[str] | None:
-    """Return a list of texts in an archive; None if the array is anything else."""
+    """Return the texts of an array in an archive; None if the array is not a list of texts."""
     try:
         with archive.open(f"{name}.npy") as file:
             array = np.lib.format.read_array(file, allow_pickle=False)
@@ -191,7 +193,7 @@ def _numpy_layout(ref: FileReference, file: IO[bytes], *, columns_too: bool = Tr
     """Read NumPy's header; column-major order is refused for a member of an archive."""
     with ref.reading("a NumPy array with its header", ValueError, *READ_ERRORS):
         version = np.lib.format.read_magic(file)
-        # A version beyond 2 is there for field names in Unicode, which no array of plain numbers has.
+        # Versions after 2 exist for field names in Unicode, which arrays of plain numbers do not have.
         first = np.lib.format.read_array_header_1_0
         read_header = first if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, columns_first, dtype = read_header(file)
@@ -226,7 +228,9 @@ def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
 
 
 class TorchReader(Reader):
-    """A reader of a tensor in a file of `torch.save`; the file is mapped anew for each block, to release its pages."""
+    """A reader of a tensor in a file of `torch.save`. Each block maps the file again, so that the mapped pages are
+    released.
+    """
 
     format = "pt"
 
@@ -265,13 +269,13 @@ class TorchReader(Reader):
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor has a real value at every place."""
+    """Return whether a tensor is dense and stores a real value at every place."""
     odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.is_complex()
     return tensor.layout is torch.strided and not odd
 
 
 def choose_tensor(ref: FileReference, key: str | None) -> tuple[str | None, Tensor]:
-    """Return the name of the chosen tensor of a file of `torch.save`, None for the only one, and the tensor."""
+    """Return the name of the chosen tensor in a file of `torch.save` (None for a single tensor), and the tensor."""
     tensors = load_tensors(ref)
     if isinstance(tensors, Tensor):
         refuse_key(ref, key, "a single tensor")
@@ -281,7 +285,7 @@ def choose_tensor(ref: FileReference, key: str | None) -> tuple[str | None, Tens
 
 
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
-    """Map a file of `torch.save` and return its tensor, or the tensors of its dict; other objects are not unpickled."""
+    """Map a file of `torch.save` and return its tensor, or a dict with its tensors; other objects are not unpickled."""
     contents = _load(ref)
     if isinstance(contents, Tensor):
         return contents
@@ -295,9 +299,9 @@ def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
 
 
 def _load(ref: FileReference) -> Any:
-    """Map a file of `torch.save`; None if it has other objects than tensors and plain values."""
+    """Map a file of `torch.save` and return its content; None if it has objects other than tensors and plain values."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch's own, of quantized tensors
+        with warnings.catch_warnings(action="ignore"):  # torch warns about quantized tensors
             return torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         return None

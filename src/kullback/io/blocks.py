@@ -1,4 +1,4 @@
-"""Blocks of rows: cut and joined, and the same rows of several streams."""
+"""Functions that cut and join blocks of rows, and that iterate over the same rows of several streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """Rows that a slice or a mask selects from: a tensor, or `PartialRows`."""
+    """Rows that a slice or a mask can select: a tensor, or `PartialRows`."""
 
     def __len__(self) -> int: ...
 
@@ -25,7 +25,7 @@ _Rows = TypeVar("_Rows", bound=Rows)
 
 
 def join_tensors(blocks: list[Tensor]) -> Tensor:
-    """Join blocks; a single one is returned as it is."""
+    """Join blocks of rows; a single block is returned unchanged."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
@@ -39,7 +39,7 @@ def rows_from(blocks: Iterable[_Rows], first: int) -> Iterator[_Rows]:
 
 
 def regroup(blocks: Iterable[_Rows], rows: int, join: Callable[[list[_Rows]], _Rows]) -> Iterator[_Rows]:
-    """Regroup blocks of any length into blocks of exactly `rows`; the last may be shorter."""
+    """Regroup blocks of any length into blocks of exactly `rows` rows; the last block may be shorter."""
     parts: list[_Rows] = []
     missing = rows
     for block in blocks:
@@ -62,13 +62,14 @@ def in_step(
     """Iterate over the same rows of several streams.
 
     Arguments:
-        streams: the blocks of each stream, of any lengths.
-        differ: returns the error if a stream ends before another. It takes the place of the stream, and a function that
-            counts the rows of all, for which it reads the others to their ends.
+        streams: an iterator over blocks of any length for each stream.
+        differ: a function that returns the error if a stream ends before another stream. Its arguments are the index of
+            the stream, and a function that reads all streams to the end and returns the number of rows of each stream.
         first: the number of the first row.
 
     Returns:
-        An iterator over the number of the first row, and a block of each stream, of as many rows.
+        an iterator over the number of the first row and a list of blocks with the same number of rows, one of each
+        stream.
     """
     blocks: list[Any] = [None] * len(streams)
     while True:
@@ -88,7 +89,7 @@ def in_step(
 
 
 def _counts(first: int, blocks: Sequence[Any], streams: Sequence[Iterator[Any]]) -> list[int]:
-    """Return the number of rows of each stream, of which `first` rows were returned and a block is at hand."""
+    """Return the number of rows of each stream, after `first` rows were returned; `blocks` are the current blocks."""
     return [
         first + sum(map(len, chain([] if block is None else [block], stream)))
         for block, stream in zip(blocks, streams, strict=True)

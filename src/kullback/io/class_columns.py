@@ -1,4 +1,4 @@
-"""The names of classes in files: matched between two files, and columns that are no classes but ids or labels."""
+"""The names of classes in files: matching names between two files, and detecting columns of ids or labels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from kullback.errors import FileError
     from kullback.io.source_files import FileReference
 
-# The names of an array or an entry of metadata that holds the names of the classes.
+# The possible names of an array or a metadata entry that holds the names of the classes.
 NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "categories", "vocabulary")
-# So many rows show that whole numbers in a column are no scores.
+# The number of rows that are enough to decide that a column of whole numbers has no scores.
 ENOUGH_ROWS = 20
 _SHOWN = 5
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
 def list_from_text(text: str) -> object:
-    """Return a JSON value, usually a list of names, or the parts of a list with commas.
+    """Return the value of JSON text, usually a list of names; split text that is not JSON at its commas.
 
     Example:
         >>> list_from_text('["cat", "dog"]'), list_from_text("cat, dog"), list_from_text("100")
@@ -41,7 +41,7 @@ def list_from_text(text: str) -> object:
 
 
 def names_from(listed: object, classes: int) -> tuple[str, ...] | None:
-    """Return the names in a list of texts; None unless there is one for each class."""
+    """Return the names in a list of texts; None unless the list has one text for each of two or more classes."""
     if not isinstance(listed, list | tuple) or len(cast("list[Any]", listed)) != classes or classes < 2:
         return None
     names = cast("list[Any]", listed)
@@ -49,12 +49,12 @@ def names_from(listed: object, classes: int) -> tuple[str, ...] | None:
 
 
 def first_names(lists: Iterable[object], classes: int) -> tuple[str, ...] | None:
-    """Return the names in the first of several lists that has one for each class; None if none has."""
+    """Return the names in the first list that has one name for each class; None if there is no such list."""
     return next(filter(None, (names_from(listed, classes) for listed in lists)), None)
 
 
 def positions_of(names: Sequence[str]) -> list[int] | None:
-    """Return the position that each name states, where names are one stem and the numbers from 0 or 1 on, else None.
+    """Return the position that each name states, if all names are one stem and a number from 0 or 1 on; otherwise None.
 
     Example:
         >>> positions_of(["class_2", "class_0", "class_1"]), positions_of(["1", "2"]), positions_of(["cat", "dog"])
@@ -71,7 +71,9 @@ def positions_of(names: Sequence[str]) -> list[int] | None:
 
 
 def natural_order(names: Sequence[str] | None) -> list[int] | None:
-    """Return the order of columns that brings numbered classes into the order of their numbers; None if they are."""
+    """Return the order of columns that sorts numbered classes by number; None if the classes are sorted or not
+    numbered.
+    """
     positions = None if names is None else positions_of(names)
     if positions is None or positions == sorted(positions):
         return None
@@ -81,13 +83,13 @@ def natural_order(names: Sequence[str] | None) -> list[int] | None:
 def matching_order(
     p: Sequence[str] | None, q: Sequence[str] | None, refs: tuple[FileReference, FileReference]
 ) -> list[int] | None:
-    """Return the order of Q's classes that pairs them with P's by name; None if their order is P's.
+    """Return the order of Q's classes that pairs them with P's classes by name; None to pair the classes by position.
 
-    Names that are numbers from 0 or 1 on are positions, in the order of the numbers.
+    Names with numbers from 0 or 1 on are positions, in the order of the numbers.
 
     Arguments:
-        p: the names of P's classes; None if they have none.
-        q: the names of Q's.
+        p: the names of P's classes; None without names.
+        q: the names of Q's classes; None without names.
         refs: both files, for errors.
 
     Raises:
@@ -106,7 +108,7 @@ def matching_order(
 
 
 def unnamed_side(p: Sequence[str] | None, q: Sequence[str] | None) -> str | None:
-    """Return the note that only one side names its classes; None if both do, or none."""
+    """Return a note if only one side names its classes; otherwise None."""
     named = [names is not None and positions_of(names) is None for names in (p, q)]
     if named[0] == named[1]:
         return None
@@ -131,10 +133,10 @@ def _unmatched(p: Sequence[str], q: Sequence[str], refs: tuple[FileReference, Fi
 def chosen_classes(
     columns: Sequence[str], names: Sequence[str] | None, classes: int, ref: FileReference
 ) -> list[int]:
-    """Return the places of the chosen classes; without names, a class's name is its position.
+    """Return the places of the chosen classes; if `names` is None, the name of a class is its position.
 
     Raises:
-        FileError: there is no class of such a name.
+        FileError: no class, or more than one class, has a chosen name.
     """
     there = [str(index) for index in range(classes)] if names is None else list(names)
     unknown = next((name for name in columns if there.count(name) != 1), None)
@@ -150,17 +152,17 @@ def chosen_classes(
 
 
 def places_of_labels(labels: Any, names: Sequence[str]) -> tuple[Any, Any]:
-    """Return the places of labels that are names of classes, and the first label that is none.
+    """Return the places of labels that are names of classes, and the first label that is not a name.
 
-    Integers are positions, unless the names are other numbers than 0, 1, ...: then they are names too.
+    Integers are positions. But if all names are numbers other than 0, 1, ..., integers are names too.
 
     Arguments:
         labels: an array of text or integers.
-        names: the classes.
+        names: the names of the classes.
 
     Returns:
-        an array of places, `NO_LABEL` unchanged; None if the labels are positions. Then the first label that is no
-        name; None if all are.
+        first, an array of places, with `NO_LABEL` unchanged; None if the labels are positions. Second, the first label
+        that is not a name; None if there is no such label.
 
     Example:
         >>> import numpy
@@ -184,16 +186,16 @@ def places_of_labels(labels: Any, names: Sequence[str]) -> tuple[Any, Any]:
 def refuse_other_columns(
     first: Tensor, names: Sequence[str] | None, integers: Collection[int], ref: FileReference
 ) -> None:
-    """Refuse a column of whole numbers among others if it counts rows, or if its name is not that of a class.
+    """Refuse a column of whole numbers among other columns if the column counts rows or has a name for ids or labels.
 
     Arguments:
         first: the first rows, shape (rows, classes).
-        names: the columns; None if they have no names.
-        integers: the columns whose type is whole numbers, where not all are.
+        names: the names of the columns; None without names.
+        integers: the columns with a type of whole numbers; empty if all columns have such a type.
         ref: the file, for errors.
 
     Raises:
-        FileError: there is such a column.
+        FileError: a column counts rows or has a name for ids or labels.
     """
     rows, classes = first.shape
     if classes < 2 or not rows:
@@ -202,7 +204,7 @@ def refuse_other_columns(
     whole = (x == x.round()).all(0) & x.isfinite().all(0)
     steps = x.diff(dim=0)
     enough = rows >= ENOUGH_ROWS
-    if bool(whole.all()):  # counts, of which one may rise and a class may have any name
+    if bool(whole.all()):  # counts: a column may rise, and a class may have any name
         counting = (steps == 1).all(0) | (steps == -1).all(0)
         or_labels, fits_name = False, x.sort(0).values.diff(dim=0).ne(0).all(0)
     else:

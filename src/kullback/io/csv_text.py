@@ -1,4 +1,4 @@
-"""CSV files: one column for each class. Their length is known only when they have been read."""
+"""CSV files with one column for each class. The number of rows is known only after reading the whole file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class CsvHeader(NamedTuple):
     """The columns of a CSV file.
 
     Attributes:
-        names: their names; c0, c1, ... where the file has none.
-        lines: how many lines hold the names; 0 where the first line is data.
+        names: the names of the columns; c0, c1, ... if the file has no names.
+        lines: the number of lines that hold the names; 0 if the first line is data.
         delimiter: the character between two fields.
-        records: the fields of the first records, names included.
+        records: the fields of the first records, including the names.
         is_quoted: whether the second line has quotation marks.
     """
 
@@ -48,12 +48,12 @@ class CsvHeader(NamedTuple):
 
 
 def header_of(ref: FileReference, delimiters: str = ",", *, records: int = 1) -> CsvHeader:
-    """Return the header: the first line, unless it is all numbers without quotation marks.
+    """Return the header, which is the first line unless all its fields are numbers without quotation marks.
 
     Arguments:
         ref: the file.
-        delimiters: the possible delimiters of fields; the most frequent one in the first line is used.
-        records: how many records to read.
+        delimiters: the possible delimiters of fields; the most frequent delimiter in the first line is used.
+        records: the number of records to read.
     """
     with open_text(ref) as text:
         first = text.readline()
@@ -80,7 +80,9 @@ def header_of(ref: FileReference, delimiters: str = ",", *, records: int = 1) ->
 
 @contextmanager
 def open_text(ref: FileReference) -> Generator[TextIO]:
-    """Open a file as text, decompressed if its name ends in ``.gz`` or ``.zst``; other bytes than UTF-8 are escaped."""
+    """Open a file as text, decompressed if the name ends in ``.gz`` or ``.zst``; bytes that are not UTF-8 are
+    escaped.
+    """
     with ref.open() as raw:
         stream: Any = raw
         if compression := {".gz": "gzip", ".zst": "zstd"}.get(ref.path.suffix):
@@ -95,21 +97,23 @@ def csv_table(ref: FileReference, header: CsvHeader, **convert: Any) -> Any:
 
     Arguments:
         ref: the file.
-        header: its header, from `header_of`.
-        convert: Arrow's ConvertOptions.
+        header: the file's header, from `header_of`.
+        convert: arguments of Arrow's ConvertOptions.
     """
     arrow_csv = load("pyarrow.csv", "reading a .csv file")
     return arrow_csv.read_csv(
         ref.path,
         read_options=arrow_csv.ReadOptions(column_names=header.names, skip_rows=header.lines),
-        # An empty line of a single column is a missing value.
+        # In a table with a single column, an empty line is a missing value.
         parse_options=arrow_csv.ParseOptions(ignore_empty_lines=len(header.names) > 1),
         convert_options=arrow_csv.ConvertOptions(**convert),
     )
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a field is a number by Arrow's rules; Python reads 1_000 and digits of other scripts too."""
+    """Return whether a field is a number by Arrow's rules. Python's float would also accept 1_000 and non-ASCII
+    digits.
+    """
     if not text.isascii() or "_" in text:
         return False
     try:
@@ -125,7 +129,7 @@ def is_whole(text: str) -> bool:
 
 
 def _whole_columns(rows: list[list[str]]) -> frozenset[int]:
-    """Return the columns that hold whole numbers only, unless all do."""
+    """Return the columns with only whole numbers; no column if all columns are such columns."""
     width = min(map(len, rows), default=0)
     whole = [at for at in range(width) if all(is_whole(row[at]) for row in rows)]
     return frozenset(whole if len(whole) < width else ())
@@ -137,8 +141,8 @@ class CsvReader(Reader):
     Arguments:
         ref: the file, for errors.
         key: must be None.
-        named: whether the caller names the representation; otherwise whole numbers are read as counts.
-        columns: the columns that are classes, in this order; all by default.
+        named: whether the caller names the representation. If not, whole numbers are read as counts.
+        columns: the columns that are classes, in this order; None for all columns.
     """
 
     format = "csv"
@@ -170,7 +174,7 @@ class CsvReader(Reader):
         self.dtype = torch.int64 if whole and not named else torch.float64
 
     def _refuse_doubtful_header(self, first: list[str], second: list[str], *, is_quoted: bool) -> None:
-        """Refuse a table saved with its row numbers, and a first line that may be names or numbers."""
+        """Refuse a table that was saved with its row numbers, and a first line that may be either names or numbers."""
         if "" in self._names:
             raise self.ref.error(
                 wanted="a name for every column",
@@ -212,7 +216,7 @@ class CsvReader(Reader):
 
     def _batches(self) -> Iterable[Any]:
         column_type = self._arrow.int64() if self.dtype is torch.int64 else self._arrow.float64()
-        # A block of text must hold a whole line; 32 characters for each number leave room for the longest.
+        # A block of text must hold a whole line. 32 characters for each number leave room for the longest number.
         longest = 32 * len(self._names)
         names = [self._names[at] for at in self._places]
         try:
@@ -236,7 +240,9 @@ class CsvReader(Reader):
             raise self._explain(str(error)) from None
 
     def _explain(self, reason: str) -> FileError:
-        """Return the error for the first field that is not a number: Arrow does not always name its column and line."""
+        """Return the error for the first field that is not a number. Arrow does not always name the column and the
+        line.
+        """
         whole = self.dtype is torch.int64
         wanted = "a number in every field"
         instead = (

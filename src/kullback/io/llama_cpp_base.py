@@ -1,10 +1,10 @@
 """llama.cpp's base file, which ``llama-perplexity --kl-divergence-base`` writes and reads.
 
-Little-endian throughout: the eight bytes ``_logits_``; int32 n_ctx, n_vocab and n_chunk; n_chunk * n_ctx
-int32 tokens; then, for each window of n_ctx tokens, the n_ctx - 1 - n_ctx // 2 positions of its second half
-that have a next token in it. A position is two float32, its scale and its smallest log-probability, and a uint16 code
-for each class (with padding if V is odd): log p = smallest + scale * code. The smallest stored value is `floor` nats
-(16; for ik_llama.cpp 24) below the row's largest.
+All numbers are little-endian. The file begins with the eight bytes ``_logits_``, then int32 n_ctx, n_vocab and n_chunk,
+then n_chunk * n_ctx int32 tokens. A window has n_ctx tokens. For each window, the n_ctx - 1 - n_ctx // 2 positions of
+the second half follow that have a next token in the window. A position has two float32, which are the scale and the
+smallest log-probability. A uint16 code for each class follows (with padding if V is odd): log p = smallest + scale *
+code. The smallest stored value is `floor` nats below the row's largest value (16; for ik_llama.cpp 24).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
-PREFIX = 4  # the uint16 numbers that hold a row's two float32
+PREFIX = 4  # the number of uint16 values that hold a row's two float32
 STEPS = 65535
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes that follow from the three numbers of a base file's header."""
+    """The sizes in a base file, which follow from the three numbers of the header."""
 
     n_ctx: int
     n_vocab: int
@@ -69,17 +69,17 @@ class Layout:
 
     @property
     def tokens_bytes(self) -> int:
-        """The bytes of the tokens."""
+        """The number of bytes of the tokens."""
         return 4 * self.n_chunk * self.n_ctx
 
     @property
     def file_bytes(self) -> int:
-        """The bytes of the whole file."""
+        """The number of bytes of the whole file."""
         return HEADER_BYTES + self.tokens_bytes + 2 * self.rows * self.row_codes
 
     @property
     def alignment(self) -> str:
-        """The remedy for predictions with another number of rows."""
+        """The remedy that an error suggests if the other predictions have a different number of rows."""
         return (
             f"a llama.cpp base file holds only positions {self.first} to {self.n_ctx - 2} of each window of "
             f"{self.n_ctx} tokens: of predictions x at every token keep {self.slicing}"
@@ -92,7 +92,7 @@ class Layout:
         return f"x.reshape({shape})[:, {self.first}:{self.n_ctx - 1}].reshape({self.rows}, {self.n_vocab})"
 
     def wrong_token(self, tokens: Tensor) -> str:
-        """Describe the first token that is no class; empty without one."""
+        """Describe the first token that is not a class; return an empty text if every token is a class."""
         wrong = (tokens < 0) | (tokens >= self.n_vocab)
         where = int(wrong.nonzero()[0]) if bool(wrong.any()) else None
         return "" if where is None else f"{int(tokens[where])} at position {where}"
@@ -105,24 +105,25 @@ class Layout:
 class LlamaBaseFile(Reader):
     r"""llama.cpp's ``--kl-divergence-base`` file, read as logits.
 
-    The stored log-probabilities are quantized, so the probabilities of a row sum to one only approximately; the sum
-    :math:`\sum_i e^{x_i}` is in `stored_mass`. The representation is therefore ``"logits"``, which are normalized.
-    Classes more than `floor` nats below the row's largest are stored as exactly `floor` nats below it, so these entries
-    are upper bounds. (llama.cpp's own numbers differ a little: it leaves out classes below :math:`e^{-16}` and does not
-    renormalize.)
+    The stored log-probabilities are quantized, so the probabilities of a row sum to one only approximately.
+    `stored_mass` has statistics of the sums :math:`\sum_i e^{x_i}`. The representation is therefore ``"logits"``, which
+    are normalized. If a class is more than `floor` nats below the row's largest value, the file stores exactly `floor`
+    nats below the largest value. So these entries are upper bounds. (llama.cpp's own numbers differ a little, because
+    llama.cpp leaves out classes below :math:`e^{-16}` and does not renormalize.)
 
     Arguments:
-        ref: the file, as `open_rows` names it.
+        ref: the file, for errors.
         key: must be None.
 
     Attributes:
-        layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from them.
+        layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from these numbers.
         tokens: the tokens of all windows, int32 of shape (n_chunk, n_ctx).
         labels: the next token at every scored position, int64 of shape (rows,).
-        stored_mass: the sums of the rows in the latest pass over the file, as a `StoredMass`; None before one.
+        stored_mass: statistics of the sums of the rows in the latest pass over the file, as a `StoredMass`; None before
+            the first pass.
 
     Raises:
-        FileError: the file is not as long as its header says, or holds impossible numbers.
+        FileError: the length of the file does not match the header, or the file contains impossible numbers.
 
     Example:
         >>> import pathlib, tempfile, torch, kullback.io
@@ -203,11 +204,11 @@ class LlamaBaseFile(Reader):
         return block
 
     def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
-        # The recorded sums are of all rows.
+        # The whole file is read, because the recorded sums are of all rows.
         return rows_from(self._whole(rows), first)
 
     def _whole(self, rows: int) -> Iterator[Tensor]:
-        """Iterate over all rows, decoded, and record their sums in `stored_mass`."""
+        """Iterate over blocks of all decoded rows, and record statistics of their sums in `stored_mass`."""
         mass = StoredMass()
         for block in super().stream(rows):
             for part in block.split(max(1, PART // self.classes)):
@@ -249,29 +250,29 @@ def write_llama_base(
     n_ctx: int,
     floor: float = 16.0,
 ) -> None:
-    r"""Write predictions as llama.cpp's ``--kl-divergence-base`` file, so that a GGUF model can be compared
-    with them.
+    r"""Write predictions as llama.cpp's ``--kl-divergence-base`` file, so that a GGUF model can be compared with the
+    predictions.
 
     A row :math:`x` is stored as :math:`\log p = x - \log\sum_i e^{x_i}` in 65535 equal steps from
-    :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`; a class below that, ``-inf`` too, is
-    stored as the smallest value. The file gets its name only when it is complete.
+    :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`; a class below this range, such as a class with
+    ``-inf``, is stored as the smallest value. The file gets its final name only when all rows are written.
 
     Arguments:
-        path: the file to write.
-        tokens: the token numbers of all windows, integers, n_chunk * n_ctx of them in any shape.
-        rows: logits or log-probabilities of shape (rows, V), or an iterable of such blocks, only at the scored
-            positions: for each window, positions n_ctx // 2 to n_ctx - 2.
+        path: the path of the file to write.
+        tokens: the n_chunk * n_ctx token numbers of all windows, integers of any shape.
+        rows: logits or log-probabilities of shape (rows, V), or an iterable of such blocks. Each scored position has
+            one row. The scored positions of a window are n_ctx // 2 to n_ctx - 2.
         n_ctx: the number of tokens in a window, at least 3.
-        floor: the distance of the smallest stored value from the row's largest, in nats: 16 for llama.cpp, 24 for
+        floor: the distance of the smallest stored value from the row's largest value, in nats: 16 for llama.cpp, 24 for
             ik_llama.cpp.
 
     Returns:
         Nothing.
 
     Raises:
-        ArgumentTypeError: `tokens` are not integers, or `rows` not floating-point tensors.
+        ArgumentTypeError: `tokens` are not integers, or `rows` are not floating-point tensors.
         ArgumentValueError: a size, a token or `floor` does not fit.
-        FileError: a row holds NaN or +inf or only -inf, or the file cannot be written.
+        FileError: a row contains NaN or +inf or only -inf, or the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile, torch, kullback.io
@@ -363,7 +364,7 @@ def _write_rows(
     step = max(1, PART // layout.n_vocab)
     for block in blocks:
         _check_block(block, layout.n_vocab)
-        if written + len(block) > layout.rows:  # counted for the error, no longer written
+        if written + len(block) > layout.rows:  # these rows are counted for the error, but are not written
             written += len(block)
             continue
         for part in block.split(step):
@@ -379,7 +380,9 @@ def _write_rows(
 
 
 def _decode(raw: Tensor, classes: int) -> Tensor:
-    """Return the log-probabilities of rows as they are stored, int16 for lack of operations on uint16."""
+    """Return the log-probabilities of stored rows. The stored uint16 are passed as int16, which has more operations in
+    torch.
+    """
     scale, smallest = _scales(raw)
     codes = raw[:, PREFIX : PREFIX + classes].view(torch.uint16).float()
     return codes.mul_(scale[:, None]).add_(smallest[:, None])
@@ -393,7 +396,7 @@ def _scales(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _encode(logits: Tensor, layout: Layout, floor: float) -> np.ndarray[tuple[int, ...], np.dtype[np.uint16]]:
-    """Return rows as scale, smallest log-probability and codes."""
+    """Return rows in the form of the file: the scale, the smallest log-probability and the codes."""
     largest = logits.amax(-1, keepdim=True)
     smallest = torch.maximum(logits.amin(-1, keepdim=True), largest - floor)
     scale = (largest - smallest) / STEPS

@@ -1,4 +1,4 @@
-"""Parquet files: one column for each class, or one column of lists."""
+"""Parquet files with one column for each class, or with one column of lists."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ ARROW_DTYPES = {
     "uint32": torch.int64,
 }
 NEEDED = "reading a .parquet file"
-COLUMN_BUFFERS = 1 << 24  # bytes, for all columns of a Parquet file together
-BATCHES = 8  # per block: Arrow needs several times the memory of the values that it decodes at once
+COLUMN_BUFFERS = 1 << 24  # bytes of buffers for all columns of a Parquet file together
+BATCHES = 8  # batches in a block, because decoding a batch takes several times the memory of its values
 
 
 class ParquetReader(Reader):
-    """A reader of Parquet files: the columns are the classes, or the column `key` holds a list for each row.
+    """A reader of Parquet files, in which each column is a class, or the column `key` has a list for each row.
 
     Arguments:
         ref: the file, for errors.
-        key: the column of lists.
-        columns: the columns that are classes, in this order; all by default.
+        key: the column of lists; None for the only column of lists, if there is one.
+        columns: the columns that are classes, in this order; None for all columns.
     """
 
     format = "parquet"
@@ -54,7 +54,7 @@ class ParquetReader(Reader):
             self._settle(load("pyarrow.types", NEEDED), key, columns)
 
     def _settle(self, arrow_types: Any, key: str | None, columns: Sequence[str] | None) -> None:
-        """Set the columns to read, their common dtype and the shape."""
+        """Set the columns to read, the common dtype of the columns, and the shape."""
         schema = self._file.schema_arrow
         lists = [f.name for f in schema if arrow_types.is_list(f.type) or arrow_types.is_large_list(f.type)]
         lists += [f.name for f in schema if arrow_types.is_fixed_size_list(f.type)]
@@ -78,7 +78,7 @@ class ParquetReader(Reader):
         self.rows, self.classes = flat_shape(self.ref, self.shape)
 
     def _refuse_index(self, pandas_metadata: Any) -> None:
-        """Refuse a column that is not a class, but the index of a data frame."""
+        """Refuse a column that is the index of a data frame and not a class."""
         index = (pandas_metadata or {}).get("index_columns") or []
         named = [name for name in index if isinstance(name, str) and name in self._names]
         if named:
@@ -120,7 +120,9 @@ class ParquetReader(Reader):
             yield self._matrix(batch, first)
 
     def _batches(self, start: int, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, Arrow batch) from row `start` to the end, skipping whole row groups before it."""
+        """Yield (first row, Arrow batch) from row `start` to the end; row groups that end before this row are not
+        read.
+        """
         first, groups = 0, list(range(self._file.num_row_groups))
         while groups and first + (size := self._file.metadata.row_group(groups[0]).num_rows) <= start:
             first += size
@@ -138,7 +140,7 @@ class ParquetReader(Reader):
             first += len(batch)
 
     def _matrix(self, batch: Any, first: int) -> Tensor:
-        """Return a batch as a (rows, classes) tensor; `first` is its first row in the file."""
+        """Return a batch as a (rows, classes) tensor; `first` is the row of the file at which the batch begins."""
         if self.key is not None:
             return self._list_matrix(batch.column(self.key), first)
         block = torch.empty(len(batch), self.classes, dtype=self.dtype, device="cpu")

@@ -1,4 +1,4 @@
-"""The interface of a file format's reader: shape, dtype, and rows on demand."""
+"""The interface of a reader of a file format, which gives the shape, the dtype and blocks of rows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredMass:
-    """The sums of the stored probabilities of the rows read: 1 up to the file's rounding.
+    """Statistics of the sums of the stored probabilities in each row, which are 1 up to the file's rounding.
 
     Attributes:
-        rows: how many rows.
+        rows: the number of rows.
         mean: the mean sum.
         lowest: the smallest sum.
         highest: the largest sum.
@@ -45,7 +45,7 @@ class StoredMass:
     highest: float = -float("inf")
 
     def joined(self, masses: Tensor) -> StoredMass:
-        """Return the statistics with the sums of further rows added."""
+        """Return the statistics after adding the sums of further rows."""
         rows = self.rows + len(masses)
         mean = self.mean + (float(masses.sum()) - len(masses) * self.mean) / rows
         return StoredMass(
@@ -57,24 +57,24 @@ class Reader(Closes, ABC):
     """A reader of one file format; `RowSource` adds the representation and checks the rows.
 
     Attributes:
-        ref: the path and the argument it was passed as.
+        ref: the path, and the name of the argument that holds the path.
         format: the format's name.
         key: the array inside the file, or None.
         shape: the shape as stored, or None if it is unknown before reading.
         rows: the number of rows, or None if it is unknown before reading.
         classes: the number of classes.
         dtype: the dtype of the blocks.
-        stored: the dtype in the file, where it may differ from `dtype`.
-        representation: the kind of values, where the format specifies it.
-        labels: the true class of each row, where the format holds them.
-        stored_mass: the sums of the stored probabilities in the latest pass, for formats that round them.
-        alignment: the remedy where the other file has another number of rows.
-        class_names: the names of the classes, where the file has them.
-        integer_classes: the classes with a type of whole numbers, where other classes have another type.
-        has_classes_only: whether the format, or the caller, says that every column is a class.
-        clusters: the number of the cluster of each row, where the source knows it.
-        windows: the windows of tokens that the rows predict, where the source has them.
-        metadata: what is known of the windows.
+        stored: the dtype in the file if it may differ from `dtype`; None otherwise.
+        representation: the kind of values if the format specifies it; None otherwise.
+        labels: the true class of each row; None if the format does not store labels.
+        stored_mass: the sums of the stored probabilities in the latest pass, if the format rounds them; None otherwise.
+        alignment: the remedy that an error suggests if the other file has a different number of rows.
+        class_names: the names of the classes; None without names.
+        integer_classes: the classes with a type of whole numbers, if other classes have another type.
+        has_classes_only: whether every column is a class, by the format or by the caller's choice.
+        clusters: the number of the cluster of each row; None if it is not known.
+        windows: the windows of tokens that the rows predict; None without windows.
+        metadata: texts about the windows, by name.
     """
 
     ref: FileReference
@@ -98,7 +98,9 @@ class Reader(Closes, ABC):
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop` as a new tensor; fewer only at the end of a file whose `rows` is None."""
+        """Return rows `start` to `stop` as a new tensor. At the end of a file whose `rows` is None, there may be fewer
+        rows.
+        """
 
     def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
         """Iterate over the rows from row `first` on, in blocks of `rows`; the last block may be shorter."""
@@ -106,11 +108,11 @@ class Reader(Closes, ABC):
             yield self.read(start, min(start + rows, self.rows or 0))
 
     def identity(self) -> object:
-        """Return what the rows depend on, as a value that JSON can represent."""
+        """Return a value that JSON can represent and that changes if the rows change."""
         return file_stamp(self.ref.path)
 
     def close(self) -> None:
-        """Close the file, if the reader keeps one open."""
+        """Close the file, if the reader keeps the file open."""
 
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences."""

@@ -1,8 +1,8 @@
 """The reference file ``.klref``: one model's predictions over a text, small enough to be sent by mail.
 
-For each scored token it has the most probable classes, the exact mass of all others (the tail), a few random draws from
-the tail with their probabilities, and the log-probability of the token itself. That is enough to compare any other
-model with it. `docs/reference_files.md` describes the file byte by byte.
+For each scored token, the file has the most probable classes, the exact mass of all other classes (the tail), and the
+log-probability of the token. The file also has a few random draws from the tail with their probabilities. These data
+are enough for a comparison with any other model. `docs/reference_files.md` describes the file byte by byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "klref", "1"
 RESERVED = ("format", "version", "classes", "seed", "created_by")
-# The tensors in the order of the file, so that each begins at a multiple of its element's size.
+# The tensors in the order of the file. In this order, each tensor begins at a multiple of its element's size.
 DTYPES = {
     "offsets": torch.int64,
     "tokens": torch.int32,
@@ -45,20 +45,20 @@ DTYPES = {
 ROW_TENSORS = tuple(DTYPES)[2:9]
 MOST_CLASSES = 2**31 - 1
 BLOCK_ROWS = 4096
-# Rounding to float32 moves a log-probability by 6e-8 of itself, and so the sum of a row by less than this.
+# Rounding to float32 changes a log-probability by a relative error of 6e-8, and so the sum of a row by less than this.
 MASS_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class ReferenceLayout:
-    """The sizes of a reference file, and the places of its tensors that follow from them.
+    """The sizes in a reference file, and the places of the tensors, which follow from the sizes.
 
     Attributes:
-        windows: how many windows.
-        tokens: how many tokens, in all windows.
-        rows: how many scored tokens.
-        top: how many of the most probable classes are kept of each row.
-        draws: how many classes are drawn from the others of each row.
+        windows: the number of windows.
+        tokens: the number of tokens in all windows.
+        rows: the number of scored tokens.
+        top: the number of most probable classes that each row keeps.
+        draws: the number of draws from the other classes in each row.
     """
 
     windows: int
@@ -86,7 +86,7 @@ def _read_header(
 ) -> tuple[ReferenceLayout, dict[str, str], dict[str, BytesReader]]:
     """Read and check the header; return the sizes, the metadata and a reader for each tensor that is not empty.
 
-    Tensors may be in any order but without gaps, as the safetensors format demands.
+    Tensors may be in any order, but without gaps, as the safetensors format requires.
     """
     data, entries = read_header(ref, file)
     metadata = _check_metadata(ref, entries.pop(METADATA, {}))
@@ -158,24 +158,25 @@ def _check_shapes(ref: FileReference, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 class Reference(Closes):
-    """An open reference file: a model's predictions over windows of tokens, kept in less than a kilobyte a token.
+    """An open reference file: a model's predictions over windows of tokens, in less than a kilobyte for each token.
 
-    Opening checks the structure and the windows, reading the values. Files are written by `ReferenceWriter`.
+    Opening the file checks the structure and the windows. Reading a block of rows checks the values in the block.
+    `ReferenceWriter` writes such files.
 
     Arguments:
-        path: the ``.klref`` file.
-        name: the argument that the path was passed as, for error messages.
+        path: the path of the ``.klref`` file.
+        name: the name of the argument that holds the path, for error messages.
 
     Attributes:
-        windows: the tokens, the windows they form, and which of them are scored.
+        windows: the windows of tokens, with a mask of the scored tokens.
         classes: the number of classes.
         rows: the number of scored tokens.
-        top: how many of the most probable classes are kept of each row.
-        tail_draws: how many classes are drawn from the others.
-        metadata: the names and texts of the header: how the windows were cut, the model, its tokenizer and so on.
+        top: the number of most probable classes that each row keeps.
+        tail_draws: the number of draws from the other classes in each row.
+        metadata: the texts of the header by name, such as the model, the tokenizer and the settings of the windows.
 
     Raises:
-        FileError: the file is missing, cut, altered, or no reference file.
+        FileError: the file is missing, truncated or damaged, or is not a reference file.
 
     Example:
         >>> import pathlib, tempfile, torch
@@ -219,7 +220,7 @@ class Reference(Closes):
         self._file.close()
 
     def describe(self) -> list[str]:
-        """Return the content of the file as lines of text: its sizes, then its metadata."""
+        """Return a description of the file as lines of text: the sizes, then the metadata."""
         size = self.ref.path.stat().st_size
         lines = [
             f"{self.rows:,} scored tokens of {self._layout.tokens:,}, in {len(self.windows):,} windows",
@@ -235,18 +236,18 @@ class Reference(Closes):
         return [*lines, *shown]
 
     def read(self, start: int, stop: int) -> PartialRows:
-        """Return rows `start` to `stop` (not included), checked.
+        """Return rows `start` to `stop` (not included), and check their values.
 
         Arguments:
             start: the first row.
-            stop: one past the last row.
+            stop: the row after the last row.
 
         Returns:
-            The rows, as `PartialRows`.
+            the rows, as `PartialRows`.
 
         Raises:
             ArgumentValueError: the range is empty or not within the file.
-            FileError: a row holds values that are no classes or log-probabilities.
+            FileError: a row contains values that cannot be classes or log-probabilities.
         """
         if not 0 <= start < stop <= self.rows:
             raise invalid_value(
@@ -292,7 +293,7 @@ class Reference(Closes):
         return windows
 
     def _check(self, rows: PartialRows) -> None:
-        """Raise for the first row with a wrong value, naming the tensor. Values that may be right are believed."""
+        """Raise an error that names the tensor and the first row with an impossible value."""
         tensors = rows.tensors()
         for name, wanted, wrong in _faults(rows):
             if bool(wrong.any()):
@@ -305,7 +306,7 @@ class Reference(Closes):
 
 
 def _faults(rows: PartialRows) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the name of a tensor, a condition, and a mask of the rows that violate it."""
+    """Yield the name of a tensor, a condition, and a mask of the rows that violate the condition."""
     tensors, classes = rows.tensors(), rows.classes or 0
     for name, largest in (
         ("top_indices", classes - 1),

@@ -1,4 +1,6 @@
-"""Writing a reference file: rows of logits become their top classes, draws from the rest, and its exact mass."""
+"""Writing a reference file, which stores the top classes of each row, draws from the other classes, and their exact
+mass.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from kullback.io.windows import Windows
 
 CALL = "ReferenceWriter"
-# Elements of logits that are read at a time, in float64; GPUs need larger parts.
+# The number of logits that are converted to float64 at a time; GPUs need larger parts.
 PART = {"cpu": 1 << 20}
 LARGE_PART = 1 << 24
 
@@ -60,32 +62,33 @@ _ARGUMENTS = Arguments(CALL, **STORED)
 class ReferenceWriter:
     r"""Writes a model's predictions over windows of tokens as a reference file, in bounded memory.
 
-    A row of logits is stored as its `top` most probable classes with their log-probabilities, the log of the mass M of
-    all others, computed in float64, and `tail_draws` random draws from the others. Draws are independent and with
-    replacement; class i has probability :math:`p_i / M`. If probabilities are equal, the lower index counts as more
-    probable. The draws of a row depend only on `seed`, the first row of its window and its place in the window. So the
-    blocks may have any size, and recording a window again gives the same draws.
+    For a row of logits, the file stores the `top` most probable classes with their log-probabilities. It also stores
+    the log of the mass M of all other classes, computed in float64, and `tail_draws` random draws from the other
+    classes. Draws are independent and with replacement, and class i has probability :math:`p_i / M`. Ties are in order
+    of class number. The draws of a row depend only on `seed`, the first row of the row's window, and the row's place in
+    the window. So the blocks may have any size, and a repeated recording gives the same draws.
 
-    The file gets its name only when the ``with`` statement ends without an error.
+    The file gets its final name only when the ``with`` statement ends without an error.
 
     Arguments:
-        path: the file to write, by custom with the extension ``.klref``.
-        windows: the tokens, and which of them are scored: the rows to come.
-        top: the number of most probable classes to store; if there are fewer classes, all are stored, and `notes` says
-            so.
-        tail_draws: how many classes to draw from the others: 0 or more.
+        path: the path of the file to write, by convention with the extension ``.klref``.
+        windows: the tokens and the mask of scored tokens; each scored token has one row.
+        top: the number of most probable classes to store. If there are fewer classes, all are stored, with a remark in
+            `notes`.
+        tail_draws: the number of classes to draw from the other classes, 0 or more.
         seed: the seed of the draws, an integer of 0 or more.
-        metadata: other texts to store, by name: the model, its hash and dtype, the tokenizer's fingerprint, how the
-            windows were cut. `kullback.io.Reference.metadata` returns them.
+        metadata: a mapping from names to further texts to store, such as the model's name, hash and dtype, the
+            tokenizer's fingerprint, and the settings of the windows. `kullback.io.Reference.metadata` returns this
+            mapping. None for no further texts.
 
     Attributes:
-        written: how many rows were written.
+        written: the number of rows that were written.
         notes: remarks on the file, for reports.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: a size does not fit, or fewer rows came than tokens are scored.
-        FileError: a row holds NaN or +inf or only -inf, or the file cannot be written.
+        ArgumentValueError: a size does not fit, or there are fewer rows than scored tokens.
+        FileError: a row contains NaN or +inf or only -inf, or the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile, torch
@@ -119,7 +122,7 @@ class ReferenceWriter:
         self._windows, self._labels = windows, windows.labels
         self._top, self._draws, self._seed = numbers
         ends = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), windows.scored.cumsum(0)])
-        # The first row of each window, and the end of the last.
+        # The first row of each window, and the end of the last window.
         self._firsts: list[int] = ends[windows.offsets].unique().tolist()
         self._layout: ReferenceLayout | None = None
         self._classes = self.written = self._data = 0
@@ -155,12 +158,12 @@ class ReferenceWriter:
 
         Arguments:
             logits: the model's logits or log-probabilities for the next scored tokens, floating point on any device,
-                shape (rows, classes). In a model's output, they are at the token before each scored token.
+                shape (rows, classes). In a model's output, the logits for a scored token are at the previous token.
 
         Raises:
-            ArgumentTypeError: they are not a floating-point tensor.
-            ArgumentValueError: they have another shape than wanted, or there are more rows than scored tokens.
-            FileError: a row holds NaN or +inf or only -inf, or the file cannot be written.
+            ArgumentTypeError: `logits` is not a floating-point tensor.
+            ArgumentValueError: `logits` has a wrong shape, or there are more rows than scored tokens.
+            FileError: a row contains NaN or +inf or only -inf, or the file cannot be written.
         """
         self._check_block(logits)
         self._settle_classes(logits.shape[1])
@@ -179,13 +182,13 @@ class ReferenceWriter:
             )
 
     def add_block(self, block: PartialRows) -> None:
-        """Write the next rows as they were read from another file of the same windows.
+        """Write the next rows, which were read from another file of the same windows.
 
         Arguments:
             block: the rows, with as many top classes and draws as this file has.
 
         Raises:
-            ArgumentValueError: their number, top classes, draws or labels do not fit.
+            ArgumentValueError: the top classes, draws, labels or number of rows do not fit.
             FileError: the file cannot be written.
         """
         classes = block.classes or 0
@@ -218,7 +221,7 @@ class ReferenceWriter:
         self.written += len(block)
 
     def _begin(self, file: IO[bytes], block: PartialRows) -> ReferenceLayout:
-        """Write the parts that do not depend on the rows, now that the number of classes is known."""
+        """Write the header and the windows, when the number of classes is known from the first rows."""
         windows = self._windows
         kept = block.top_indices.shape[-1]
         if kept < self._top:
@@ -242,7 +245,7 @@ class ReferenceWriter:
         return layout
 
     def _settle_classes(self, classes: int) -> None:
-        """Store the number of classes, and check that the windows fit it."""
+        """Store the number of classes, and check that the windows fit this number."""
         fault = self._windows.fault(classes) if self._classes == 0 else None
         if fault is not None:
             instead = "Windows of the model's own tokens, the first of each not scored"

@@ -1,4 +1,4 @@
-"""Check that the values of rows fit their representation; errors name the row."""
+"""Checks that the values of rows fit their representation; errors name the row."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kullback.representations import SUM_TOLERANCE
 if TYPE_CHECKING:
     from kullback.io.source_files import FileReference
 
-# Checks process a block in parts of this many numbers, which keeps their temporaries small.
+# Checks process a block in parts of this many numbers, which keeps temporary tensors small.
 PART = 1 << 18
 
 
 def check_floating(call: str, argument: str, logits: object, instead: str) -> None:
-    """Raise unless these are a floating-point tensor."""
+    """Raise an error unless `logits` is a floating-point tensor."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise invalid_type(
             call,
@@ -32,7 +32,7 @@ def check_floating(call: str, argument: str, logits: object, instead: str) -> No
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return how far the sum of a row of this dtype may be from one, as for `kullback.Probs`."""
+    """Return the largest difference from 1 that the sum of a row of this dtype may have, as for `kullback.Probs`."""
     return SUM_TOLERANCE.get(dtype, 1e-6)
 
 
@@ -42,7 +42,9 @@ def _masses(x: Tensor, *, logs: bool) -> Tensor:
 
 
 def looks_like(x: Tensor) -> RepresentationName | None:
-    """Return the representation that the values of a few rows fit, or None if they fit none or are not finite."""
+    """Return the representation that the values of a few rows fit; None if no representation is clear or a value is NaN
+    or +inf.
+    """
     if not x.is_floating_point():
         return "counts" if bool((x >= 0).all()) else None
     if bool(x.isnan().any()) or bool((x == torch.inf).any()):
@@ -89,7 +91,7 @@ def check_rows(x: Tensor, representation: RepresentationName, start: int, ref: F
 
 
 def _bad_rows(x: Tensor, representation: RepresentationName) -> Tensor:
-    """Return a mask of the invalid rows; NaN and infinity show in the maximum or the sum of a row."""
+    """Return a mask of the invalid rows. NaN or infinity in a row appears in the row's maximum or sum."""
     if representation == "logits":
         return ~x.amax(-1).isfinite()
     if representation == "log-probs":
@@ -108,7 +110,7 @@ def _bad_rows(x: Tensor, representation: RepresentationName) -> Tensor:
 def _explain_row(
     row: Tensor, representation: RepresentationName, index: int, ref: FileReference
 ) -> FileError:
-    """Return the error for one invalid row: its first invalid value, and the remedy."""
+    """Return the error for an invalid row, with the first invalid value and the remedy."""
     faults = [
         (row.isnan(), f"{representation} without NaN", "find where the NaN arises, or leave that row out"),
         (
@@ -153,7 +155,7 @@ def _explain_mass(
 
 
 def _remedy(row: Tensor, representation: RepresentationName, otherwise: RepresentationName) -> str:
-    """Return the remedy: the representation that fits the row, else the one that normalizes."""
+    """Return the remedy: the representation that fits the row, or else `otherwise`, which normalizes the row."""
     seen = looks_like(row[None])
     if seen is not None and seen != representation:
         return f"the row looks like {seen}: pass {pass_representation(seen)}"

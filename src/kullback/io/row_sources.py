@@ -1,4 +1,4 @@
-"""Files of distributions as iterators over blocks of rows, and the blocks of two files side by side."""
+"""Files of distributions as iterators over blocks of rows, and iteration over the same blocks of two files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
-# The reader of each format without columns; a new format also needs its extension or first bytes in `source_files`.
+# The reader of each format without named columns. A new format also needs its extension or first bytes in
+# `source_files`.
 READERS: dict[str, Callable[[FileReference, str | None], Reader]] = {
     "npy": open_npy,
     "npz": open_npz,
@@ -71,30 +72,31 @@ def open_rows(
     columns: Sequence[str] | None = None,
     name: str = "p",
 ) -> RowSource:
-    """Open a file of per-position class distributions without loading it.
+    """Open a file with a distribution over classes for each position, without loading the file.
 
-    The format follows from the extension, which the content must match; a llama.cpp base file is recognized by its
-    content.
+    The extension determines the format, and the content must match the extension. A llama.cpp base file is recognized
+    by its content.
 
     Arguments:
         path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file whose
             last dimension (or whose columns) holds the classes, or a llama.cpp ``--kl-divergence-base`` file.
-        representation: the kind of numbers: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``.
-            Integers are counts, and a llama.cpp file has logits; for anything else it is required.
-        key: the array, tensor or list column to read, if the file has several.
-        columns: the names of the columns that are classes, in this order. By default every column is one, and a column
-            of whole numbers among others that counts rows, or is named like an id or a label, is refused. In a file
-            without names, positions are the names.
-        name: the argument that the path was passed as, for error messages.
+        representation: the kind of numbers: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``. None for
+            integers, which are counts, and for llama.cpp files, which have logits. For all other files, a kind is
+            required.
+        key: the name of the array, tensor or list column to read, if the file has several; None for the only one.
+        columns: the names of the columns that are classes, in this order. By default, every column is a class, and a
+            column that looks like ids or labels is refused. Such a column has whole numbers while other columns do not,
+            and counts rows or has a name for ids or labels. In a file without names, the positions are the names.
+        name: the name of the argument that holds the path, for error messages.
 
     Returns:
-        A `RowSource`, to be closed by ``with`` or ``close()``.
+        a `RowSource`, which ``with`` or ``close()`` closes.
 
     Raises:
-        FileError: the file is missing, truncated, of another format than its extension says, holds several
-            arrays and no `key` chooses, or does not say what its numbers are and neither does `representation`; it has
-            no column of a name in `columns`.
-        ArgumentValueError: `representation` is none of the four words.
+        FileError: the file is missing or truncated, or the content does not match the extension; there are several
+            arrays and `key` is None; the kind of numbers is unknown and `representation` is None; or `columns` has a
+            name that is not in the file.
+        ArgumentValueError: `representation` is not one of the four words.
         OptionalDependencyError: the format needs a library that is not installed.
 
     Example:
@@ -122,30 +124,29 @@ def open_rows(
 
 
 class RowSource(RowStream):
-    """An open file of N distributions over V classes; opened by `open_rows`, closed by ``with`` or ``close()``.
+    """An open file of N distributions over V classes, which `open_rows` opens and ``with`` or ``close()`` closes.
 
-    Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Every block is
-    validated as it is read, so `kullback.Logits(block, validate=False)` and the like are safe.
+    Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Reading a block
+    validates the block, so `kullback.Logits(block, validate=False)` and similar calls are safe.
 
     Arguments:
-        reader: the format's reader.
-        representation: the kind of values; integers are counts by default, other values need it.
-        columns: the names of the classes to read, in this order; all by default.
+        reader: the reader of the file's format.
+        representation: the kind of values. None for integers, which are counts, and for formats that specify the kind.
+        columns: the names of the classes to read, in this order; None for all classes.
 
     Attributes:
-        path: the file.
-        format: ``"npy"``, ``"npz"``, ``"safetensors"``, ``"pt"``, ``"parquet"``, ``"csv"`` or
-            ``"llama.cpp"``.
-        key: the array inside the file, or None.
+        path: the path of the file.
+        format: ``"npy"``, ``"npz"``, ``"safetensors"``, ``"pt"``, ``"parquet"``, ``"csv"`` or ``"llama.cpp"``.
+        key: the name of the array inside the file; None for a single array.
         representation: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
-        shape: the shape as stored, or None for a format in which it is unknown before reading (csv).
-        rows: N, or None likewise.
+        shape: the shape as stored; None if the shape is unknown before reading (csv).
+        rows: N; None if N is unknown before reading (csv).
         classes: V.
-        class_names: the names of the classes, where the file has them, else None. Classes whose names are numbered
-            (``class_2``, ``class_0``) come in the order of their numbers.
+        class_names: the names of the classes; None if the file has no names. Classes with numbered names (``class_2``,
+            ``class_0``) are in the order of their numbers.
         dtype: the dtype of the blocks.
-        labels: the true class of each row, int64 of shape (N,), where the file holds them (llama.cpp), else
-            None.
+        labels: the true class of each row, int64 of shape (N,); None if the file does not store labels. llama.cpp files
+            do.
 
     Raises:
         FileError: `representation` is missing, or contradicts the file.
@@ -195,7 +196,7 @@ class RowSource(RowStream):
         self._reader.close()
 
     def _arrange(self, order: Sequence[int]) -> None:
-        """Put the classes at these places of the present order first, second and so on."""
+        """Keep the classes at these places of the current order, in this new order."""
         places = torch.tensor(order, device="cpu")
         self._order = places if self._order is None else self._order[places]
         self.classes = len(order)
@@ -206,13 +207,13 @@ class RowSource(RowStream):
         return block if self._order is None else block[:, self._order]
 
     def in_order_of(self, other: RowSource) -> RowSource:
-        """Return this source with its classes in the order of another source's, by their names.
+        """Return this source with its classes in the order of another source's classes, by name.
 
-        Names that are numbers from 0 or 1 on, as ``class_0``, are positions. If one source has no other names, the
-        classes are paired by position.
+        Names with numbers from 0 or 1 on, such as ``class_0``, are positions. If a source has only such names or no
+        names, the classes are paired by position.
 
         Raises:
-            FileError: both sources name their classes, and a name is in one of them only.
+            FileError: both sources name their classes, and a name occurs in only one source.
 
         Example:
             >>> import pathlib, tempfile, kullback.io
@@ -230,26 +231,27 @@ class RowSource(RowStream):
         if order is None:
             return self
         arranged = copy.copy(self)
-        arranged._arrange(order)  # noqa: SLF001 - a copy of its own
+        arranged._arrange(order)  # noqa: SLF001 - a copy of this object
         return arranged
 
     @property
     def reader(self) -> Reader:
-        """The format's reader, with the attributes that only this format has (`LlamaBaseFile.tokens`)."""
+        """The reader of the format, with further attributes of some formats, such as `LlamaBaseFile.tokens`."""
         return self._reader
 
     @property
     def ref(self) -> FileReference:
-        """The path and the argument it was passed as, for error messages."""
+        """The path and the name of the argument that holds the path, for error messages."""
         return self._reader.ref
 
     @property
     def stored_mass(self) -> StoredMass | None:
-        """The sums of the stored probabilities in the latest pass, for formats that round them; else None."""
+        """The sums of the stored probabilities in the latest pass, if the format rounds them; otherwise None."""
         return self._reader.stored_mass
 
     def caveats(self) -> list[str]:
-        """Return remarks on the contents of this file that a report should repeat, as sentences; usually none.
+        """Return remarks on the contents of this file that a report should repeat, as sentences; the list is usually
+        empty.
 
         Example:
             >>> import pathlib, tempfile, numpy, kullback.io
@@ -271,15 +273,15 @@ class RowSource(RowStream):
         """Iterate over all rows in order, in blocks.
 
         Arguments:
-            max_bytes: the largest size of a block (but at least one row).
-            rows: the number of rows in a block, instead of what fits `max_bytes`.
-            first: the row to begin with.
+            max_bytes: the largest size of a block in bytes; a block has at least one row.
+            rows: the number of rows in a block; None for as many rows as fit `max_bytes`.
+            first: the first row.
 
         Returns:
-            An iterator over tensors of shape (rows, V), which the caller may modify in place.
+            an iterator over tensors of shape (rows, V), which the caller may modify in place.
 
         Raises:
-            FileError: the file ends early, or a row is not what `representation` says.
+            FileError: the file ends early, or a row does not fit `representation`.
 
         Example:
             >>> import pathlib, tempfile, numpy, kullback.io
@@ -305,19 +307,19 @@ class RowSource(RowStream):
     def read(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop` (not included).
 
-        A compressed ``.npz`` member and a ``.csv`` are read from the beginning up to `stop`, so increasing order is
-        fastest.
+        A compressed member of a ``.npz`` file and a ``.csv`` file are read from the beginning up to `stop`, so calls in
+        increasing order are fastest.
 
         Arguments:
             start: the first row.
-            stop: one past the last row.
+            stop: the row after the last row.
 
         Returns:
-            A tensor of shape (stop - start, V).
+            a tensor of shape (stop - start, V).
 
         Raises:
             ArgumentValueError: the range is empty or not within the file.
-            FileError: the file ends early, or a row is not what `representation` says.
+            FileError: the file ends early, or a row does not fit `representation`.
 
         Example:
             >>> import pathlib, tempfile, numpy, kullback.io
@@ -350,11 +352,12 @@ class RowSource(RowStream):
             return self._arranged(self._reader.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS)))
 
     def require_classes(self) -> None:
-        """Refuse a column that is no class, unless the caller chose the columns; blocks do so before their first row.
+        """Refuse a column that is not a class, unless the caller chose the columns; `blocks` calls this before the
+        first row.
 
         Raises:
-            FileError: there is a column of whole numbers among others that counts rows, or is named like an id or a
-                label.
+            FileError: a column of whole numbers among other columns counts rows, or has a name that is typical of ids
+                or labels.
         """
         reader = self._reader
         if not self._are_chosen:
@@ -407,12 +410,12 @@ class RowSource(RowStream):
 
 
 def checked(stream: RowStream, name: str) -> RowSource:
-    """Return a stream as a source that checks its rows; `name` is the argument that it was passed as."""
+    """Return a stream as a source that checks the rows; `name` is the name of the argument that holds the stream."""
     return stream if isinstance(stream, RowSource) else RowSource(StreamReader(stream, name))
 
 
 def _rows_in_block(call: str, max_bytes: int, rows: int | None, sources: list[RowSource]) -> int:
-    """Return how many rows of each of these sources fit `max_bytes`."""
+    """Return the number of rows in a block: `rows`, or as many rows of each source as fit `max_bytes`."""
     max_bytes, rows = _BLOCKS.check(call, max_bytes=max_bytes, rows=rows).values()
     return rows or max(1, max_bytes // max(source.classes * source.dtype.itemsize for source in sources))
 
@@ -424,18 +427,17 @@ def paired_blocks(
 
     Arguments:
         p: the first file.
-        q: the second file, with as many rows and classes. Its classes are put in the order of `p` by their names, as
+        q: the second file, with as many rows and classes. Its classes are put in the order of P's classes by name, as
             by `RowSource.in_order_of`.
-        max_bytes: the most that one block of either may take (a single row is never cut).
-        rows: the number of rows in a block, instead of what fits `max_bytes`.
+        max_bytes: the largest size of a block of one file, in bytes; a block has at least one row.
+        rows: the number of rows in a block; None for as many rows as fit `max_bytes`.
 
     Returns:
-        An iterator over (start, p_block, q_block): the index of the first row, and two tensors of shape
-        (rows, V).
+        an iterator over (start, p_block, q_block): the index of the first row, and two tensors of shape (rows, V).
 
     Raises:
-        FileError: the files differ in their number of rows or of classes, a class's name is in one of them only, or a
-            row is bad.
+        FileError: the files differ in the number of rows or classes, a class name occurs in only one file, or a row is
+            invalid.
 
     Example:
         >>> import pathlib, tempfile, numpy, kullback.io
@@ -453,13 +455,13 @@ def paired_blocks(
 def matched(
     p: RowSource, q: RowSource
 ) -> tuple[RowSource, Callable[[int, Callable[[], list[int]]], FileError]]:
-    """Return Q with its classes in P's order, and the error of `in_step` if one ends before the other.
+    """Return Q with its classes in P's order, and the function `differ` for `in_step`.
 
     Raises:
-        FileError: they differ in their number of rows or of classes, or a class's name is in one of them only.
+        FileError: the sources differ in the number of rows or classes, or a class name occurs in only one source.
     """
     q = q.in_order_of(p)
-    for source in (p, q):  # before the first block, as some workers read no first one
+    for source in (p, q):  # now, because some workers never read the first block
         source.require_classes()
 
     def different(what: str, counts: Sequence[int], instead: str) -> FileError:
@@ -467,7 +469,7 @@ def matched(
         return p.ref.differs(q.ref, wanted=f"as many {what} in both", got=got, instead=instead)
 
     def different_rows(_: int, counts: Callable[[], list[int]]) -> FileError:
-        # For a llama.cpp file the remedy names the windows.
+        # For a llama.cpp file, the remedy describes the windows.
         return different("rows", counts(), (q if q.format == "llama.cpp" else p).reader.alignment)
 
     if p.classes != q.classes:

@@ -1,4 +1,4 @@
-"""`RowStream`: what a file, a tensor, a model, a server or a program of your own is to a comparison."""
+"""`RowStream`, the interface of anything that gives rows to a comparison, such as a file or a program of your own."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class RowStream(Closes, ABC):
-    """Distributions over classes, one in each row, which are read in order, a block at a time.
+    """Distributions over classes, one in each row, which are read in order, one block at a time.
 
-    `compare_predictions`, `compare_models` and `record_reference` take one wherever they take a file of predictions. A
-    subclass sets `name` and `classes`, and has the method `blocks`; everything else is optional.
+    `compare_predictions`, `compare_models` and `record_reference` take a `RowStream` instead of a file of predictions.
+    A subclass sets `name` and `classes`, and implements `blocks`; everything else is optional.
 
     Attributes:
         name: the path or address, which reports show.
@@ -35,13 +35,13 @@ class RowStream(Closes, ABC):
         rows: the number of rows, or None if it is unknown before reading.
         representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
         dtype: the dtype of the blocks.
-        labels: the true class of each row, int64 of shape (rows,), -100 if there is none; None without labels.
-        clusters: the number of the cluster of each row, int64 of shape (rows,), or None.
-        class_names: the names of the classes, or None.
-        windows: the windows of tokens that the rows predict, or None. Its scored tokens are the labels, and its windows
-            the clusters, unless the stream has others.
-        metadata: what a reference file says of its windows: ``"context"``, ``"score"``, and ``"tokenizer"``, the
-            fingerprint of the vocabulary.
+        labels: the true class of each row, int64 of shape (rows,), -100 for a row without a label; None without labels.
+        clusters: the number of the cluster of each row, int64 of shape (rows,); None without clusters.
+        class_names: the names of the classes; None without names.
+        windows: the windows of tokens that the rows predict; None without windows. By default, the scored tokens are
+            the labels, and the windows are the clusters.
+        metadata: texts about the windows, as in a reference file: ``"context"``, ``"score"``, and ``"tokenizer"``,
+            which is the fingerprint of the vocabulary.
 
     Example:
         >>> import torch
@@ -75,16 +75,18 @@ class RowStream(Closes, ABC):
         """Iterate over the rows from row `first` on; each call begins anew.
 
         Arguments:
-            rows: the most rows of a block.
-            first: the first row. A comparison begins with row 0, with a row where a block of an earlier run ended or,
-                of language models, with the first row of a window.
+            rows: the largest number of rows in a block.
+            first: the first row. A comparison begins with row 0, or with the row at which a block of an earlier run
+                ended. A comparison of language models begins with the first row of a window.
 
         Returns:
             an iterator over tensors of shape (at most `rows`, classes).
         """
 
     def identity(self) -> object:
-        """Return what the rows depend on, as a value of JSON; a stopped run continues if it is equal."""
+        """Return a value that JSON can represent and that changes if the rows change. A stopped run continues only if
+        the value is the same.
+        """
         return [type(self).__qualname__, self.name, self.classes, self.rows]
 
     def caveats(self) -> list[str]:
@@ -93,11 +95,11 @@ class RowStream(Closes, ABC):
 
 
 class StreamReader(Reader):
-    """A reader of a `RowStream`, so that `RowSource` checks its rows.
+    """A reader of a `RowStream`, with which `RowSource` checks the rows of the stream.
 
     Arguments:
         stream: the stream.
-        name: the argument that it was passed as.
+        name: the name of the argument that holds the stream.
     """
 
     format = "stream"

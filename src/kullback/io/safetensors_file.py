@@ -1,4 +1,4 @@
-"""Safetensors: a header of JSON with the shape and the place of each tensor, then their bytes."""
+"""Safetensors files: a JSON header with the shape and the place of each tensor, then the bytes of the tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAFETENSORS_DTYPES = {
     "U32": torch.uint32,
 }
 METADATA = "__metadata__"
-Entry = JsonObject  # of a tensor or of the metadata
+Entry = JsonObject  # the header's entry of a tensor or of the metadata
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 
 
@@ -51,10 +51,10 @@ def open_safetensors(ref: FileReference, key: str | None) -> Reader:
 
 
 def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Entry]]:
-    """Return where the tensors of a ``.safetensors`` file begin, and its header.
+    """Return the byte at which the tensors of a ``.safetensors`` file begin, and the header.
 
-    The library validates the file. The offsets, which it does not give, come from the header. (Its own slices map the
-    file, and take only a range of the first dimension.)
+    The safetensors library validates the file. The offsets come from the header, because the library does not return
+    offsets. (The library's slices map the file, and select only along the first dimension.)
     """
     library = load("safetensors", "reading a .safetensors file")
     with ref.reading("a safetensors file", library.SafetensorError), library.safe_open(ref.path, "numpy"):
@@ -64,7 +64,10 @@ def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Entry]]:
 
 
 def read_header(ref: FileReference, file: IO[bytes]) -> tuple[int, dict[str, Entry]]:
-    """Return where the tensors begin, and the entries of the header: its length in eight bytes, then JSON."""
+    """Return the byte at which the tensors begin, and the entries of the header.
+
+    The file begins with the length of the header in eight bytes, then the header as JSON.
+    """
     size = ref.path.stat().st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(size - 8, LARGEST_HEADER):
@@ -82,7 +85,7 @@ def read_header(ref: FileReference, file: IO[bytes]) -> tuple[int, dict[str, Ent
 
 
 def header_bytes(layouts: Mapping[str, ArrayLayout], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of tensors whose offsets count from its end, padded to a multiple of eight bytes."""
+    """Return the header for tensors, padded to a multiple of eight bytes. Offsets count from the end of the header."""
     entries: dict[str, object] = {METADATA: dict(metadata)}
     for name, array in layouts.items():
         span = array.offset, array.end

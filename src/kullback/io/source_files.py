@@ -1,4 +1,4 @@
-"""References to files for error messages, detection of the format, and the choice of an array by key."""
+"""References to files for error messages, detection of formats, and the choice of an array by key."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ EXTENSIONS = {
     ".kld": "llama.cpp",
 }
 LLAMA_MAGIC = b"_logits_"
-# The first bytes of each format. A .pt file is a zip archive too, so its extension decides between the two.
+# The first bytes of each format. Both .npz and .pt files are zip archives, so the extension decides between them.
 MAGIC = {"npy": b"\x93NUMPY", "npz": b"PK", "pt": b"PK", "parquet": b"PAR1", "llama.cpp": LLAMA_MAGIC}
 LISTED_KEYS = 10
 
 
 class Closes:
-    """An object that a ``with`` statement closes at its end."""
+    """An object that a ``with`` statement closes."""
 
     def close(self) -> None:
         """Free the resources."""
@@ -58,7 +58,7 @@ _Resource = TypeVar("_Resource")
 
 @contextmanager
 def closed_on_error(resource: _Resource) -> Generator[_Resource]:
-    """Close a resource if the ``with`` statement ends by an error."""
+    """Close a resource if the ``with`` statement ends with an error."""
     try:
         yield resource
     except BaseException:
@@ -68,14 +68,16 @@ def closed_on_error(resource: _Resource) -> Generator[_Resource]:
 
 @dataclass(frozen=True)
 class FileReference:
-    """A path and the argument that it was passed as, for error messages."""
+    """A path, and the name of the argument that holds the path, for error messages."""
 
     path: Path
     name: str
     key_name: str = "key"  # the argument that names an array of the file
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
-        """Return the error in one line: the file, the expected content, the content found, and the remedy."""
+        """Return the error, whose message names the file, the expected content, the actual content and the remedy in
+        one line.
+        """
         wanted, got, instead = (printable(" ".join(text.split())) for text in (wanted, got, instead))
         got = printable(got, max(LONGEST_GOT, LONGEST_MESSAGE - len(wanted) - len(instead)))
         place = f"{self.name} = {self.shown}"
@@ -83,12 +85,12 @@ class FileReference:
 
     @property
     def shown(self) -> str:
-        """The path as messages show it."""
+        """The path in the form for messages."""
         return printable(self.path, LONGEST_NAME)
 
     @contextmanager
     def decoding(self, what: str) -> Generator[None]:
-        """Convert any exception from decoding a damaged file to the error for it."""
+        """Convert any exception from decoding a damaged file to the error for a damaged file."""
         try:
             yield
         except KullbackError:
@@ -100,7 +102,7 @@ class FileReference:
 
     @contextmanager
     def reading(self, wanted: str, *errors: type[Exception]) -> Generator[None]:
-        """Turn a library's errors for a damaged file into the error for it."""
+        """Turn a library's errors for a damaged file into the error for a damaged file."""
         try:
             yield
         except KullbackError:
@@ -131,7 +133,7 @@ class FileReference:
         )
 
     def open(self) -> BinaryIO:
-        """Open the file for unbuffered reading: blocks are read straight into tensors."""
+        """Open the file without a buffer, because blocks are read directly into tensors."""
         check_input(self.path, self.name)
         try:
             return self.path.open("rb", buffering=0)
@@ -145,7 +147,9 @@ class FileReference:
 
 
 def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:
-    """Return the format by the extension, which the content must match; a llama.cpp file is known by its content."""
+    """Return the format from the extension, which the content must match; a llama.cpp file is recognized by its
+    content.
+    """
     with ref.open() as file:
         head = file.read(9)
     if head.startswith(LLAMA_MAGIC) and "llama.cpp" in known.values():
@@ -181,12 +185,12 @@ def _agrees(claimed: str, head: bytes) -> bool:
         return len(head) < 9 or head[8:9] == b"{"
     if claimed in ("csv", "txt"):
         return not _seen(head) and b"\0" not in head
-    # A PyTorch file that is no zip archive has the format before torch 1.6, which torch.load names in its error.
+    # A PyTorch file that is not a zip archive has the format before torch 1.6, which a later error explains.
     return claimed == "pt" or head.startswith(MAGIC[claimed])
 
 
 def choose_key(ref: FileReference, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:
-    """Return the name of the array to read: `key`, or the only name."""
+    """Return the name of the array to read, which is `key` or, if `key` is None, the only name."""
     names = list(keys)
     option = f"--{ref.key_name.replace('_', '-')}"
     shown = ", ".join(names[:LISTED_KEYS]) + (

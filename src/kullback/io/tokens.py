@@ -1,4 +1,4 @@
-"""The text of each class of a language model: lists of tokens, and tokenizers of Hugging Face."""
+"""The text of each class of a language model, from lists of tokens and from tokenizers of Hugging Face."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def read_tokens(
     r"""Read the text of each class, for reports.
 
     Arguments:
-        path: a ``.json`` file that holds a list of strings or null, or is a ``tokenizer.json`` of Hugging Face, whose
-            tokens are decoded; any other file is text with one token on each line.
-        classes: the number of classes. There may not be more tokens than classes; classes without a token have no text.
-        name: the argument that the path was passed as, for error messages.
+        path: a ``.json`` file with a list whose elements are strings or null, or a ``tokenizer.json`` of Hugging Face,
+            whose tokens are decoded. Any other file is read as text with one token on each line.
+        classes: the largest number of tokens allowed; None for no limit.
+        name: the name of the argument that holds the path, for error messages.
 
     Returns:
-        the text of each class, None if a class has none; bytes that are not UTF-8 are written ``\xNN``.
+        the texts of the tokens in the order of their numbers; None for a number without a token. Bytes that are not
+        UTF-8 are written as ``\xNN``.
 
     Raises:
-        FileError: the file cannot be read, holds something else, or has more tokens than there are classes.
+        FileError: the file cannot be read, has other content, or has more tokens than there are classes.
 
     Example:
         >>> import pathlib, tempfile
@@ -75,7 +76,7 @@ def _of_tokenizer(ref: FileReference, tokenizer: Any) -> list[str | None]:
         vocabulary = tokenizer["model"]["vocab"]
         if isinstance(vocabulary, dict):
             pairs = [(str(token), int(number)) for token, number in vocabulary.items()]
-        else:  # with scores, in the order of their numbers
+        else:  # a list of tokens with scores, in the order of the tokens' numbers
             pairs = [(str(entry[0]), number) for number, entry in enumerate(vocabulary)]
         added = {int(token["id"]): str(token["content"]) for token in tokenizer.get("added_tokens") or ()}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
@@ -120,7 +121,7 @@ def sentencepiece_bytes(name: str) -> bytes:
 
 
 def byte_level_bytes(name: str) -> bytes:
-    """Return the bytes of a token of GPT-2's vocabulary; other characters keep their own bytes.
+    """Return the bytes of a token of GPT-2's vocabulary. For a token with other characters, return the UTF-8 bytes.
 
     Example:
         >>> byte_level_bytes("\\u0120the"), byte_level_bytes(" the")
@@ -133,7 +134,9 @@ def byte_level_bytes(name: str) -> bytes:
 
 
 class _ByteOfCharacter(dict[int, int]):
-    """The byte of each character's number; another character is an error, where `str.translate` would keep it."""
+    """A mapping from the numbers of characters to bytes. Other characters raise an error, while a plain dict would make
+    `str.translate` keep them.
+    """
 
     def __missing__(self, character: int) -> int:
         raise UnicodeError
@@ -141,7 +144,7 @@ class _ByteOfCharacter(dict[int, int]):
 
 @cache
 def _byte_of_character() -> _ByteOfCharacter:
-    """Return the byte that each character encodes: printable characters encode themselves."""
+    """Return the mapping from characters to bytes, in which printable characters stand for their own byte."""
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     return _ByteOfCharacter(

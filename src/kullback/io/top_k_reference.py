@@ -1,4 +1,4 @@
-"""Top-k log-probabilities, as servers return them, as a reference file."""
+"""Writing top-k log-probabilities, such as servers return, as a reference file."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ def write_top_k_reference(
 ) -> list[str]:
     """Write top-k log-probabilities as a reference file.
 
-    Each sequence becomes a window. A position is scored where the log-probability of its token is known. Of each row
-    the most probable classes are kept, as many as every row lists, and the mass of all others; no classes are drawn,
-    so the file gives bounds of a divergence and no estimate.
+    Each sequence becomes a window. A position is scored if the log-probability of the true token is known. Each row
+    keeps the mass of the other classes and the k most probable classes. k is the largest number that every row lists.
+    No classes are drawn, so the file gives bounds of a divergence but no estimate.
 
     Arguments:
-        source: the open file. Its sequences' tokens and its number of classes must be known.
-        path: the file to write, by custom with the extension ``.klref``.
-        metadata: what else to store, text by name, such as ``{"model": "llama-3-8b"}``.
-        progress: called with the number of rows written and the total.
+        source: the open file. The tokens of all sequences and the number of classes must be known.
+        path: the path of the file to write, by convention with the extension ``.klref``.
+        metadata: a mapping from names to further texts to store, such as ``{"model": "llama-3-8b"}``; None for no
+            texts.
+        progress: a function that is called with the number of written rows and the number of all rows; None for no
+            calls.
 
     Returns:
         remarks on the file, as sentences.
@@ -101,9 +103,9 @@ def write_top_k_reference(
 
 
 def _known_top(counts: Tensor, label_is_least: Tensor) -> int:
-    """Return how many classes every row lists because they are its most probable.
+    """Return the number of most probable classes that every row lists.
 
-    A server adds the token itself to its list where that is not among them.
+    If the true token is not among the most probable classes, a server adds it to the list.
     """
     others = counts[~label_is_least]
     listed = int(others.max()) if len(others) else int(counts.min()) - 1
@@ -111,15 +113,16 @@ def _known_top(counts: Tensor, label_is_least: Tensor) -> int:
 
 
 def _scored_rows(source: TopKSource) -> Iterator[tuple[PartialRows, Tensor]]:
-    """Yield the rows of each block whose token has a log-probability and is not the first of its sequence; and which
-    these are."""
+    """Yield the scored rows of each block, and their mask. In a scored row, the true token has a log-probability and is
+    not the first token of the sequence.
+    """
     for block in source.blocks():
         scored = (block.labels >= 0) & ~block.label_log_probs.isnan() & (block.positions > 0)
         yield block[scored], scored
 
 
 def _windows(source: TopKSource, sequences: Tensor, positions: Tensor) -> Windows:
-    """Return the sequences as windows, scored at these positions."""
+    """Return the sequences as windows; the scored tokens are at these positions."""
     tokens: list[Tensor] = []
     scored: list[Tensor] = []
     for number, sequence in enumerate(source.token_ids()):
@@ -138,7 +141,7 @@ def _windows(source: TopKSource, sequences: Tensor, positions: Tensor) -> Window
 
 
 def _most_probable(rows: PartialRows, top: int, start: int, source: TopKSource) -> PartialRows:
-    """Return rows as a reference file stores them, from row `start` of the file on."""
+    """Return rows in the form of a reference file; `start` is the number of the first row in the reference file."""
     ranked = rows.in_order(equal_by_class=True).most_probable(top)
     wrong = ~((ranked.masses - 1).abs() <= MASS_TOLERANCE)
     if bool(wrong.any()):

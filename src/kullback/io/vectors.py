@@ -1,4 +1,4 @@
-"""Files with one value for each row: true classes and cluster ids. They are read whole."""
+"""Files with one value for each row: true classes and cluster ids. Such a file is read as a whole."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def read_labels(
     """Read the true class of each row.
 
     Arguments:
-        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, a
-            ``.txt`` file of one number on each line, or a llama.cpp base file, whose tokens are the labels.
-        key: which array or column, where the file holds several.
-        rows: the required number of labels.
-        classes: the number of classes; labels must be smaller.
-        class_names: the names of the classes. Labels may then be names. If the names are other numbers than 0, 1, ...,
-            integers are names too.
-        name: the argument that the path was passed as, for error messages.
-        key_name: the argument that the key was passed as, likewise.
+        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, a ``.txt`` file
+            with one number on each line, or a llama.cpp base file, whose tokens are the labels.
+        key: the name of the array or column, if the file has several; None for the only one.
+        rows: the required number of labels; None for any number.
+        classes: the number of classes; labels must be smaller. None for no limit.
+        class_names: the names of the classes. Labels may then be names. If the names are numbers other than 0, 1, ...,
+            integers are names too. None if labels are positions only.
+        name: the name of the argument that holds the path, for error messages.
+        key_name: the name of the argument that holds the key, for error messages.
 
     Returns:
-        int64 tensor of shape (rows,); leading dimensions are flattened; -100 marks a row without a label.
+        an int64 tensor of shape (rows,). Leading dimensions are flattened, and -100 marks a row without a label.
 
     Raises:
-        FileError: the file cannot be read, its values are not integers, or they are too many, too few or
+        FileError: the file cannot be read, has too many or too few values, or has values that are not integers or are
             out of range.
         OptionalDependencyError: the format needs a library that is not installed.
 
@@ -110,16 +110,16 @@ def read_clusters(
     """Read the cluster (document, window, speaker ...) of each row.
 
     Arguments:
-        path: a file as for `read_labels`; the ids may be integers or text (``.csv``, ``.txt``,
-            ``.parquet``, ``.npy``, ``.npz``).
-        key: which array or column, where the file holds several.
-        rows: the required number of ids.
-        name: the argument that the path was passed as, for error messages.
-        key_name: the argument that the key was passed as, likewise.
+        path: a file as for `read_labels`; the ids may be integers or text (``.csv``, ``.txt``, ``.parquet``, ``.npy``,
+            ``.npz``).
+        key: the name of the array or column, if the file has several; None for the only one.
+        rows: the required number of ids; None for any number.
+        name: the name of the argument that holds the path, for error messages.
+        key_name: the name of the argument that holds the key, for error messages.
 
     Returns:
-        int64 tensor of shape (rows,): the clusters numbered 0 ... K-1 in the sorted order of their ids. Ids in text
-        that differ in any character, as 7 and 007, are different ones.
+        an int64 tensor of shape (rows,), with the clusters numbered 0 ... K-1 in the sorted order of their ids. Text
+        ids that differ in any character, such as 7 and 007, are different ids.
 
     Raises:
         FileError: the file cannot be read, the ids are neither integers nor text, or there are too many or
@@ -151,7 +151,7 @@ def _read_vector(
     *,
     exact: bool = False,
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the values of a file as a flat array of `rows` values, whose dtype is one of NumPy's `kinds`.
+    """Return the values of a file as a flat array of `rows` values, whose dtype has one of NumPy's `kinds`.
 
     With `exact`, texts that differ in any character stay different.
     """
@@ -204,7 +204,7 @@ def _safetensors_file(ref: FileReference, key: str | None) -> Any:
 
 def _torch_file(ref: FileReference, key: str | None) -> Any:
     _, values = choose_tensor(ref, key)
-    # Other numbers than whole ones are refused by their dtype; NumPy has none for bfloat16.
+    # Numbers that are not integers are refused later by their dtype. They become float32, because NumPy lacks bfloat16.
     return (values.float() if values.is_floating_point() or values.is_complex() else values).numpy()
 
 
@@ -224,7 +224,7 @@ def _csv_file(ref: FileReference, key: str | None) -> Any:
     header = header_of(ref)
     chosen = choose_key(ref, header.names, key, what="column")
     with ref.reading("a CSV file", arrow.ArrowException):
-        # As text: Arrow would take ids that look like dates, numbers or true and false for such.
+        # The column is read as text, because Arrow would convert ids that look like dates, numbers or Booleans.
         types = {chosen: arrow.string()}
         table = csv_table(ref, header, include_columns=[chosen], column_types=types)
     return _all_filled(ref, table.column(chosen).to_pylist(), "row", 0)
@@ -240,7 +240,7 @@ def _text_file(ref: FileReference, key: str | None) -> Any:
 
 
 def _all_filled(ref: FileReference, texts: list[str], place: str, first: int) -> list[str]:
-    """Return texts unchanged; refuse empty ones, naming their row or line, counted from `first`."""
+    """Return texts unchanged. Refuse an empty text with an error that names its row or line, counted from `first`."""
     for number, text in enumerate(texts, first):
         if not text.strip():
             raise _missing(ref, place, number)
@@ -256,16 +256,17 @@ def _missing(ref: FileReference, place: str, number: int) -> FileError:
 
 
 def _whole_or_text(texts: list[str]) -> Any:
-    """Return texts as integers if all are integers, else as text, without the blanks around them."""
+    """Return texts as integers if all are integers, otherwise as texts without surrounding blanks."""
     if all(map(is_whole, texts)):
-        with suppress(OverflowError, ValueError):  # Python reads no 4301 digits
+        with suppress(OverflowError, ValueError):  # Python reads at most 4300 digits
             return np.array([int(text) for text in texts], dtype="int64")
     return np.array([text.strip() for text in texts])
 
 
 def _exact_ids(texts: list[str]) -> Any:
-    """Return ids as integers if Python writes all of them like this, so that different ids stay different; else as
-    text."""
+    """Return ids as integers if each id is the text that Python writes for its integer, otherwise as texts. So
+    different ids stay different.
+    """
     with suppress(OverflowError, ValueError):
         if all(is_whole(text) and str(int(text)) == text for text in texts):
             return np.array([int(text) for text in texts], dtype="int64")

@@ -1,4 +1,4 @@
-"""Windows of tokens, and which of their tokens a language model is scored on."""
+"""Windows of tokens, and the tokens on which a language model is scored."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from kullback.common.short_repr import ShortRepr
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Windows(ShortRepr):
-    """Windows of tokens that a causal language model reads one by one, and the tokens it is scored on.
+    """Windows of tokens that a causal language model reads one by one, and the tokens on which the model is scored.
 
-    Each scored token is one row of predictions: the distribution over the vocabulary given the tokens before it in its
-    window. The rows are in the order of the tokens.
+    Each scored token has one row of predictions, which is the distribution of this token given the earlier tokens of
+    the window. The rows are in the order of the tokens.
 
     Attributes:
         tokens: the token ids of all windows, one after the other, int64 of shape (tokens,).
-        offsets: where each window starts in `tokens`, and their number at the end, int64 of shape (windows + 1,).
-        scored: whether a token is scored, bool of shape (tokens,); never the first of a window.
+        offsets: the index in `tokens` at which each window starts, then the number of tokens: int64 of shape
+            ``(windows + 1,)``.
+        scored: whether a token is scored, bool of shape (tokens,). The first token of a window is never scored.
 
     Example:
         >>> import torch
@@ -45,22 +46,22 @@ class Windows(ShortRepr):
 
     @property
     def labels(self) -> Tensor:
-        """The scored tokens: the true class of each row, int64 of shape (rows,)."""
+        """The scored tokens, which are the true classes of the rows, int64 of shape (rows,)."""
         return self.tokens[self.scored]
 
     @property
     def clusters(self) -> Tensor:
-        """The window of each row, int64 of shape (rows,)."""
+        """The number of each row's window, int64 of shape (rows,)."""
         window = torch.repeat_interleave(torch.arange(len(self), device="cpu"), self.offsets.diff())
         return window[self.scored]
 
     def window(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens of a window and which of them are scored."""
+        """Return the tokens of a window, and a mask of the scored tokens."""
         span = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return self.tokens[span], self.scored[span]
 
     def fault(self, classes: int) -> tuple[str, str] | None:
-        """Return the expected and the actual values of the first faulty tensor; None if all is well."""
+        """Return the expected and the actual values of the first faulty tensor; None if no tensor is faulty."""
         tokens, offsets, scored = self.tokens, self.offsets, self.scored
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(tokens) or bool((offsets.diff() < 1).any()):
             wanted = f"offsets that rise from 0 to {len(tokens)}, the number of tokens"

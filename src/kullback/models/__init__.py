@@ -1,4 +1,4 @@
-"""Compare language models: folders of Hugging Face models, GGUF files, servers, and references on disk."""
+"""Comparison of language models: folders of Hugging Face models, GGUF files, servers, and reference files."""
 
 from kullback.common.words import is_model
 from kullback.models.compare_language_models import compare_models

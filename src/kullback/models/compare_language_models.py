@@ -1,4 +1,4 @@
-"""`compare_models`: runs a base and its candidates over a text in step and measures them, in bounded memory."""
+"""`compare_models`, which runs a base and candidates over a text in step and measures them in bounded memory."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from kullback.predictions.run import RUN, Run
 from kullback.predictions.sources import Clusters
 
 CALL = "compare_models"
-FLOOR_SHARE = 32  # of so many windows one is read for a noise floor that was not asked for: 3 % of the time
-FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
-# Classes kept for each token of the base where only one model is in memory: more than in a file that is shared.
+FLOOR_SHARE = 32  # by default, a noise floor reads one window in this many, which takes 3 % of the time
+FEWEST_DOCUMENTS = 10  # with fewer documents, windows are the clusters
+# The classes to record for each token of the base with `one_at_a_time`. These numbers are larger than the defaults,
+# because the file is temporary.
 RECORDED = {"top": 256, "tail_draws": 64}
 
 _ARGUMENTS = Arguments(
@@ -59,56 +60,58 @@ def compare_models(
     noise_floor: bool | None = None,
     one_at_a_time: bool = False,
 ) -> ModelComparison:
-    r"""Compare causal language models with a base over a text: how far their predictions are from the base's.
+    r"""Compare causal language models with a base over a text, by the divergences between their predictions and the
+    base's.
 
     .. math:: \frac1N \sum_{n=1}^N KL\bigl(P(\cdot \mid x_{<n}) \,\|\, Q(\cdot \mid x_{<n})\bigr)
 
-    over the scored tokens of the text, and everything else that `compare_predictions` reports, including perplexities.
-    All models read the same tokens. A window has `cut.context` tokens and its second half is scored, as in
-    ``llama-perplexity`` by default, so you can compare the numbers. Standard errors and intervals treat windows as the
-    independent units, or documents if there are ten or more. Their order is examined. If it shows dependence, blocks of
-    windows are the units, and a note gives the effective number of windows.
+    The mean is over the scored tokens of the text. The result also has everything that `compare_predictions` reports,
+    including perplexities. All models read the same tokens. By default, windows have 512 tokens and their second halves
+    are scored, as in ``llama-perplexity``, so you can compare the numbers. Standard errors and intervals treat windows
+    as the independent units, or documents if there are ten or more. The order of the units is examined. If the order
+    shows dependence, blocks of windows are the units, and a note gives the effective number of windows.
 
-    If two models have the same tokens in different orders, or one has classes without a token, classes are matched by
-    the bytes of their tokens. All classes that are not shared become one class. Every divergence is then a lower bound
-    of the divergence over the whole vocabularies, and a note says so. Models whose tokenizers cut the text differently
-    are refused.
+    If two models have the same tokens in different orders, or one model has classes without a token, classes are
+    matched by the bytes of the tokens. All classes that are not shared become one class. Every divergence is then a
+    lower bound of the divergence over the whole vocabularies, as a note states. Models whose tokenizers cut the text
+    differently are refused.
 
-    If one side is a reference file of `record_reference`, and the other side gives all logits, every mean is unbiased,
-    and its interval includes the sampling noise of the file. `Candidate.drawn` and `Candidate.certain` give estimates
-    and bounds for exactly these tokens. If the candidate is the reference, KL(base || candidate) weights the draws by
-    ratios of probabilities: its upper limit is infinite, unless the ratios are light-tailed in every row. A server,
-    stored top classes, or two references give only bounds: the reported divergences are lower bounds, with all other
-    classes as one.
+    One side may be a reference file of `record_reference`. If the other side gives all logits, every mean is unbiased,
+    and the interval of the mean includes the sampling noise of the file. `Candidate.drawn` and `Candidate.certain` give
+    estimates and bounds for exactly these tokens. If the candidate is the reference, KL(base || candidate) weights the
+    draws by ratios of probabilities. Its upper limit is infinite unless the ratios are light-tailed in every row. A
+    server, stored top classes, or two references give only bounds. The reported divergences are then lower bounds, with
+    all other classes as one class.
 
     Arguments:
-        base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module called with ``input_ids``
-            that returns logits, a reference file (``.klref``), or a source of `kullback.io.open_rows` or
-            `kullback.io.open_top_k`, or a `kullback.io.RowStream`, with a row for each scored token.
-        candidates: Q, likewise, or the address of a server (``http://...``) with vLLM's, SGLang's or OpenAI's
-            completions API. Pass one, a list, or a mapping from names to candidates. If two candidates of a list have
-            the same name, the second is called ``"name (2)"``, and so on.
-        texts: a text; a `pathlib.Path` of a text file, or of JSONL lines with ``"text"``, with ``"messages"`` and
-            ``"tools"``, or with ``"prompt"`` and ``"completion"``; a list of texts, or of such records; or a list of
-            conversations. Leave it out if a side is a reference file, which contains the tokens.
+        base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module that is called with
+            ``input_ids`` and returns logits, or a reference file (``.klref``). P may also be a source from
+            `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream`, with one row for each
+            scored token.
+        candidates: Q, in the same forms as the base, or the address of a server (``http://...``) with vLLM's, SGLang's
+            or OpenAI's completions API. Pass one candidate, a list, or a mapping from names to candidates. If two
+            candidates in a list have the same name, the second is called ``"name (2)"``, and so on.
+        texts: a text, a `pathlib.Path` of a text file or JSONL file, or a list of texts, records or conversations. A
+            record, such as a line of a JSONL file, has ``"text"``, or ``"messages"`` and ``"tools"``, or ``"prompt"``
+            and ``"completion"``. None if a side is a reference file, which contains the tokens.
         cut: how the text is cut into windows, and which tokens are scored.
-        loading: how the models and files are opened, such as a module's tokenizer, the dtype and the device.
-        run: the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
-        noise_floor: whether to compare the base also with itself plus rounding noise of its dtype in every layer.
-            Values of KL below this one are within rounding noise.
-            True reads the whole text, for one more run of the base. None reads the first 32nd of the windows, if the
-            base is a Hugging Face model that allows it.
-        one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
-            reference file, in a temporary folder, and each candidate is then compared with that; for a candidate that
+        loading: settings for opening models and files, such as a module's tokenizer, the dtype and the device.
+        run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
+        noise_floor: whether to compare the base also with a copy of the base that has rounding noise of the model's
+            dtype in every layer. Values of KL below the resulting KL are within rounding noise. True reads the whole
+            text, which takes one more run of the base. None reads the first 32nd of the windows, if the base is a
+            Hugging Face model with recognized layers.
+        one_at_a_time: whether to keep only one model in memory. If so, the base's predictions are first recorded as a
+            reference file in a temporary folder. Each candidate is then compared with this file. For a candidate that
             is a reference itself, this gives only bounds.
 
     Returns:
         a `ModelComparison`; divergences in nats.
 
     Raises:
-        ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN (window and token
-            are named); the text is shorter than a window.
-        FileError: a file cannot be read, or has another number of rows than tokens are scored.
+        ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN (the message names
+            the window and the token); the text is shorter than a window.
+        FileError: a file cannot be read, or does not have one row for each scored token.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
         OptionalDependencyError: transformers or llama-cpp-python is not installed.
 
@@ -150,13 +153,13 @@ def compare_models(
             name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
             base = _recorded(stack, base, texts, settings)
         opened = opened_in(stack, base, "base", settings.loading)
-        # With one at a time, a group is a candidate by itself; the text is the same for all.
+        # With `one_at_a_time`, each group is a single candidate. The text is the same for all groups.
         groups = [[each] for each in every_candidate] if one_at_a_time else [every_candidate]
         parts = [
             _compare_group(
                 opened,
                 group,
-                # A reference alone cannot read the text, and is compared by its tokens.
+                # If the only candidate is a reference, no side can read the text, and the stored tokens are compared.
                 None if one_at_a_time and is_reference(group[0]) else text,
                 settings,
                 noise_floor=False if place else noise_floor,
@@ -211,7 +214,7 @@ def _compare_group(
 
 
 def _named(candidates: object) -> dict[str, object] | None:
-    """Return the candidates by the names that a mapping gives them, or None if they have none."""
+    """Return a mapping from names to candidates; None if `candidates` is not a mapping."""
     if not isinstance(candidates, Mapping):
         return None
     named = cast("Mapping[Any, object]", candidates)
@@ -231,9 +234,9 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
     """Return the result of all groups.
 
     Arguments:
-        parts: the results.
-        name: the name of a base that was recorded on the way.
-        names: the names that the user gave to the candidates, or None.
+        parts: the results of the groups.
+        name: the original name of a base that was recorded in a temporary file; None for other bases.
+        names: the names that the user gave to the candidates; None if the user gave no names.
     """
     matched, settings, _, floor, whole_text = parts[0]
     base = matched.sides[0].info
@@ -286,7 +289,7 @@ def _called(candidate: Candidate, base: str, name: str) -> Candidate:
 
 
 def _recorded(stack: ExitStack, base: object, texts: object, settings: _Settings) -> Path:
-    """Record the base in a temporary folder, and return the file."""
+    """Record the base in a temporary folder, and return the path of the file."""
     folder = stack.enter_context(TemporaryDirectory(prefix="kullback-"))
     path = Path(folder) / "base.klref"
     record_reference(
@@ -311,7 +314,7 @@ def _noisy(opened: Opened, windows: Windows) -> DenseSide:
 
 
 def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Candidate | None:
-    """Return the noise floor on the first windows, or None where it cannot be measured."""
+    """Return the noise floor on the first windows; None if it cannot be measured."""
     if not isinstance(opened, HuggingFaceModel):
         return None
     number = -(-len(matched.windows) // FLOOR_SHARE)
@@ -327,7 +330,7 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
         quiet = replace(settings, run=replace(settings.run, progress=None, resume=None))
         with ExitStack() as stack:
             _read(stack, base, [pairing], of_pairings, quiet)
-    except ModelError:  # layers of another kind
+    except ModelError:  # the model's layers are of another kind
         return None
     return pairing.result()[0]
 
@@ -350,7 +353,9 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
 
 
 def _has_draws(side: ModelSide) -> bool:
-    """Whether a side is a reference file that allows estimates: a file of top classes only has no draws."""
+    """Whether a side is a reference file with draws, which allow estimates. A file of top classes alone has no
+    draws.
+    """
     return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 

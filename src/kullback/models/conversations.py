@@ -1,4 +1,4 @@
-"""Conversations and completions: the records of chat data, and the tokens of the replies in them."""
+"""Conversations and completions: records of chat data, and the tokens of the replies."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from kullback.models.language_model import LanguageModel, Message
 WANTED = (
     '{"text": "..."}, {"messages": [{"role": ..., "content": ...}]} or {"prompt": ..., "completion": ...}'
 )
-# Fields that change the prompt in ways that are not supported, and so must not be ignored.
+# Fields that change the prompt in ways that are not supported. A record with such a field is refused.
 UNSUPPORTED = "documents", "functions", "chat_template", "chat_template_kwargs"
-# The fields of a reply's thoughts, by their names in chat templates.
+# The names that chat templates use for the field with the thoughts of a reply.
 REASONING = "reasoning_content", "reasoning", "thinking"
 THINK = "<think>"
 
 
 class WrongRecordError(Exception):
-    """A record is not a text, a conversation or a completion; the message describes it."""
+    """A record is not a text, a conversation or a completion; the message describes the record."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages; the assistant's replies are scored.
+    """A conversation as a list of messages, in which the assistant's replies are scored.
 
     Attributes:
-        messages: the argument of `LanguageModel.chat_text`. A content is a text, or None in a message with tool calls.
-        tools: the tools that the assistant may call.
-        first_scored: the first message that may be scored; those before are the prompt.
+        messages: the messages, as `LanguageModel.chat_text` takes them. The content of a message is a text, or None in
+            a message with tool calls.
+        tools: the tools that the assistant may call; None without tools.
+        first_scored: the index of the first message that may be scored; the messages before are the prompt.
     """
 
     messages: Sequence[Message]
@@ -42,7 +43,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Completion:
-    """A prompt and its completion as text. The completion is scored, and no template is applied."""
+    """A prompt and a completion as text. The completion is scored, and no template is applied."""
 
     prompt: str
     completion: str
@@ -52,10 +53,10 @@ Document = str | Conversation | Completion
 
 
 def read_record(record: object) -> Document:
-    """Return the document in a record, or in a list of messages.
+    """Return the document that a record or a list of messages describes.
 
     Raises:
-        WrongRecordError: it is something else, or a template could not render all of it.
+        WrongRecordError: the record is of another kind, or has a part that no template could render.
     """
     if isinstance(record, list | tuple):
         return Conversation(_messages(cast("Sequence[Any]", record)))
@@ -97,7 +98,7 @@ def _messages(record: object) -> list[Message]:
 
 
 def _message(record: object, number: int) -> Message:
-    """Return a message with its content as text and the arguments of its calls as objects, as templates take them."""
+    """Return a message with the content as text and the arguments of tool calls as objects, as templates take them."""
     if not isinstance(record, Mapping) or not isinstance(record.get("role"), str):
         raise WrongRecordError("neither")
     message = dict(cast("Mapping[str, Any]", record))
@@ -127,7 +128,7 @@ def _call(record: object, number: int) -> JsonObject:
     call = cast("Mapping[str, Any]", record) if isinstance(record, Mapping) else {}
     function = call.get("function", call)
     arguments = function.get("arguments", {}) if isinstance(function, Mapping) else None
-    if isinstance(arguments, str):  # as OpenAI's API has them
+    if isinstance(arguments, str):  # OpenAI's API gives the arguments as JSON text
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
@@ -142,7 +143,7 @@ def _call(record: object, number: int) -> JsonObject:
 
 def _tools(record: object) -> list[Any] | None:
     tools = record
-    if isinstance(tools, str):  # as tables have them, whose columns are of one type
+    if isinstance(tools, str):  # tables store tools as JSON text, because a column has one type
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
@@ -160,13 +161,13 @@ def reply_tokens(
     """Return the tokens of a conversation or completion, and which of them are scored.
 
     Arguments:
-        model: whose tokens and template they are.
+        model: the model whose tokens and template are used.
         document: the conversation or completion.
-        number: its number, from 1, for errors.
+        number: the number of the document, from 1, for errors.
 
     Raises:
-        ModelError: the template does not write the replies, calls, tools or messages as they are in the record, or
-            the completion begins within a token.
+        ModelError: the template changes the replies, calls, tools or messages of the record, or the completion begins
+            within a token.
     """
     if isinstance(document, Completion):
         return _completion_tokens(model, document, number)
@@ -217,7 +218,7 @@ def _completion_tokens(
 
 
 def _require_all(model: LanguageModel, document: Conversation, text: str, number: int) -> None:
-    """Refuse a template that omits tools, calls or messages, or writes a null content as a word."""
+    """Refuse a template that omits tools, calls or messages, or that writes a null content as the word None."""
     messages, tools = document.messages, document.tools
     where = f"conversation {number}"
     if tools and model.chat_text(messages, tools=None, reply_follows=False) == text:
@@ -252,25 +253,25 @@ def _left_out(what: str, where: str) -> ModelError:
 
 
 def _is_in(content: str, text: str) -> bool:
-    """Return whether a text contains a content: unchanged, without blanks at its ends, or as a JSON string."""
+    """Return whether a text contains a message's content without surrounding blanks, unchanged or as a JSON string."""
     content = content.strip()
     forms = content, json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]
     return any(form in text for form in forms)
 
 
 def _require_reply(message: Message, before: str, text: str, place: int, number: int) -> None:
-    """Refuse a reply that the template does not write as the record has it.
+    """Refuse a template that changes a reply.
 
     Arguments:
         message: the reply.
-        before: the template's text before it, with the beginning of a reply; empty at the first message.
-        text: the text that the template adds for it.
-        place: its place in the conversation, for errors.
+        before: the template's text before the reply, with the beginning of a reply; empty at the first message.
+        text: the text that the template adds for the reply.
+        place: the index of the reply in the conversation, for errors.
         number: the number of the conversation, for errors.
     """
     thoughts = next((message[name] for name in REASONING if isinstance(message.get(name), str)), "").strip()
     content = (message["content"] or "").strip()
-    if before.rstrip().endswith(THINK):  # templates of models that always think begin the reply with it
+    if before.rstrip().endswith(THINK):  # templates of models that always think begin a reply with <think>
         content = content.removeprefix(THINK).lstrip()
     rest = text.partition(thoughts)[2] if thoughts else text
     if thoughts and thoughts not in text:

@@ -1,4 +1,4 @@
-"""How much further one candidate is from the base than the one before it."""
+"""How much farther each candidate is from the base than the previous candidate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kullback.results.value import Value
 
 
 def differences(results: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings) -> list[Value[float]]:
-    """Return the mean KL of each candidate minus the mean KL of the one before it, paired by rows."""
+    """Return the mean KL of each candidate minus the mean KL of the previous candidate, paired by rows."""
     means: list[Value[float]] = []
     for (candidate, before), (following, after) in pairwise(results):
         mean = _difference(after - before, settings)

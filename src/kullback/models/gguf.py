@@ -1,4 +1,4 @@
-"""Language models in GGUF files, run by llama.cpp through llama-cpp-python."""
+"""Language models in GGUF files, which llama.cpp runs through llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
 
-_FLOAT32 = 0  # ggml's number of the type
+_FLOAT32 = 0  # ggml's number for float32
 _WITHOUT_FLASH_ATTENTION = 0
 _WARNING, _ERROR = 3, 4  # levels of ggml's log
-_LARGEST_BATCH = 512  # tokens that llama.cpp evaluates at a time: its own default
+_LARGEST_BATCH = 512  # tokens that llama.cpp evaluates at a time; this is llama.cpp's default
 _SMALLEST_BATCH = 32
-_LARGEST_ATTENTION = 2**20  # scores of one head: tokens of a batch times tokens of the window
+_LARGEST_ATTENTION = 2**20  # attention scores of one head: tokens in a batch times tokens in a window
 _NO_TOKENIZER = 0  # LLAMA_VOCAB_TYPE_NONE
 
 
 class GGUFModel(LanguageModel):
-    """A causal language model in a GGUF file, run by llama.cpp.
+    """A causal language model in a GGUF file, which llama.cpp runs.
 
     Keys, values and attention are in float32, not in llama.cpp's default of float16 with flash attention. That default
-    alone moves the logits of a small model by 0.02. llama.cpp holds the logits of one block at a time, and the block
-    is a copy of them.
+    alone moves the logits of a small model by 0.02. llama.cpp holds the logits of one block at a time, and a block is a
+    copy of these logits.
 
     Arguments:
-        path: the file; of a split model, the first of its files.
-        device: ``"cpu"``, or another for all layers on the GPU that llama.cpp was built for.
+        path: the path of the file; for a split model, the first file.
+        device: ``"cpu"``. Any other device puts all layers on the GPU that llama.cpp was built for.
 
     Raises:
-        ModelError: it is no GGUF file of a causal language model with a tokenizer, or llama.cpp cannot load it.
+        ModelError: the file is not a GGUF file of a causal language model with a tokenizer, or llama.cpp cannot load
+            the file.
         OptionalDependencyError: llama-cpp-python is not installed.
     """
 
@@ -50,7 +51,8 @@ class GGUFModel(LanguageModel):
         llama.llama_backend_init()
         settings = llama.llama_model_default_params()
         settings.n_gpu_layers = 0 if self._on_cpu else -1
-        # No second, repacked copy of the weights, which also crashes on CPUs with AMX (ggml-org/llama.cpp#20824).
+        # This setting avoids a second, repacked copy of the weights, which also crashes on CPUs with AMX
+        # (ggml-org/llama.cpp#20824).
         settings.use_extra_bufts = False
         with _log_of(llama) as log:
             self._model = llama.llama_model_load_from_file(str(path).encode(), settings)
@@ -140,7 +142,7 @@ class GGUFModel(LanguageModel):
             for number in range(first, len(windows)):
                 self._llama.llama_memory_clear(self._llama.llama_get_memory(context), True)
                 tokens, scored = windows.window(number)
-                # The model gives the distribution over a token at the token before it.
+                # The model gives the distribution of a token at the previous token.
                 wanted = scored[1:].tolist()
                 for places in _batches(wanted, size, rows):
                     outputs = self._decode(context, batch, tokens.tolist(), wanted, places)
@@ -163,7 +165,7 @@ class GGUFModel(LanguageModel):
         return torch.frombuffer(array, dtype=torch.float32).view(outputs, self.classes).clone()
 
     def _decode(self, context: Any, batch: Any, ids: list[int], wanted: list[bool], places: range) -> int:
-        """Evaluate the tokens at some places of a window, and return how many rows of logits that gave."""
+        """Evaluate the tokens at some places of a window, and return the number of rows of logits."""
         batch.n_tokens = len(places)
         for index, place in enumerate(places):
             batch.token[index] = ids[place]
@@ -277,8 +279,8 @@ class GGUFModel(LanguageModel):
 
 
 def _batches(wanted: list[bool], size: int, rows: int) -> Iterator[range]:
-    """Iterate over the batches of a window: at most `size` places, at most `rows` of them with logits."""
-    end = len(wanted) - wanted[::-1].index(True) if any(wanted) else 0  # nothing later is asked for
+    """Iterate over the batches of a window: at most `size` places each, of which at most `rows` have logits."""
+    end = len(wanted) - wanted[::-1].index(True) if any(wanted) else 0  # the end of the evaluated places
     start = 0
     while start < end:
         stop = outputs = 0
@@ -313,7 +315,7 @@ def _check_header(path: Path, shown: str) -> None:
 
 
 def _file_type(llama: Any, model: Any) -> str | None:
-    """Return the name of a file's quantization, as in ``Q4_K_M``."""
+    """Return the name of a file's quantization, such as ``Q4_K_M``; None for an unknown quantization."""
     number = int(llama.llama_model_ftype(model)) & ~llama.LLAMA_FTYPE_GUESSED
     for name in dir(llama):
         for start in ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_"):
@@ -324,7 +326,7 @@ def _file_type(llama: Any, model: Any) -> str | None:
 
 @contextmanager
 def _log_of(llama: Any) -> Generator[list[str]]:
-    """Collect llama.cpp's messages of warnings and errors, which it would print."""
+    """Collect the warnings and errors that llama.cpp would otherwise print."""
     lines: list[str] = []
 
     def collect(level: int, text: bytes, _: object) -> None:
@@ -342,6 +344,6 @@ def _log_of(llama: Any) -> Generator[list[str]]:
 
 
 def _last(log: list[str]) -> str:
-    """Return the first message of a log that says why, in one line."""
+    """Return the first message of a log in one line, or "no reason" without a message."""
     said = [line.partition(": ")[2] or line for line in log if line]
     return printable(said[0] if said else "no reason", 200)

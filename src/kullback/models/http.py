@@ -1,4 +1,6 @@
-"""Requests to a server: JSON over one connection pool, with retries, and answers of bounded size and duration."""
+"""Requests to a server in JSON, over one connection pool, with retries and with limits on the size and time of
+answers.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,22 @@ from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
 
 ATTEMPTS = 5
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the one before
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the previous wait
 CONNECT_TIMEOUT = 10.0
-MOST_BYTES = 1 << 28  # of an answer, decompressed
-LONGEST_IN_TIMEOUTS = 2  # how long an answer may take from the first to the last byte, in times of `timeout`
-# Statuses that may pass: too early, too many requests, an error, or a restart behind a proxy.
+MOST_BYTES = 1 << 28  # the most bytes of a decompressed answer
+LONGEST_IN_TIMEOUTS = 2  # the longest time of a whole request, in multiples of `timeout`
+# Statuses of temporary failures: a timeout, too early, too many requests, an error, or a restart behind a proxy.
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = range(300, 400)
-GZIP = 16 + zlib.MAX_WBITS  # the format of gzip, for zlib
+GZIP = 16 + zlib.MAX_WBITS  # tells zlib to expect the gzip format
 NOT_ALLOWED = {401, 403}
-# How httpx says that a connection was lost, which may pass; other errors of the protocol are the server's answer.
+# Words in httpx's message for a lost connection, which is a temporary failure. Other protocol errors come from a wrong
+# answer of the server.
 LOST = "disconnected", "closed"
 
 
 class _PassingError(Exception):
-    """One attempt failed, and the next may succeed; `after` is how many seconds the server asks to wait."""
+    """One attempt failed, but the next attempt may succeed; `after` is the wait in seconds that the server asks for."""
 
     def __init__(self, reason: str, after: float = 0.0) -> None:
         super().__init__(reason)
@@ -35,11 +38,11 @@ class _PassingError(Exception):
 
 
 class UnreachableError(ModelError):
-    """A server gave no answer, or only errors, in all attempts; `got` describes the last one."""
+    """A server gave no answer, or only errors, in all attempts; `got` describes the last failure."""
 
 
 class Answer(NamedTuple):
-    """A server's answer: the status, and the JSON or None."""
+    """A server's answer: the status, and the decoded JSON (None if the content is not JSON)."""
 
     status: int
     body: Any
@@ -54,15 +57,14 @@ class Endpoint:
     """A server at an address.
 
     Arguments:
-        address: as in ``http://localhost:8000``; a ``/v1`` at its end is ignored.
-        api_key_env: the name of the environment variable with the key that the server asks for. The key goes into the
-            ``Authorization`` header and into no message.
-        timeout: how many seconds the server may take before it sends something. The whole answer may take twice as
-            long.
-        first_wait: how many seconds to wait before the second attempt.
+        address: the address of the server, such as ``http://localhost:8000``; a ``/v1`` at the end is ignored.
+        api_key_env: the name of the environment variable with the key for the server. The key is sent in the
+            ``Authorization`` header and appears in no message.
+        timeout: the seconds that the server may take to send the next bytes. The whole answer may take twice as long.
+        first_wait: the seconds to wait before the second attempt.
 
     Raises:
-        ModelError: the address is none, or the environment variable is not set.
+        ModelError: the address is invalid, or the environment variable is not set.
         OptionalDependencyError: httpx or tenacity is not installed.
     """
 
@@ -94,8 +96,8 @@ class Endpoint:
         self._client = httpx.Client(
             headers=headers | {"Accept-Encoding": "gzip"},
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
-            follow_redirects=False,  # the key and the text go to the address that was named, and to no other
-            event_hooks={"response": [self._refuse_redirection]},  # before httpx reads the other address
+            follow_redirects=False,  # the key and the text are sent to the given address alone
+            event_hooks={"response": [self._refuse_redirection]},  # before httpx reads the new address
         )
         self._backoff = tenacity.wait_exponential(first_wait, max=LONGEST_WAIT)
         self._retrying = tenacity.Retrying(
@@ -115,11 +117,11 @@ class Endpoint:
         return self._request("POST", path, body, most_bytes)
 
     def stop(self) -> None:
-        """Stop further attempts by requests in other threads, until `resume`."""
+        """Stop further attempts of requests in other threads, until `resume` is called."""
         self._stopped.set()
 
     def resume(self) -> None:
-        """Allow further attempts again."""
+        """Allow further attempts after `stop`."""
         self._stopped.clear()
 
     def close(self) -> None:
@@ -146,8 +148,8 @@ class Endpoint:
         """Make one attempt.
 
         Raises:
-            _PassingError: it failed, and the next may succeed.
-            ModelError: it failed, and so will all others.
+            _PassingError: the attempt failed, but the next attempt may succeed.
+            ModelError: the attempt failed, and further attempts would fail too.
         """
         ends = time.monotonic() + self._longest
         try:
@@ -169,7 +171,7 @@ class Endpoint:
         return self._accepted(answer)
 
     def _wait(self, state: Any) -> float:
-        """Return how many seconds to wait after a failed attempt."""
+        """Return the seconds to wait after a failed attempt."""
         return min(max(self._backoff(state), state.outcome.exception().after), LONGEST_WAIT)
 
     def _sleep(self, seconds: float) -> None:
@@ -185,7 +187,9 @@ class Endpoint:
         )
 
     def _content(self, response: Any, most_bytes: int, ends: float) -> bytes:
-        """Read and decompress an answer piece by piece, until it is longer than allowed or takes too long."""
+        """Read and decompress an answer piece by piece; raise an error if the answer is too long or takes too much
+        time.
+        """
         coding = response.headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity", "gzip"):
             raise ModelError.at(
@@ -196,7 +200,7 @@ class Endpoint:
             )
         content, gzip = bytearray(), zlib.decompressobj(GZIP) if coding == "gzip" else None
         for piece in response.iter_raw():
-            # httpx would unpack a whole piece, whatever its size. Here, one byte more than allowed is enough.
+            # httpx would decompress a whole piece of any size. This loop stops at one byte more than allowed.
             part = piece if gzip is None else gzip.decompress(piece, most_bytes + 1 - len(content))
             if len(content) + len(part) > most_bytes:
                 raise ModelError.at(

@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's transformers, from a folder or as modules."""
+"""Causal language models of Hugging Face's transformers, from folders or as modules."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from kullback.models.parameters import parameter_count
 from kullback.models.vocabulary import Token, Vocabulary
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-# The names of learned tables of positions.
+# The names that models use for a learned table of position embeddings.
 _TABLES_OF_POSITIONS = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_emb")
 
 
 class HuggingFaceModel(LanguageModel):
     """A causal language model of transformers.
 
-    A window is read once, in one call of the model's body. A plain head is then applied to a block of scored positions
-    at a time, so that the logits of a whole window are never in memory. Another head, such as a dynamically quantized
-    one, may depend on all its rows. It gets the whole window, so that the result does not depend on the blocks.
+    Each window is read once, in one call of the model's body. A plain head is then applied to a block of scored
+    positions at a time, so that the logits of a whole window are never in memory. In another head, such as a
+    dynamically quantized head, a row may depend on all rows. Such a head gets the whole window, so that the result does
+    not depend on the blocks.
 
     Arguments:
-        model: the module: called with ``input_ids`` it returns an object with ``logits``.
-        tokenizer: its tokenizer.
-        info: its name and origin.
+        model: a module that is called with ``input_ids`` and returns an object with ``logits``.
+        tokenizer: the tokenizer of the model.
+        info: the name and origin of the model.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any, info: ModelInfo) -> None:
@@ -47,7 +48,7 @@ class HuggingFaceModel(LanguageModel):
         self._by_rows = "logits_to_keep" in signature(model.forward).parameters and _has_plain_head(model)
 
     def encode(self, text: str) -> list[int]:
-        # What looks like a control token in a text is text, as for llama.cpp.
+        # The names of control tokens in a text are read as plain text, as in llama.cpp.
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return list(self.tokenizer(text, **options)["input_ids"])
 
@@ -68,7 +69,7 @@ class HuggingFaceModel(LanguageModel):
                 add_generation_prompt=reply_follows,
                 tokenize=False,
             )
-        except Exception as error:  # of the template, which is a program of its own
+        except Exception as error:  # the template is a program and may raise any error
             raise refused_conversation(self.name, error) from error
         return str(text)
 
@@ -80,7 +81,7 @@ class HuggingFaceModel(LanguageModel):
         self._require_positions(int(windows.offsets.diff().max()) if len(windows) else 0)
         for number in range(first, len(windows)):
             tokens, scored = windows.window(number)
-            # The model gives the distribution over a token at the token before it.
+            # The model gives the distribution of a token at the previous token.
             places = scored.nonzero().squeeze(-1) - 1
             yield from self._window(tokens, places, rows)
 
@@ -110,7 +111,9 @@ class HuggingFaceModel(LanguageModel):
             raise
 
     def _require_positions(self, tokens: int) -> None:
-        """Refuse a window that is longer than the model's table of positions: on a GPU, reading it ends the process."""
+        """Refuse a window that is longer than the model's table of positions. On a GPU, such a window would end the
+        process.
+        """
         rows = [
             weight.shape[0]
             for name, module in self.model.named_modules()
@@ -149,7 +152,9 @@ def _too_long(name: str, tokens: int, positions: int) -> ModelError:
 
 
 def _positions(model: Any) -> int | None:
-    """Return the most tokens that a model's configuration allows, or None if it does not say."""
+    """Return the largest number of tokens that a model's configuration allows; None if the configuration has no
+    limit.
+    """
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     named = (
@@ -159,17 +164,17 @@ def _positions(model: Any) -> int | None:
 
 
 def _has_plain_head(model: Any) -> bool:
-    """Return whether each row of a model's logits depends on its own hidden state alone, as in a plain linear layer."""
+    """Return whether each row of a model's logits depends on one hidden state alone, as in a plain linear layer."""
     head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not torch.nn.Linear or "forward" in vars(head):
         return False
     plain = (Tensor, torch.nn.Parameter)
-    hooks = vars(head).get("_forward_hooks") or vars(head).get("_forward_pre_hooks")  # they may see all rows
+    hooks = vars(head).get("_forward_hooks") or vars(head).get("_forward_pre_hooks")  # hooks may use all rows
     return type(head.weight) in plain and head.weight.is_floating_point() and not hooks
 
 
 def _body(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the part of a causal language model before its head; None if the model does not name it."""
+    """Return the part of a causal language model before the head; None if the model does not name this part."""
     body = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
     return body if isinstance(body, torch.nn.Module) and body is not model else None
 
@@ -197,14 +202,14 @@ def _once(body: torch.nn.Module | None) -> Generator[Callable[[], Any]]:
         finally:
             if own is None:
                 del body.forward
-            else:  # what another library, such as accelerate, has put there
+            else:  # another library, such as accelerate, has set this method
                 body.forward = own
 
     yield once
 
 
 def _first_token(tokenizer: Any) -> int | None:
-    """Return the token that the tokenizer puts before every text, or None."""
+    """Return the token that the tokenizer puts before every text; None if there is no such token."""
     bos = getattr(tokenizer, "bos_token_id", None)
     begins = list(tokenizer("a", verbose=False)["input_ids"])
     return bos if bos is not None and begins[:1] == [bos] else None
@@ -221,14 +226,14 @@ def open_folder(
     """Load a causal language model from a folder, or from the hub.
 
     Arguments:
-        name: the folder, or the name on the hub.
-        dtype: of its weights; ``"auto"`` keeps the dtype that the folder declares.
-        device: where it runs.
+        name: the folder, or the name of the model on the hub.
+        dtype: the dtype of the weights; ``"auto"`` keeps the dtype that the folder declares.
+        device: the device that the model runs on.
         trust_remote_code: whether code that comes with the model may run.
         hub: whether files may be downloaded.
 
     Raises:
-        ModelError: it is not a causal language model, has no tokenizer, or cannot be loaded.
+        ModelError: the model is not a causal language model, has no tokenizer, or cannot be loaded.
         OptionalDependencyError: transformers is not installed.
     """
     transformers = load("transformers", "a Hugging Face model")
@@ -322,7 +327,9 @@ def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
 
 
 def head_classes(model: torch.nn.Module) -> int | None:
-    """Return the number of classes of a model's logits, from its head, or None if the head does not say."""
+    """Return the number of classes of a model's logits, from the model's head; None if the head has no such
+    attribute.
+    """
     get = cast("Callable[[], Any] | None", getattr(model, "get_output_embeddings", None))
     head = get() if get is not None else None
     classes = getattr(head, "out_features", None)
@@ -330,7 +337,7 @@ def head_classes(model: torch.nn.Module) -> int | None:
 
 
 def read_vocabulary(tokenizer: Any) -> Vocabulary:
-    """Return the token of each number of a tokenizer, as bytes."""
+    """Return the tokens of a tokenizer as bytes, in the order of their numbers."""
     added = {int(number): token for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     named = {int(number): name for name, number in tokenizer.get_vocab().items()}
     names = [named.get(number) for number in range(1 + max([*named, *added]))]
@@ -347,9 +354,9 @@ def read_vocabulary(tokenizer: Any) -> Vocabulary:
 
 
 def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
-    """Return how the tokenizer's names of tokens encode bytes: like GPT-2, or like SentencePiece."""
+    """Return the function that turns the tokenizer's names of tokens into bytes, as for GPT-2 or for SentencePiece."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # The decoder's part of the tokenizer's JSON: all of it is megabytes.
+    # Only the decoder's part of the tokenizer's JSON is read, because the whole JSON has megabytes.
     decoder = (
         None if backend is None or backend.decoder is None else json.loads(backend.decoder.__getstate__())
     )

@@ -1,4 +1,4 @@
-"""The interface of a language model: tokens in, rows of logits out."""
+"""The interface of a language model, which takes tokens and returns rows of logits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class ModelInfo:
     """A model's name and origin.
 
     Attributes:
-        name: its path or address.
+        name: the path or address of the model.
         kind: ``"Hugging Face"``, ``"GGUF"``, ``"server"``, ``"reference"`` or ``"module"``.
-        dtype: of its weights or logits, as in ``"bfloat16"``, or a quantization as in ``"Q4_K"``; None if unknown.
-        classes: the number of classes of its logits.
-        parameters: how many it has, or None if unknown.
-        file_bytes: the size of its weights on disk, or None if unknown.
+        dtype: the dtype of the weights or logits, such as ``"bfloat16"``, or a quantization, such as ``"Q4_K"``; None
+            if unknown.
+        classes: the number of classes of the logits.
+        parameters: the number of parameters; None if unknown.
+        file_bytes: the size of the weights on disk, in bytes; None if unknown.
     """
 
     name: str
@@ -49,9 +50,9 @@ class LanguageModel(Closes, ABC):
     """A causal language model that gives logits for every scored token of windows.
 
     Attributes:
-        info: its name, kind and size.
+        info: the model's name, kind and size.
         vocabulary: the token of each class.
-        bos: the token that begins every window, or None if the model has none or its tokenizer adds none.
+        bos: the token that begins every window, or None if the tokenizer adds no such token.
     """
 
     info: ModelInfo
@@ -70,17 +71,17 @@ class LanguageModel(Closes, ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without special ones at its ends."""
+        """Return the tokens of a text, without special tokens at the ends."""
 
     @abstractmethod
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
         """Iterate over the logits of the scored tokens of windows `first` and later, in order.
 
         Arguments:
-            windows: what to read.
-            rows: how many rows a block has at most. A block does not go beyond the end of a window, or of a few
+            windows: the windows to read.
+            rows: the largest number of rows in a block. A block does not go beyond the end of a window, or of a few
                 windows that are read together.
-            first: the first window.
+            first: the number of the first window.
 
         Returns:
             an iterator over tensors of shape (at most `rows`, classes), in the dtype and on the device of the model.
@@ -93,19 +94,19 @@ class LanguageModel(Closes, ABC):
 
         Arguments:
             messages: dictionaries with ``"role"`` and ``"content"``.
-            tools: descriptions of the tools that the assistant may call.
+            tools: descriptions of the tools that the assistant may call; None without tools.
             reply_follows: whether to add the beginning of an assistant's reply at the end.
 
         Raises:
-            ModelError: it has none, or does not take the conversation.
+            ModelError: the model has no chat template, or the template refuses the conversation.
         """
         raise self._without_template()
 
     def chat_encode(self, text: str) -> list[int]:
-        """Return the tokens of `chat_text`'s text, with special tokens written as text.
+        """Return the tokens of a text from `chat_text`, in which special tokens are written as text.
 
         Raises:
-            ModelError: it has no template.
+            ModelError: the model has no chat template.
         """
         raise self._without_template()
 
@@ -119,7 +120,7 @@ class LanguageModel(Closes, ABC):
 
 
 def refused_conversation(name: str, error: Exception) -> ModelError:
-    """Return the error of a chat template that does not take a conversation."""
+    """Return the error for a conversation that a chat template refuses."""
     return ModelError.at(
         printable(name),
         wanted="a conversation that the chat template takes",

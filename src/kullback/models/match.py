@@ -1,4 +1,4 @@
-"""Match the sides of a comparison: the same tokens for all, and the classes they share."""
+"""Matching the sides of a comparison: the same tokens for all sides, and the classes that two sides share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kullback.models.text import Cut, Text
 from kullback.models.vocabulary import SharedClasses, share_classes
 
 CALL = "compare_models"
-# A side that has the windows of its rows.
+# The types of sides that may store windows.
 Holder = Reference | RowSource
 
 
@@ -32,9 +32,9 @@ class Matched(NamedTuple):
         sides: the base and the candidates.
         windows: the windows in the base's tokens.
         documents: the document of each window.
-        context: the most tokens of a window.
+        context: the largest number of tokens in a window.
         score: which tokens are scored.
-        words: the text of every class of the base, or None if it is unknown.
+        words: the text of every class of the base, or None if these texts are unknown.
         notes: remarks, as sentences.
     """
 
@@ -48,7 +48,7 @@ class Matched(NamedTuple):
 
 
 def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: Cut) -> Matched:
-    """Give every side its windows, and refuse sides that read other tokens than the base.
+    """Assign windows to every side, and refuse sides that read other tokens than the base.
 
     Raises:
         ModelError: a model reads other tokens, or no side can read a text.
@@ -103,7 +103,7 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
 
 
 def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder | None:
-    """Return the side whose windows the comparison uses: the base, or without a text the first that has windows."""
+    """Return the side whose stored windows the comparison uses; None if a text is cut into windows instead."""
     holders = (each for each in everyone if _holds_windows(each))
     if _holds_windows(everyone[0]) or text is None or not any(map(_reads, everyone)):
         return cast("Holder | None", next(holders, None))
@@ -129,14 +129,14 @@ def _without_text(wanted: str) -> ArgumentValueError:
 
 @dataclass(frozen=True)
 class _Matcher:
-    """Gives each side the windows that the comparison uses.
+    """Assigns to each side the windows of the comparison.
 
     Attributes:
-        holder: the reference or stream that has the windows, or None.
-        reader: the first model that can cut a text, or None.
-        windows: the windows.
-        text: the text, or None.
-        cut: how it is cut.
+        holder: the reference or stream that stores the windows; None if a text is cut.
+        reader: the first model that can cut a text into tokens; None without such a model.
+        windows: the windows of the comparison.
+        text: the text; None if no text was given.
+        cut: how the text is cut into windows.
     """
 
     holder: Holder | None
@@ -157,7 +157,7 @@ class _Matcher:
             return self._listed(opened)
         windows = self.windows
         if self.holder is not None:
-            # The reference does not store the tokens' texts.
+            # The holder does not store the texts of tokens, so only the fingerprints can be compared.
             _require_fingerprint(printable(opened.name), opened.vocabulary.fingerprint, self.holder)
         elif self.reader is not None and opened is not self.reader:
             windows = self._own_windows(opened, self.reader)
@@ -176,7 +176,7 @@ class _Matcher:
         return ListedSide(opened.info, self.windows, opened)
 
     def _own_windows(self, opened: LanguageModel, reader: LanguageModel) -> Windows:
-        """Return the windows in a model's own token numbers; the tokens must be the same."""
+        """Return the windows in a model's own token numbers; the model must cut the text into the same tokens."""
         windows = self.windows
         same_words = opened.vocabulary.fingerprint == reader.vocabulary.fingerprint
         if (same_words and opened.bos == reader.bos) or self.text is None:
@@ -211,7 +211,7 @@ class _Matcher:
         _require_windows(opened, self.windows, instead)
 
     def _require_same_text(self, server: ServerModel) -> None:
-        """Refuse a server that cuts the text into other tokens."""
+        """Refuse a server that cuts the text into other tokens than the comparison."""
         if self.holder is not None and (self.reader is None or self.text is None):
             if self.text is None:
                 raise _without_text(
@@ -254,13 +254,13 @@ def _require_fingerprint(name: str, fingerprint: str | None, holder: Holder) -> 
 
 
 def _require_holder_of(holder: Holder, reader: LanguageModel, text: Text, cut: Cut) -> None:
-    """Refuse a text that is not the one a reference was recorded with."""
+    """Refuse a text if the holder was recorded with another text."""
     windows, _ = cut.windows(reader, text)
     _require_windows(holder, windows, "leave the text out, or record the reference again")
 
 
 def _require_windows(holder: Holder, windows: Windows, instead: str) -> None:
-    """Refuse a reference of other windows."""
+    """Refuse a holder of other windows."""
     own, stored = _windows_of(holder), holder.metadata
     pairs = (own.tokens, windows.tokens), (own.offsets, windows.offsets), (own.scored, windows.scored)
     if not all(torch.equal(*pair) for pair in pairs):
@@ -273,7 +273,7 @@ def _require_windows(holder: Holder, windows: Windows, instead: str) -> None:
 
 
 def require_classes(base: ModelSide, side: ModelSide) -> None:
-    """Refuse another number of classes, where both are known."""
+    """Refuse a side whose number of classes differs from the base's, if both numbers are known."""
     if base.classes and side.classes and base.classes != side.classes:
         raise ModelError.at(
             printable(side.info.name),
@@ -284,7 +284,7 @@ def require_classes(base: ModelSide, side: ModelSide) -> None:
 
 
 def shared_classes(base: DenseSide, side: DenseSide) -> SharedClasses | None:
-    """Return the classes that two sides share, or None if all are the same."""
+    """Return the classes that two sides share; None if both have the same classes."""
     if isinstance(base.model, LanguageModel) and isinstance(side.model, LanguageModel):
         return share_classes(base.model.vocabulary, side.model.vocabulary, (base.classes, side.classes))
     require_classes(base, side)

@@ -21,11 +21,11 @@ class ReadToken(ShortRepr):
     """A scored token of a passage.
 
     Attributes:
-        index: its class.
-        kl: KL(P || Q) of the distributions over it.
-        p: its probability under the base.
-        q: its probability under the candidate.
-        top: the top classes under P, then the further top classes under Q.
+        index: the class of the token.
+        kl: KL(P || Q) at this token.
+        p: the probability of the token under the base.
+        q: the probability of the token under the candidate.
+        top: the top classes under P, then the top classes under Q that are not top classes under P.
     """
 
     index: int
@@ -41,8 +41,8 @@ class Passage(ShortRepr):
 
     Attributes:
         window: the number of the window.
-        first: the place of the first token in its window.
-        before: the tokens before it, the nearest last, at most 24.
+        first: the index in the window of the first token.
+        before: at most 24 tokens before the first token, in the order of the text.
         tokens: the scored tokens.
     """
 
@@ -53,7 +53,7 @@ class Passage(ShortRepr):
 
     @property
     def kl_mean(self) -> float:
-        """The mean KL(P || Q) of its tokens."""
+        """The mean KL(P || Q) of the scored tokens."""
         return sum(token.kl for token in self.tokens) / len(self.tokens)
 
 
@@ -62,16 +62,18 @@ class Candidate(ShortRepr):
     """One candidate compared with the base.
 
     Attributes:
-        model: its name and origin.
-        comparison: base (P) and candidate (Q), row by row.
-        passages: the passages of largest mean KL(P || Q), the largest first; for a short text, all passages in order.
-        shared_classes: how many classes it shares with the base, or None if the vocabularies are the same.
-        known: the known part of both sides: ``"all classes"``; a ``"reference"`` for one of them, so that divergences
-            are estimated; or the ``"top classes"``, as of two references, so that the divergences of `comparison` are
-            lower bounds.
-        certain: for each divergence, the bounds of its mean over these tokens; None if it is known.
-        drawn: for a reference, each divergence's mean over exactly these tokens, with the error of the sampling; or
-            None.
+        model: the candidate's name and origin.
+        comparison: the comparison of the base (P) with the candidate (Q), row by row.
+        passages: the passages with the largest mean KL(P || Q), in descending order; for a short text, all passages in
+            order.
+        shared_classes: the number of classes that the candidate shares with the base; None if the vocabularies are the
+            same.
+        known: the known part of both sides. ``"all classes"`` if all are known. ``"reference"`` if one side is a
+            reference, so that divergences are estimated. ``"top classes"`` in other cases, such as two references; the
+            divergences in `comparison` are then lower bounds.
+        certain: for each divergence, certain bounds of the mean over these tokens; None if all classes are known.
+        drawn: for each divergence, the mean over exactly these tokens with the error of the sampling; None unless one
+            side is a reference.
     """
 
     model: ModelInfo
@@ -84,12 +86,12 @@ class Candidate(ShortRepr):
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether its divergences are lower bounds."""
+        """Whether the divergences in `comparison` are lower bounds."""
         return self.known == "top classes"
 
     @property
     def is_open_above(self) -> bool:
-        """Whether KL(P || Q) of these tokens has no upper bound, neither from the known classes nor from the draws."""
+        """Whether neither the known classes nor the draws bound the mean KL(P || Q) of these tokens from above."""
         if self.drawn is not None:
             return self.drawn["kl_pq"].interval[1] == math.inf
         return self.is_lower_bound
@@ -99,20 +101,22 @@ class Candidate(ShortRepr):
 class ModelComparison(Shown):
     """The result of `compare_models`.
 
-    ``print`` shows it as text, a notebook as a table; `to_html`, `to_json`, `to_dict`
-    and `to_pandas` write it.
+    ``print`` shows the comparison as text, and a notebook shows a table. `to_html`, `to_json`, `to_dict` and
+    `to_pandas` convert the comparison.
 
     Attributes:
         base: the base's name and origin.
-        candidates: the candidates, with the smallest mean KL(base || candidate) first.
-        differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows. Where
-            one of the two has no upper end, the difference has none on that side; between lower bounds neither end.
-        noise_floor: the base against itself with rounding noise of its dtype in every layer, or None.
+        candidates: the candidates, in ascending order of the mean KL(base || candidate).
+        differences: for each candidate but the last, the mean KL of the next candidate minus the mean KL of this
+            candidate, paired by rows. If one of both means has no upper bound, the difference is open on that side. If
+            both means have no upper bound, the difference has no interval.
+        noise_floor: the comparison of the base with the base plus rounding noise of its dtype in every layer; None
+            without a noise floor.
         text: the windows that were read, in the base's tokens.
-        context: the most tokens in a window.
+        context: the largest number of tokens in a window.
         score: which tokens are scored: ``"second-half"``, ``"all"`` or ``"assistant"``.
-        tokens: the text of every class of the base, or None if it is unknown.
-        whole_text: whether the passages are the whole text.
+        tokens: the text of every class of the base; None if these texts are unknown.
+        whole_text: whether the passages of the candidates contain the whole text.
         notes: remarks on the comparison as a whole, as sentences.
     """
 
@@ -128,7 +132,7 @@ class ModelComparison(Shown):
     notes: list[str]
 
     def __hash__(self) -> int:
-        # Equal ones have equal hashes; lists have none.
+        # Equal objects have equal hashes. The lists are left out, because a list has no hash.
         return hash((self.base.name, tuple(each.model.name for each in self.candidates), self.context))
 
     @property
@@ -137,7 +141,7 @@ class ModelComparison(Shown):
         return len(self.text)
 
     def __getitem__(self, name: str) -> Candidate:
-        """Return a candidate by its name."""
+        """Return the candidate with a name."""
         for candidate in self.candidates:
             if candidate.model.name == name:
                 return candidate

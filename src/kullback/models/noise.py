@@ -1,4 +1,6 @@
-"""A model with rounding noise of its dtype in every layer: smaller divergences are within rounding noise."""
+"""A model with rounding noise of its dtype in every layer. Divergences from the original model show the effect of
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ SEED = 20_260_101
 
 
 class NoisyModel(LanguageModel):
-    r"""A Hugging Face model whose layers each give :math:`x (1 + \epsilon u)` for :math:`x`.
+    r"""A Hugging Face model in which each layer returns :math:`x (1 + \epsilon u)` instead of :math:`x`.
 
     u is uniform on [-1/2, 1/2], independent for every element. :math:`\epsilon` is the distance of adjacent numbers of
-    the model's dtype near 1. This is the error of an additional rounding in every layer. The draws are seeded by the
-    window.
+    the model's dtype near 1. The noise is the error of an additional rounding in every layer. The draws of a window
+    depend only on the number of the window.
 
     Arguments:
-        model: the model.
+        model: the Hugging Face model, without noise.
 
     Raises:
-        ModelError: it is no Hugging Face model, or its layers are not to be found.
+        ModelError: the model is not a Hugging Face model, or its layers cannot be found.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -59,7 +61,7 @@ class NoisyModel(LanguageModel):
             generator = torch.Generator().manual_seed(SEED + number)
             blocks = self._model.logits(one, rows)
             while True:
-                # Only while it runs: the base shares the module.
+                # The noise is on only while this model runs, because the base shares the module.
                 with self._noise(generator):
                     block = next(blocks, None)
                 if block is None:
@@ -88,7 +90,7 @@ class NoisyModel(LanguageModel):
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the layers of a model: its longest list of modules of one type."""
+    """Return the layers of a model, which are the longest `ModuleList` of modules of one type."""
     lists = [
         list(each)
         for each in model.modules()

@@ -38,15 +38,15 @@ class Loading:
     """How the sides of a comparison are opened.
 
     Attributes:
-        tokenizer: the tokenizer of the modules among the models.
+        tokenizer: the tokenizer of models that are modules; None if no model is a module.
         representation: the kind of numbers in files of predictions, as for `compare_predictions`.
-        dtype: the dtype of the weights of models in folders: ``"auto"`` as the folder declares, ``"float32"``,
-            ``"bfloat16"``, ``"float16"``.
-        device: the device of models in folders, such as ``"cuda"``.
+        dtype: the dtype of the weights of models in folders: ``"float32"``, ``"bfloat16"``, ``"float16"``, or
+            ``"auto"`` for the dtype that the folder declares.
+        device: the device of models in folders and GGUF files, such as ``"cuda"``.
         trust_remote_code: whether code in the folder of a model may run.
-        hub: whether names may be names of models on the Hugging Face hub.
-        api_key_env: the name of the environment variable that holds the key of the servers.
-        server_top: the number of most probable tokens to ask a server for.
+        hub: whether a name may stand for a model on the Hugging Face hub.
+        api_key_env: the name of the environment variable that holds the key for servers; None if no key is needed.
+        server_top: the number of most probable tokens that a server is asked for.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an attribute has a wrong type or value.
@@ -79,11 +79,11 @@ def open_model(model: object, loading: Loading = LOADING, *, argument: str = "mo
 
     Arguments:
         model: a folder of a Hugging Face model, a ``.gguf`` file, or a module.
-        loading: how it is opened.
-        argument: the argument that it was passed as, for error messages.
+        loading: how the model is opened.
+        argument: the name of the argument that holds the model, for error messages.
 
     Raises:
-        ModelError: there is none, or it cannot be loaded.
+        ModelError: there is no such model, or the model cannot be loaded.
 
     Example:
         >>> open_model("nowhere/model")
@@ -146,14 +146,14 @@ Opened = LanguageModel | RowSource | Reference | TopKSource
 
 
 def is_reference(side: object) -> bool:
-    """Whether an argument is a reference file, or its path."""
+    """Whether an argument is an open reference file, or the path of a reference file."""
     if isinstance(side, str | os.PathLike):
         return os.fspath(side).lower().endswith(".klref")
     return isinstance(side, Reference)
 
 
 def opened_in(stack: ExitStack, side: object, argument: str, loading: Loading) -> Opened:
-    """Open a side, and close it with the stack, unless it was given open."""
+    """Open a side, and let the stack close the side, unless the caller passed an open side."""
     opened = open_side(side, argument, loading)
     if opened is not side:
         stack.callback(opened.close)
@@ -161,7 +161,7 @@ def opened_in(stack: ExitStack, side: object, argument: str, loading: Loading) -
 
 
 def open_side(side: object, argument: str, loading: Loading) -> Opened:
-    """Open a model, a server, a reference, a file of predictions, or one of top classes."""
+    """Open a model, a server, a reference, a file of predictions, or a file of top classes."""
     if isinstance(side, RowStream):
         return checked(side, argument)
     if isinstance(side, Reference | TopKSource):

@@ -1,4 +1,4 @@
-"""One candidate against the base: the measurements of each passage, and the result of all."""
+"""The comparison of one candidate with the base: the measurements of each passage, and the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOGITS = "logits", "logits"
 
 @dataclass(frozen=True)
 class PairingSettings:
-    """What all pairings of a comparison share."""
+    """The settings that all pairings of a comparison share."""
 
     windows: Windows
     clusters: Clusters
@@ -38,7 +38,7 @@ class PairingSettings:
     seed: int
 
     def estimator(self) -> MeanEstimator:
-        """Return a new estimator of one column's mean, whose draws are the same each time."""
+        """Return a new estimator of the mean of one column; all these estimators use the same draws."""
         draws = torch.Generator().manual_seed(self.seed)
         examined = (0,) if self.clusters.in_order else ()
         return MeanEstimator(1, self.run.bootstrap, draws, self.clusters.numbers, examined)
@@ -56,11 +56,11 @@ class PairingSettings:
 
 
 class Pairing(Measure):
-    """A base and a candidate.
+    """The measurement of a candidate against the base.
 
     Arguments:
-        base: the base.
-        candidate: the candidate.
+        base: the side of the base.
+        candidate: the side of the candidate.
         settings: the settings of the comparison.
     """
 
@@ -82,17 +82,17 @@ class Pairing(Measure):
 
     @abstractmethod
     def result(self) -> tuple[Candidate, Tensor]:
-        """Return the result of all rows, and KL(P || Q) of each."""
+        """Return the result of all rows, and KL(P || Q) of each row."""
 
 
 class DensePairing(Pairing):
-    """Two sides with known logits of every class.
+    """The measurement of two sides with known logits of every class.
 
     Arguments:
-        base: the base.
-        candidate: the candidate.
+        base: the side of the base.
+        candidate: the side of the candidate.
         settings: the settings of the comparison.
-        shared: the classes they share, or None if all are the same.
+        shared: the classes that both sides share; None if both have the same classes.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class DensePairing(Pairing):
         table = torch.cat(tables)
         passages: list[tuple[int, Passage]] = []
         if self.passages.is_wanted(float(table[:, 0].mean())):
-            # Few passages of a long text are wanted, so these are measured again.
+            # Few passages of a long text are kept, so a kept passage is measured again to get its tokens.
             for part in () if tokens else parts():
                 tokens += read_tokens(part, labels[len(tokens) :])
             passages.append((first, self.passages.passage(first, tokens)))

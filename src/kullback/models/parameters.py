@@ -1,4 +1,4 @@
-"""The number of a model's parameters, also where quantized weights are packed into fewer numbers."""
+"""The number of a model's parameters, even if quantized weights are packed into fewer numbers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The attributes of a layer that hold the sizes of its matrix.
+# Pairs of a layer's attributes that hold the sizes of the layer's matrix.
 _SIZES = (("in_features", "out_features"), ("infeatures", "outfeatures"), ("num_embeddings", "embedding_dim"))
-# The most weights in one stored number: 2-bit weights in int32, with some room for the last number.
+# The most weights in one stored number. An int32 holds 16 weights of 2 bits; the rest is room for padding.
 _MOST_PACKED = 32
 
 
 def parameter_count(model: torch.nn.Module) -> int | None:
-    """Return how many parameters a model has; None if weights are packed and their number is not known.
+    """Return the number of a model's parameters; None if weights are packed in an unknown way.
 
-    A packed matrix (4-bit weights of bitsandbytes, GPTQ, AWQ or HQQ, or torch's own quantized layers) counts by the
-    sizes of its layer.
+    For a packed matrix (4-bit weights of bitsandbytes, GPTQ, AWQ or HQQ, or torch's own quantized layers), the sizes of
+    the layer give the number.
 
     Example:
         >>> import torch
@@ -46,7 +46,7 @@ def parameter_count(model: torch.nn.Module) -> int | None:
 
 
 def _packed_matrix(module: torch.nn.Module) -> int | None:
-    """Return the entries of a layer's matrix that is stored packed; None for other modules."""
+    """Return the number of entries of a layer's matrix if the matrix is packed; None for other modules."""
     named: Iterator[list[Any]] = ([getattr(module, name, None) for name in names] for names in _SIZES)
     sizes = next((pair for pair in named if all(isinstance(size, int) for size in pair)), None)
     if sizes is None:
@@ -73,22 +73,22 @@ def _bias_size(module: Any) -> int:
     bias = getattr(module, "bias", None)
     if isinstance(bias, Tensor):
         return bias.numel()
-    # torch's quantized layers have a method, and a bias of zeros where the layer had none.
+    # In torch's quantized layers, `bias` is a method, and the bias is zeros if the original layer had no bias.
     bias = bias() if callable(bias) else None
     return bias.numel() if isinstance(bias, Tensor) and bool(bias.any()) else 0
 
 
 def _shape(x: Any) -> Any:
-    """Return the shape that bitsandbytes keeps of a packed weight, or None."""
+    """Return the original shape that bitsandbytes stores with a packed weight; None for other tensors."""
     return getattr(getattr(x, "quant_state", None), "shape", None)
 
 
 def _size(parameter: Tensor) -> int | None:
-    """Return how many weights a parameter holds; None if it is packed in an unknown way."""
+    """Return the number of weights in a parameter; None if the parameter is packed in an unknown way."""
     shape = _shape(parameter)
     if shape is not None:
         return math.prod(shape)
-    if parameter.dtype is getattr(torch, "float4_e2m1fn_x2", None):  # two in a byte
+    if parameter.dtype is getattr(torch, "float4_e2m1fn_x2", None):  # two weights in each byte
         return 2 * parameter.numel()
     if parameter.is_floating_point() or parameter.is_complex() or parameter.dtype in (torch.int8, torch.bool):
         return parameter.numel()

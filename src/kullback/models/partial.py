@@ -1,4 +1,4 @@
-"""Pairs with one side known in part: a reference file, or lists of the most probable classes."""
+"""Comparisons with a side that is known in part: a reference file, or lists of the most probable classes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from kullback.results.value import Reason
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
 HIGHEST = {each.name: each.high for each in BUILT_IN}
-CHUNK = 4096  # rows that the collector takes in at a time
+CHUNK = 4096  # rows that are added to the collector at a time
 
 
 def _top_classes(p: PartialRows, q: PartialRows, row: int) -> list[TopClass]:
-    """Return the most probable classes of both sides in a row, of rows in order, with their probabilities."""
+    """Return the most probable classes of both sides in a row, with their probabilities; `p` and `q` are from
+    `in_order`.
+    """
     both = [index for side in (p, q) for index in side.top_indices[row, :TOP_CLASSES].tolist() if index >= 0]
     chosen = list(dict.fromkeys(both))
     probs = p.probs_of(row, chosen), q.probs_of(row, chosen)
@@ -39,11 +41,11 @@ def _top_classes(p: PartialRows, q: PartialRows, row: int) -> list[TopClass]:
 
 
 def _table(p: PartialRows, q: PartialRows, labels: Tensor, divergences: list[Tensor]) -> Tensor:
-    """Return the table of rows in order as `measure` gives it; unknown values are NaN."""
+    """Return the table of rows from `in_order`, as `measure` returns it; unknown values are NaN."""
     tops = p.ranks(TOP_CLASSES, labels), q.ranks(TOP_CLASSES, labels)
     known = ((tops[0] >= 0) & (tops[1] >= 0)).double().cumprod(-1)
     same = (tops[0] == tops[1]).double().cumprod(-1)
-    # A list that differs early differs later, whatever is not known there.
+    # Lists that differ at one rank have no agreement at later ranks, even if the later classes are not known.
     agreement = torch.where((known > 0) | (same == 0), same, torch.nan)
     log_p, log_q = p.label_log_probs, q.label_log_probs
     change = log_q.exp() - log_p.exp()
@@ -59,7 +61,7 @@ def _table(p: PartialRows, q: PartialRows, labels: Tensor, divergences: list[Ten
 
 
 class _PartialPairing(Pairing):
-    """A pair that stores its rows until all are measured."""
+    """A pairing that stores its rows until all rows are measured."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
@@ -95,13 +97,13 @@ class _PartialPairing(Pairing):
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
     ) -> tuple[list[Tensor], Tensor]:
-        """Return certain bounds of the divergences of each row, and further columns.
+        """Return certain lower bounds of the divergences of each row, and further columns.
 
         Arguments:
-            p: the rows of the base, logits or `PartialRows`.
-            q: the rows of the candidate.
-            known_p: the rows of the base, as `PartialRows` also where they are logits.
-            known_q: the rows of the candidate, likewise.
+            p: the rows of the base, as logits or `PartialRows`.
+            q: the rows of the candidate, as logits or `PartialRows`.
+            known_p: the rows of the base, always as `PartialRows`.
+            known_q: the rows of the candidate, always as `PartialRows`.
         """
 
     def add(self, part: Part) -> None:
@@ -117,14 +119,14 @@ class _PartialPairing(Pairing):
         return self._collector.comparison(self.base, self.candidate, notes)
 
     def _candidate(self, comparison: Comparison, divergences: dict[str, Summary], **known: Any) -> Candidate:
-        """Return the result with other divergences than those of the rows in the table."""
+        """Return the result, with `divergences` in place of the divergences in `comparison`."""
         rate = complement(divergences["tv"])
         comparison = replace(comparison, divergences=divergences, acceptance_rate=rate)
         return Candidate(self.candidate.info, comparison, self.passages.passages(), None, **known)
 
 
 class ListedPairing(_PartialPairing):
-    """A pair with only some classes known on one side or on both: divergences are bounded."""
+    """A pairing in which one side or both give only some classes, so that divergences are bounded."""
 
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
@@ -151,7 +153,9 @@ class ListedPairing(_PartialPairing):
         return self._candidate(comparison, divergences, known="top classes", certain=certain), table[:, 0]
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float) -> Summary:
-        """Return the lower bounds' summary, with an interval that extends to the interval of the upper bounds."""
+        """Return the summary of the lower bounds, with an interval that extends to the upper end for the upper
+        bounds.
+        """
         if summary.interval is None:
             return summary
         end = bound
@@ -175,12 +179,13 @@ class ListedPairing(_PartialPairing):
 
 
 class ReferencePairing(_PartialPairing):
-    """A reference file on one side and logits on the other: divergences are estimated and bounded."""
+    """A pairing of a reference file with logits, in which divergences are estimated and bounded."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
         self._of_base = isinstance(base, ReferenceSide)
-        # The rows are measured from the reference to the logits.
+        # `measure_reference` takes the reference as its base. If the candidate is the reference, both directions of KL
+        # are exchanged.
         self._measured_as = {
             name: name if self._of_base else MIRRORED.get(name, name) for name in DIVERGENCES
         }

@@ -15,11 +15,11 @@ from kullback.predictions.measure import MeasuredRows
 LENGTH = 32  # scored tokens in a passage
 MOST = 8
 BEFORE = 24
-SHORT_TEXT = 1024  # a text with at most this many rows keeps every passage
+SHORT_TEXT = 1024  # rows; of a text with at most this many rows, every passage is kept
 
 
 def read_tokens(part: MeasuredRows, labels: Tensor) -> list[ReadToken]:
-    """Return the tokens of measured rows with their labels; `labels` may be longer."""
+    """Return the tokens of measured rows, which have the first of the labels."""
     return [
         ReadToken(label, kl, *part.at_label(i), part.top_classes(i))
         for i, (kl, label) in enumerate(zip(part.table[:, 0].tolist(), labels.tolist(), strict=False))
@@ -27,16 +27,16 @@ def read_tokens(part: MeasuredRows, labels: Tensor) -> list[ReadToken]:
 
 
 def decoded_passage(record: Any) -> Passage:
-    """Return the passage that `asdict` made a record of."""
+    """Return the passage that `asdict` turned into a record."""
     tokens = [ReadToken(**token | {"top": decoded_tops(token["top"])}) for token in record["tokens"]]
     return Passage(**record | {"tokens": tokens})
 
 
 class Passages:
-    """Collects passages of rows that come in order.
+    """Collects the passages of rows that arrive in order.
 
     Arguments:
-        windows: the windows to read. If the text is short, every passage is kept.
+        windows: the windows of the text. If the text is short, every passage is kept.
     """
 
     def __init__(self, windows: Windows) -> None:
@@ -47,7 +47,7 @@ class Passages:
         self._kept: list[tuple[float, int, Passage]] = []
 
     def ends(self, first: int, stop: int) -> list[int]:
-        """Return where passages end among the rows `first` to `stop`, counted from `first`."""
+        """Return the ends of the passages in rows `first` to `stop`, counted from `first`."""
         window = self._window[first:stop]
         breaks = (window.diff() != 0).nonzero().squeeze(-1) + 1
         ends: list[int] = []
@@ -57,7 +57,7 @@ class Passages:
         return ends
 
     def is_wanted(self, kl_mean: float) -> bool:
-        """Whether a passage of this mean would be kept."""
+        """Whether a passage with this mean KL would be kept."""
         return self.whole_text or len(self._kept) < MOST or kl_mean > self._kept[-1][0]
 
     def passage(self, first: int, tokens: list[ReadToken]) -> Passage:
@@ -75,5 +75,5 @@ class Passages:
             del self._kept[MOST:]
 
     def passages(self) -> list[Passage]:
-        """Return the passages: the whole text in order, or the ones with the largest means, the largest first."""
+        """Return the passages: the whole text in order, or the passages with the largest means in descending order."""
         return [passage for _, _, passage in self._kept]

@@ -1,4 +1,4 @@
-"""`record_reference`: a model's predictions over a text as a reference file."""
+"""`record_reference`, which writes a model's predictions over a text as a reference file."""
 
 from __future__ import annotations
 
@@ -38,25 +38,27 @@ def record_reference(
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
 ) -> list[str]:
-    r"""Write a model's predictions over a text as a reference file, which any other model can be compared with.
+    r"""Write a model's predictions over a text as a reference file, for comparisons with other models.
 
-    For each scored token, the file has the `top` most probable classes, the exact mass of all others, `tail_draws`
-    random draws from the others with their probabilities, and the token's own log-probability. This takes 0.8 kB with
-    the defaults; the logits of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base or as a
-    candidate. Its estimates of the divergences are unbiased, and their intervals include the sampling noise.
+    For each scored token, the file has the `top` most probable classes and the exact mass of all other classes. It also
+    has `tail_draws` random draws from the other classes with their probabilities, and the token's own log-probability.
+    With the defaults, a token takes 0.8 kB; the logits of 128,256 classes take 256 kB or more. `compare_models` takes
+    the file as the base or as a candidate. The estimates of the divergences are then unbiased, and the intervals
+    include the sampling noise.
 
     Arguments:
         model: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module, or a
             `kullback.io.RowStream` with `windows`.
         texts: the text that the model reads, as for `compare_models`; None for a stream.
-        path: the file to write, by custom with the extension ``.klref``.
-        top: how many of the most probable classes to keep.
-        tail_draws: how many classes to draw from the others.
+        path: the path of the file to write, by convention with the extension ``.klref``.
+        top: the number of most probable classes to keep.
+        tail_draws: the number of classes to draw from the other classes.
         seed: the seed of the draws.
         cut: how the text is cut into windows, and which tokens are scored.
         loading: how the model is opened.
-        block_bytes: the most that a block of logits may take in memory.
-        progress: called with the number of scored tokens and the total.
+        block_bytes: the most memory of a block of logits, in bytes.
+        progress: a function that is called with the number of recorded tokens and the number of all scored tokens; None
+            for no calls.
 
     Returns:
         remarks on the file, as sentences.
@@ -90,7 +92,7 @@ def record_reference(
 def _side(
     stack: ExitStack, model: object, texts: object, cut: Cut, loading: Loading
 ) -> tuple[DenseSide, dict[str, str]]:
-    """Return a model over a text, or a stream over its own windows, and what the file says of it."""
+    """Return a model over a text, or a stream over its own windows, as a side; and the metadata of the file."""
     if isinstance(model, RowStream):
         source = checked(model, "model")
         if source.windows is None:
@@ -125,7 +127,7 @@ def _describe(model: LanguageModel) -> dict[str, str]:
 
 
 def _hash_of(path: Path) -> str | None:
-    """Return the SHA-256 of a model's weights, file by file in the order of their names; None if there are none."""
+    """Return the SHA-256 of a model's weight files in the order of their names; None if there are no such files."""
     if path.is_file():
         files = [path]
     else:

@@ -1,4 +1,4 @@
-"""Language models behind an inference server: the top log-probabilities of the tokens of a text."""
+"""Language models behind an inference server, which returns the top log-probabilities at each token of a text."""
 
 from __future__ import annotations
 
@@ -23,39 +23,40 @@ from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.vocabulary import Vocabulary
 from kullback.partial_rows import log_tail_mass
 
-TOP = 20  # what vLLM gives unless it was started with another --max-logprobs
+TOP = 20  # the most that vLLM gives without --max-logprobs
 CONCURRENCY = 4
-PIECE = 1 << 16  # characters of a text that are compared at a time
-BYTES_OF_ENTRY = 256  # at most, of one token in an answer
+PIECE = 1 << 16  # characters of a text whose tokens are compared at a time
+BYTES_OF_ENTRY = 256  # the most bytes of one token in an answer
 FIELDS = "tokens", "token_logprobs", "top_logprobs"
-TRIALS = 8  # beginnings of a text that may be needed to find how a server counts its tokens
-SMALLEST_REST = 1e-6  # of a probability in float32
-ROUNDING = 0.5  # nats between two computations of one distribution, of an improbable token in low precision
+TRIALS = 8  # about the most beginnings of a text that test a server's alignment of values with tokens
+SMALLEST_REST = 1e-6  # the smallest remaining probability that float32 can show
+ROUNDING = 0.5  # the largest difference, in nats, between two low-precision log-probabilities of one improbable token
 WHO_CAN = "vLLM, SGLang and llama-cpp-python's server (started with --logits_all true) can"
 
 
 class ServerModel(LanguageModel):
     r"""A language model behind an inference server, which gives the most probable tokens at each position.
 
-    The server is asked for the log-probabilities of the prompt: vLLM (``/v1/completions`` with ``prompt_logprobs``),
-    SGLang (``/generate`` with ``top_logprobs_num``), or another with OpenAI's completions, ``echo`` and ``logprobs``,
-    such as llama-cpp-python. Windows are sent as token ids. Servers of the last kind may refuse ids and then get text:
-    only windows whose text gives back the same tokens are possible. Their answers name tokens by text. Where several
-    tokens share a text, only the more probable tokens are known. llama-server and OpenAI's own API give
-    log-probabilities of generated tokens only, and are refused.
+    The server is asked for the log-probabilities of the prompt. vLLM returns them from ``/v1/completions`` with
+    ``prompt_logprobs``, and SGLang from ``/generate`` with ``top_logprobs_num``. Other servers, such as
+    llama-cpp-python, need OpenAI's completions with ``echo`` and ``logprobs``. vLLM and SGLang get windows as token
+    ids. Other servers get windows as text, which they must cut into the same tokens. The answers of other servers name
+    tokens by text. If several tokens share a text, only more probable tokens are known. The programs llama-server and
+    OpenAI's own API give log-probabilities of generated tokens only, and are refused.
 
     Arguments:
-        address: as in ``http://localhost:8000``.
-        top: how many tokens to ask for at each position, in addition to the true token.
+        address: the address of the server, such as ``http://localhost:8000``.
+        top: the number of tokens to ask for at each position, in addition to the true token.
         api_key_env: the name of the environment variable with the server's key.
-        vocabulary: the vocabulary of the model that it is compared with, if `require_same_tokens` accepted it.
-        classes: the number of classes of the logits; servers do not report it.
-        concurrency: how many requests to have in flight.
-        timeout: how many seconds the server may take for a request.
-        first_wait: how many seconds to wait before the second of five attempts; each wait is twice the one before.
+        vocabulary: the vocabulary of the model that the server is compared with, after `require_same_tokens`. None for
+            an unknown vocabulary.
+        classes: the number of classes of the logits, which servers do not report; 0 if unknown.
+        concurrency: the number of requests at a time.
+        timeout: the seconds that the server may take for a request.
+        first_wait: the seconds to wait before the second of five attempts. Each wait is twice the previous wait.
 
     Attributes:
-        speaks: ``"vllm"``, ``"sglang"`` or ``"openai"``.
+        speaks: the protocol of the server: ``"vllm"``, ``"sglang"`` or ``"openai"``.
 
     Raises:
         ModelError: the server does not answer, or cannot give log-probabilities of a prompt.
@@ -98,14 +99,14 @@ class ServerModel(LanguageModel):
         )
 
     def require_same_tokens(self, text: str, encode: Callable[[str], list[int]]) -> None:
-        """Check that the server cuts a text into the same token ids as another model, so that ids mean the same.
+        """Check that the server cuts a text into the same token ids as another model.
 
         Arguments:
-            text: the text that is compared on.
-            encode: how the other model cuts it.
+            text: the text of the comparison.
+            encode: the function that cuts a text into tokens of the other model.
 
         Raises:
-            ModelError: it cuts it into others, or has no way to ask for it.
+            ModelError: the server cuts the text into other tokens, or does not give the tokens of a text.
         """
         if self.speaks == "openai":
             return  # tokens are matched by their text, window by window
@@ -128,12 +129,14 @@ class ServerModel(LanguageModel):
                 )
 
     def top_k(self, windows: Windows, first: int = 0) -> Iterator[PartialRows]:
-        """Iterate over the log-probabilities of windows `first` and later, a block with all scored tokens of each.
+        """Iterate over the log-probabilities of windows `first` and later. Each block has all scored tokens of a
+        window.
 
-        `PartialRows.sequences` holds the number of the window, `PartialRows.positions` the place of the token in it.
+        `PartialRows.sequences` holds the number of the window, and `PartialRows.positions` holds the place of the token
+        in the window.
 
         Raises:
-            ModelError: the server stops answering, or does not answer as it should.
+            ModelError: the server stops answering, or an answer is invalid.
         """
         numbers = iter(range(first, len(windows)))
         done = first
@@ -201,7 +204,7 @@ class ServerModel(LanguageModel):
             if choice.get("prompt_token_ids") is None:
                 choice["prompt_token_ids"] = ids
             rows = choice.get("prompt_logprobs")
-            if isinstance(rows, list):  # vLLM gives all positions; only the scored ones need be read
+            if isinstance(rows, list):  # vLLM gives all positions, but only scored positions are read
                 choice["prompt_logprobs"] = [
                     row if any(wanted[i : i + 1]) else None for i, row in enumerate(rows)
                 ]
@@ -219,7 +222,7 @@ class ServerModel(LanguageModel):
 
     def _ask_openai(self, ids: list[int], scored: Tensor, most: int) -> Any:
         del scored
-        start = int(self._is_special(ids[0]))  # the server begins every text with it on its own
+        start = int(self._is_special(ids[0]))  # the server adds this token to every text
         completion = self._completion(self._text_of(ids[start:]), most, echo=True)
         texts, values, listed = completion
         if len(texts) >= len(ids) and self._words_differ(ids, texts) is None:
@@ -255,7 +258,7 @@ class ServerModel(LanguageModel):
         return {"choices": [{"logprobs": content}], "ranked_above": ranked_above}
 
     def _completion(self, text: str, most: int, *, echo: bool) -> tuple[list[Any], list[Any], list[Any]]:
-        """Complete a text by a token; return the tokens, their log-probabilities and the lists of the top ones."""
+        """Complete a text by one token, and return the tokens, their log-probabilities and the lists of top tokens."""
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": echo, "logprobs": self._top}
         response = self._good(
             self._server.post("/v1/completions", body | ({"model": self._model} if self._model else {}), most)
@@ -277,10 +280,11 @@ class ServerModel(LanguageModel):
     def _require_alignment(
         self, ids: list[int], start: int, completion: tuple[list[Any], list[Any], list[Any]]
     ) -> None:
-        """Check, once, that a token's log-probabilities are given the tokens before it.
+        """Check once that the log-probabilities at a token are conditional on the tokens before that token.
 
-        For models without BOS, llama-cpp-python instead gives the log-probabilities of the next token. This compares
-        them with the distribution of a generated token, after a beginning of the text that is cut into the same tokens.
+        For models without BOS, llama-cpp-python instead gives the log-probabilities of the next token. So this method
+        generates a token after a beginning of the text, and compares the distribution of this generated token with the
+        log-probabilities.
         """
         if self._is_aligned:
             return
@@ -303,7 +307,9 @@ class ServerModel(LanguageModel):
         )
 
     def _words_differ(self, ids: list[int], texts: list[Any]) -> tuple[int, str] | None:
-        """Return the first place where the server's tokens are not the ones of these ids, and the word wanted there."""
+        """Return the first place where the server's token differs from these ids, and the expected text; None without
+        one.
+        """
         for place, token in enumerate(ids):
             wanted = self._words_of(token)
             if place >= len(texts) or texts[place] not in wanted:
@@ -311,7 +317,9 @@ class ServerModel(LanguageModel):
         return None
 
     def _words_of(self, token: int) -> set[str]:
-        """Return how servers may write a token: bytes that are not a character are left out, or replaced."""
+        """Return the texts that servers may write for a token. Bytes that are not a character are omitted or
+        replaced.
+        """
         word = self.vocabulary.get(token)
         if word is None:
             return {""}
@@ -320,7 +328,7 @@ class ServerModel(LanguageModel):
 
     @cached_property
     def _unique_words(self) -> dict[str, int]:
-        """The tokens whose text no other token has."""
+        """A mapping from each text that only one token has to this token."""
         words = [self._words_of(token) for token in range(len(self.vocabulary))]
         count = Counter(word for each in words for word in each)
         return {word: token for token, each in enumerate(words) for word in each if count[word] == 1}
@@ -366,11 +374,11 @@ class ServerModel(LanguageModel):
         raise ModelError.at(self.name, wanted="log-probabilities of a prompt", got=said, instead=instead)
 
     def _scored(self, block: PartialRows | None, tokens: Tensor, scored: Tensor, number: int) -> PartialRows:
-        """Return the rows of the scored tokens, which must be the tokens that were sent."""
+        """Return the rows of the scored tokens; refuse rows of tokens that were not sent."""
         places = scored.nonzero().squeeze(-1)
         row_of = torch.full((len(tokens),), -1)
         if block is not None:
-            inside = block.positions < len(tokens)  # the generated tokens come after
+            inside = block.positions < len(tokens)  # the generated tokens come after the window
             row_of[block.positions[inside]] = inside.nonzero().squeeze(-1)
         rows = row_of[places]
         if block is None or bool((rows < 0).any()):
@@ -460,23 +468,23 @@ def _choices(response: Any) -> list[JsonObject]:
 
 
 def _largest_untold(others: JsonObject, text: str, value: Any, words: Mapping[str, int], top: int) -> float:
-    """Return a bound on the log-probability of listed tokens whose text does not identify them.
+    """Return an upper bound on the log-probability of tokens that the list does not identify.
 
-    If several tokens share a text, or no known token has it, the text identifies no token. A list keeps only one token
-    for each text. The other tokens have at most the remaining probability.
+    A text identifies no token if several tokens share the text, or if no known token has the text. A list keeps only
+    one token for each text. The other tokens of this text have at most the remaining probability.
 
     Arguments:
-        others: the log-probabilities of the listed texts but for the true token's.
+        others: the log-probabilities of the listed texts without the true token's text.
         text: the true token's text.
-        value: its log-probability.
+        value: the true token's log-probability.
         words: the texts that identify a token.
-        top: how many tokens were asked for.
+        top: the number of tokens that the server was asked for.
     """
     if text in words and all(word in words for word in others):
         return -math.inf
     numbers = {word: float(each) for word, each in others.items() if isinstance(each, (int, float))}
     largest = max((each for word, each in numbers.items() if word not in words), default=-math.inf)
-    # Otherwise it may come in addition to the list.
+    # A true token with a smaller log-probability may come in addition to the list.
     in_list = value >= min(numbers.values(), default=math.inf)
     if len(numbers) < top - in_list:
         rest = 1 - sum(math.exp(min(each, 1)) for each in (*numbers.values(), value))
@@ -485,9 +493,9 @@ def _largest_untold(others: JsonObject, text: str, value: Any, words: Mapping[st
 
 
 def _only_ranked(block: PartialRows, ranked_above: list[float]) -> PartialRows:
-    """Return a block with only the tokens that are more probable than every unidentified one.
+    """Return a block with only the tokens that are more probable than every unidentified token.
 
-    So the listed tokens are indeed the most probable ones.
+    So the listed tokens are the most probable tokens.
     """
     limit = torch.tensor(ranked_above, dtype=block.top_log_probs.dtype)[block.positions]
     dropped = (block.top_log_probs <= limit.unsqueeze(-1)) & (block.top_log_probs != -torch.inf)
@@ -499,7 +507,7 @@ def _only_ranked(block: PartialRows, ranked_above: list[float]) -> PartialRows:
 
 
 def _agree(a: Any, b: Any) -> bool:
-    """Return whether two lists of top tokens can be of one distribution, up to rounding."""
+    """Return whether two lists of top tokens may come from one distribution, up to rounding."""
     if not isinstance(a, dict) or not isinstance(b, dict):
         return False
     numbers = (int, float)

@@ -1,4 +1,4 @@
-"""One side of a comparison as blocks of rows: a model, a file of predictions, a reference, or lists of top classes."""
+"""A side of a comparison as blocks of rows: a model, a file of predictions, a reference, or lists of top classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from kullback.models.server import ServerModel
 
 
 class ModelSide(RowStream):
-    """A side: its name and origin, and the windows in its own tokens. It is read from the first row of a window on."""
+    """A side of a comparison, with a name, an origin, and the windows in its own tokens.
+
+    Reading begins at the first row of a window.
+    """
 
     windows: Windows
 
@@ -30,14 +33,14 @@ class ModelSide(RowStream):
 
     @property
     def path(self) -> Path:
-        """Its name, as a path."""
+        """The name of the side, as a path."""
         return Path(self.info.name)
 
     def identity(self) -> object:
         return [vars(self.info), file_stamps(self.info.name)]
 
     def _window(self, first: int) -> int:
-        """Return the window that begins with a row."""
+        """Return the number of the window that begins at a row."""
         return int(self.windows.clusters[first]) if first < self.windows.rows else len(self.windows)
 
 
@@ -93,7 +96,7 @@ class DenseSide(ModelSide):
         """Return a file of predictions as a side, with one row for each scored token.
 
         Raises:
-            FileError: it has another number of rows.
+            FileError: the file does not have one row for each scored token.
         """
         if source.rows is not None and source.rows != windows.rows:
             raise FileError.at(
@@ -119,7 +122,7 @@ class ReferenceSide(ModelSide):
 
     @classmethod
     def of(cls, reference: Reference) -> ReferenceSide:
-        """Return an open reference as a side, with the description of its model."""
+        """Return an open reference as a side, with the name and origin of the model that it records."""
         stored = reference.metadata
         numbers = [stored.get(name, "") for name in ("parameters", "file_bytes")]
         parameters, file_bytes = (int(x) if x.isdecimal() else None for x in numbers)
@@ -151,7 +154,7 @@ class ListedSide(ModelSide):
                 yield block[start : start + rows]
 
     def _from_file(self, source: TopKSource) -> Iterator[PartialRows]:
-        """Yield the rows of a file, which holds the scored tokens or all tokens."""
+        """Yield the rows of the scored tokens from a file of the scored tokens or of all tokens."""
         windows, done = self.windows, 0
         labels = windows.labels
         for block in source.blocks():
@@ -172,7 +175,7 @@ class ListedSide(ModelSide):
 
 
 def _scored(block: PartialRows, windows: Windows) -> Tensor:
-    """Return which rows of a file with all positions are of scored tokens."""
+    """Return a mask of the rows of scored tokens in a file of all tokens."""
     inside = (block.sequences >= 0) & (block.sequences < len(windows))
     place = windows.offsets[block.sequences.clamp(0, len(windows) - 1)] + block.positions
     inside &= (block.positions >= 0) & (

@@ -1,4 +1,4 @@
-"""Texts as windows of tokens: running text cut as llama.cpp cuts it, documents, and conversations."""
+"""Texts as windows of tokens: a running text that is cut as in llama.cpp, documents, and conversations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kullback.models.conversations import (
 from kullback.models.language_model import LanguageModel
 
 _CUT = Arguments("Cut", context=CONTEXT, score=SCORE, most_windows=WINDOWS)
-LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON
+LONGEST_LINE = 64 * 1024 * 1024  # characters in a line of JSON
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Text:
 
     Attributes:
         documents: the texts, or the conversations and completions.
-        running: whether it is one running text. Only its whole windows are read, as llama.cpp does. The last window of
-            each of several documents may be shorter.
+        running: whether there is one running text. Only whole windows of a running text are read, as in llama.cpp. The
+            last window of a document may be shorter.
     """
 
     documents: Sequence[Document]
@@ -53,11 +53,11 @@ class Text:
 def read_texts(path: Path) -> Text:
     """Read a text file, or a JSONL file of records.
 
-    A record holds a ``"text"``; ``"messages"``, with ``"tools"`` if there are some; or a ``"prompt"`` and its
-    ``"completion"``, both text or both messages.
+    A record has a ``"text"``; or ``"messages"``, with ``"tools"`` if there are any; or a ``"prompt"`` and a
+    ``"completion"``, which are both text or both messages.
 
     Raises:
-        FileError: it cannot be read, is empty, is not UTF-8, or a line is not as said.
+        FileError: the file cannot be read, is empty, is not UTF-8, or has a line that is not such a record.
     """
     check_input(path, "text")
     try:
@@ -125,7 +125,9 @@ def _document(path: Path, number: int, line: str) -> Document:
 
 
 def take_texts(call: str, texts: object) -> Text:
-    """Return the argument `texts`: a path, a running text, a list of documents or of conversations."""
+    """Return the argument `texts` as a `Text`: a path, a running text, a list of documents, or a list of
+    conversations.
+    """
     if isinstance(texts, Text):
         return texts
     if isinstance(texts, Path):
@@ -162,17 +164,17 @@ def take_texts(call: str, texts: object) -> Text:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a text is cut into windows, and which of their tokens are scored.
+    """How a text is cut into windows, and which tokens are scored.
 
-    The tokens of a running text are cut one window after the other, as ``llama-perplexity`` does; the rest at its end
-    is dropped. Each conversation is one window. The first token of a window is replaced by the model's first token
-    (BOS) where its tokenizer adds one, so that no window begins within a text.
+    The tokens of a running text are cut into consecutive windows, as in ``llama-perplexity``; a shorter rest at the end
+    is dropped. Each conversation is one window. If the tokenizer adds a first token (BOS) to texts, BOS replaces the
+    first token of each window.
 
     Attributes:
-        context: the number of tokens in a window, and the most that a conversation may have.
-        score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window, ``"all"`` those after
-            its first, ``"assistant"`` the replies of conversations and the completions of prompts.
-        most_windows: how many windows to read; all by default.
+        context: the number of tokens in a window, and the largest number of tokens in a conversation.
+        score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window. ``"all"`` scores all
+            tokens but the first. ``"assistant"`` scores the replies in conversations and the completions of prompts.
+        most_windows: the largest number of windows to read; None for all windows.
 
     Raises:
         ArgumentValueError: an attribute has a wrong value.
@@ -192,12 +194,12 @@ class Cut:
         _CUT.settle(self)
 
     def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
-        """Return the windows of a text in a model's tokens, and the document of each.
+        """Return the windows of a text in a model's tokens, and the number of each window's document.
 
         Raises:
-            ArgumentValueError: `score` does not go with the text.
-            ModelError: the text is shorter than a window, a conversation is longer, or its replies are not in the
-                tokens as they are in the record.
+            ArgumentValueError: `score` does not fit the kind of the text.
+            ModelError: the text is shorter than a window, a conversation is longer than a window, or the template
+                changes a reply.
         """
         context, score, most = self.context, self.score, self.most_windows
         if text.are_conversations != (score == "assistant"):
@@ -262,7 +264,7 @@ def _cut(
 def _replies(
     model: LanguageModel, document: Conversation | Completion, context: int, number: int
 ) -> tuple[list[int], list[bool]]:
-    """Return the tokens of a conversation or completion, and which belong to the assistant's replies."""
+    """Return the tokens of a conversation or completion, and which of them belong to the assistant's replies."""
     tokens, scored = reply_tokens(model, document, number)
     if len(tokens) > context:
         raise ModelError.at(

@@ -18,8 +18,8 @@ class Token:
     """The text of one class of a language model.
 
     Attributes:
-        content: its bytes, or the bytes of a special token's name.
-        special: whether it is a control token, which no text contains.
+        content: the bytes of the text; for a special token, the bytes of its name.
+        special: whether the token is a control token, which no text contains.
     """
 
     content: bytes
@@ -27,12 +27,12 @@ class Token:
 
     @property
     def text(self) -> str:
-        """The token as text, with bytes that are not UTF-8 as ``\\xNN``."""
+        """The token as text; bytes that are not UTF-8 are written as ``\\xNN``."""
         return self.content.decode("utf-8", "backslashreplace")
 
 
 class Vocabulary(Sequence[Token | None]):
-    """The token of each class of a language model; None if a class has no token, as in padding.
+    """The token of each class of a language model; None for a class without a token, such as padding.
 
     Arguments:
         tokens: the token of each class.
@@ -60,7 +60,7 @@ class Vocabulary(Sequence[Token | None]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all tokens and their numbers; padding at the end does not change it."""
+        """The SHA-256 of all tokens and their numbers; padding at the end does not change the fingerprint."""
         digest = hashlib.sha256()
         for index, token in enumerate(self._tokens):
             if token is not None:
@@ -68,25 +68,25 @@ class Vocabulary(Sequence[Token | None]):
         return digest.hexdigest()
 
     def get(self, index: int) -> Token | None:
-        """Return the token of a class, or None where it has none."""
+        """Return the token of a class; None if the class has no token."""
         return self._tokens[index] if 0 <= index < len(self._tokens) else None
 
     def text(self, index: int) -> str:
-        """Return the text of a class, or its number where it has no token."""
+        """Return the text of a class, or the number of the class in brackets if it has no token."""
         token = self.get(index)
         return f"[{index}]" if token is None else token.text
 
 
 @dataclass(frozen=True, eq=False)
 class SharedClasses:
-    """The classes that two models share, and what to do with the others.
+    """The classes that two models share, and the treatment of the other classes.
 
     Attributes:
         p: the shared classes in P's numbers, int64, in increasing order.
-        q: the same tokens in Q's numbers.
+        q: the same classes in Q's numbers.
         others_p: P's classes that Q lacks.
         others_q: Q's classes that P lacks.
-        padding: how many classes without a token are left out of the rows, because only one side has such.
+        padding: the number of classes without a token that are left out of the rows.
     """
 
     p: Tensor
@@ -97,17 +97,19 @@ class SharedClasses:
 
     @property
     def classes(self) -> int:
-        """The number of classes of the mapped rows: the shared ones, and one for all others if there are any."""
+        """The number of classes of the mapped rows: the shared classes, and one class for all other classes if there
+        are any.
+        """
         return len(self.p) + bool(len(self.others_p) or len(self.others_q))
 
     def rows(self, logits: Tensor, *, of_p: bool) -> Tensor:
-        """Return rows of logits in the shared classes, the others merged into one class at the end."""
+        """Return rows of logits in the shared classes; the other classes are merged into one class at the end."""
         shared, others = (self.p, self.others_p) if of_p else (self.q, self.others_q)
         kept = logits.index_select(-1, shared.to(logits.device))
         if self.classes == len(shared):
             return kept
         wide = logits.index_select(-1, others.to(logits.device)).float()
-        rest = wide.logsumexp(-1, keepdim=True)  # -inf if there are none
+        rest = wide.logsumexp(-1, keepdim=True)  # -inf if there are no other classes
         return (
             torch.cat([kept, rest.to(kept.dtype)], -1)
             if kept.dtype == wide.dtype
@@ -115,7 +117,9 @@ class SharedClasses:
         )
 
     def shared_numbers(self, tokens: Tensor) -> Tensor:
-        """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get the last class."""
+        """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get the number of the last
+        class.
+        """
         number = torch.full((int(max(tokens.max(), self.p.max())) + 1,), len(self.p))
         number[self.p] = torch.arange(len(self.p))
         return number[tokens]
@@ -124,16 +128,16 @@ class SharedClasses:
 def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> SharedClasses | None:
     """Match the tokens of two vocabularies by their bytes.
 
-    Tokens of the same bytes are matched in their order.
+    If several tokens of a vocabulary have the same bytes, they are matched in their order.
 
     Arguments:
         p: P's vocabulary.
-        q: Q's.
-        classes: the number of classes of P's and Q's logits; classes beyond a vocabulary have no token. Where only one
-            side has such classes and the rest are the same, these are left out.
+        q: Q's vocabulary.
+        classes: the number of classes of P's and Q's logits. Classes beyond a vocabulary have no token. If only one
+            side has such classes and all tokens are shared, these classes are left out.
 
     Returns:
-        the shared classes; None if both have the same tokens in the same places.
+        the shared classes; None if both vocabularies have the same tokens in the same places.
 
     Example:
         >>> a, b, c = Token(b"a"), Token(b"b"), Token(b"c")
@@ -150,7 +154,8 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
         for side in (zip(*pairs, strict=True) if pairs else ((), ()))
     )
     others_p, others_q = _rest(classes[0], of_p), _rest(classes[1], of_q)
-    # A side without other classes would have no mass where the other has a trace of it: infinite for all models.
+    # Otherwise, one side would have no mass on the merged class and the other side a trace of mass, so KL would be
+    # infinite for all models.
     if (
         not (len(others_p) and len(others_q))
         and _stand_for_none(p, others_p)

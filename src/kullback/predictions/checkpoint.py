@@ -1,4 +1,4 @@
-"""The state of a comparison on disk; a stopped run continues from it."""
+"""The state of a comparison on disk, from which a stopped run continues."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ BEGINNING = (
 
 
 def fingerprint(**settings: Any) -> str:
-    """Return a digest of everything that measured rows depend on: tensors by their bytes, everything else as JSON.
+    """Return a digest of everything that measured rows depend on: tensors as bytes, and everything else as JSON.
 
-    It includes the versions of kullback and torch, and whether the native kernels run, because these affect rounding.
+    The digest includes the versions of kullback and torch, and whether the native kernels run, because these affect
+    rounding.
     """
     try:
         own = version("kullback")
-    except PackageNotFoundError:  # the source alone
+    except PackageNotFoundError:  # kullback runs from source and is not installed
         own = None
     digest = hashlib.sha256()
     for name, value in sorted({**settings, "by": [own, torch.__version__, is_available()]}.items()):
@@ -54,10 +55,10 @@ def fingerprint(**settings: Any) -> str:
 
 
 class KeptState:
-    """The path of a state that stays when the comparison is complete; `kept_state` removes it.
+    """The path of a state file that stays when the comparison is complete, until `kept_state` removes it.
 
     Arguments:
-        path: the file.
+        path: the path of the state file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,11 +70,12 @@ class KeptState:
 
 @contextmanager
 def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptState | None]:
-    """Keep the state of a comparison until its reports are written, which ends the block; after an error it stays.
+    """Keep the state file of a comparison until the block ends, when the reports are written. After an error, the file
+    stays.
 
     Arguments:
-        path: the file; None for no state.
-        removes: whether this process removes it, one of several workers.
+        path: the path of the state file; None for no state.
+        removes: whether this process removes the file. Of several workers, only one removes the file.
     """
     yield None if path is None else KeptState(path)
     if path is not None and removes:
@@ -81,17 +83,17 @@ def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptStat
 
 
 class Checkpoint:
-    """A SQLite file with one row for each finished record, each written in one transaction.
+    """A SQLite file with one row for each finished record; each record is written in one transaction.
 
-    The digest of a record also covers its number and the comparison, so that a damaged record, or one of another
-    comparison, is refused. Its numbers are believed.
+    The digest of a record also covers the record's number and the comparison. So a damaged record, or a record of
+    another comparison, is refused. The measured values in a record with a valid digest are not checked.
 
     Arguments:
-        path: the file; it is created if it does not exist, or is empty.
+        path: the path of the file. If the file does not exist or is empty, a new state begins.
         identity: the `fingerprint` of the comparison.
 
     Raises:
-        FileError: it is another file, belongs to another comparison, is in use, or cannot be written.
+        FileError: the file is not a state file, belongs to another comparison, is in use, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], identity: str) -> None:
@@ -105,8 +107,8 @@ class Checkpoint:
             os.close(number)
         if not is_file:
             raise self._error("a file", "a pipe or a device", "name a file")
-        # Opening another program's database can change its journal. So this reads SQLite's header itself: the name of
-        # the format, two bytes of the kind of journal, and the application.
+        # Opening another program's database can change its journal. So this code reads SQLite's header without SQLite:
+        # the name of the format, two bytes for the kind of journal, and the id of the application.
         parts = head[:16], head[18:20], head[68:72]
         if head and parts != (b"SQLite format 3\0", b"\1\1", APPLICATION.to_bytes(4, "big")):
             raise self._error(
@@ -149,7 +151,7 @@ class Checkpoint:
             )
 
     def records(self) -> Iterator[Any]:
-        """Iterate over the finished records, as `add` took them."""
+        """Iterate over the finished records, as they were passed to `add`."""
         if self._is_new:
             return
         try:
@@ -165,7 +167,7 @@ class Checkpoint:
             raise self._damaged() from None
 
     def add(self, record: Any) -> None:
-        """Add a finished record, a value that JSON can represent, and wait until it is on the disk."""
+        """Add a finished record, which is a value that JSON can represent, and wait until the record is on the disk."""
         content = json.dumps(record).encode()
         try:
             self._database.execute("BEGIN")
@@ -182,7 +184,7 @@ class Checkpoint:
         self._records += 1
 
     def close(self, *, remove: bool) -> None:
-        """Close the file; remove it when the comparison is complete, or where nothing was finished."""
+        """Close the file. Remove the file if `remove` is true, or if the file is new and no record was finished."""
         self._database.close()
         if remove or (self._is_new and not self._records):
             _remove(self._path)
@@ -200,7 +202,7 @@ class Checkpoint:
 
 @contextmanager
 def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Checkpoint]:
-    """Open a `Checkpoint` that is removed at the end, unless there was an error or it is a `KeptState`."""
+    """Open a `Checkpoint` that is removed at the end, unless there was an error or `path` is a `KeptState`."""
     checkpoint = Checkpoint(path, identity)
     try:
         yield checkpoint
@@ -211,7 +213,7 @@ def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Chec
 
 
 def encoded_rows(table: Tensor, worst: list[WorstRow]) -> JsonObject:
-    """Return measured rows as values that JSON can represent: their table, float64, and the worst among them."""
+    """Return measured rows as values that JSON can represent: the table (float64), and the worst of these rows."""
     content = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
     return {"shape": list(table.shape), "table": content, "worst": [asdict(row) for row in worst]}
 
@@ -224,11 +226,11 @@ def decoded_rows(record: Any) -> tuple[Tensor, list[WorstRow]]:
 
 
 def decoded_tops(record: Any) -> list[TopClass]:
-    """Return the top classes in a record."""
+    """Return the top classes that a record stores."""
     return [TopClass(**each) for each in record]
 
 
 def _remove(path: Path) -> None:
-    """Remove the file that a path, maybe a link, leads to."""
+    """Remove the file at a path; if the path is a link, remove the file that the link leads to."""
     with suppress(OSError):
         Path(os.path.realpath(path)).unlink()

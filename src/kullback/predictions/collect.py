@@ -1,4 +1,4 @@
-"""The collector of all statistics of a comparison: takes tables of measured rows, returns the `Comparison`."""
+"""The collector of all statistics of a comparison, which takes tables of measured rows and returns a `Comparison`."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ AGREEMENTS, ACCURACIES_P, ACCURACIES_Q = (
     tuple(each.name for each in BUILT_IN if each.name.endswith(of))
     for of in ("_agreement", "_accuracy_p", "_accuracy_q")
 )
-# If none of n rows is of a kind, at most 3/n of all are, at 95 % confidence. A large KL in a row, in nats.
+# If none of n rows is of some kind, at most 3/n of all rows are of that kind, at 95 % confidence. `LARGE_KL` is a large
+# KL of a row, in nats.
 UNSEEN, LARGE_KL = 3.0, 10.0
-# Rows that the statistics take in at a time.
+# The number of rows that are added to the statistics at a time.
 TABLE_ROWS = 4096
 
 
@@ -64,11 +65,11 @@ class Collector:
 
     Arguments:
         rows: the number of rows, or None if it is not known before reading.
-        labels: the true class of each row, or None.
-        clusters: the cluster of each row, or None.
-        run: the settings.
-        chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
-        further: statistics of the user.
+        labels: the true class of each row; None without labels.
+        clusters: the cluster of each row; None without clusters.
+        run: the settings of the run.
+        chunks: the chunk of each row for llama.cpp's statistics, from 0 and increasing; None without chunks.
+        further: statistics that the user registered.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Collector:
         self._statistics = {each.name: each for each in (*columns, *self.further)}
         self._columns = tuple(self._statistics)
         self._llama_cpp = LlamaCpp(chunks) if run.llama_cpp else None
-        # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
+        # One buffer holds the rows of many parts, because small tensors that outlive a part would fragment the heap.
         self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
         self._filled = 0
         self._moments = {name: Moments() for name in self._columns}
@@ -116,9 +117,9 @@ class Collector:
                 require_values(argument, len(values), stop, more=True)
 
     def add(self, table: Tensor, worst: list[WorstRow]) -> None:
-        """Add the next rows: their table as `measure` returns it, and the worst among them."""
+        """Add the next rows: a table as `measure` returns it, and the worst of these rows."""
         self.worst.add(worst)
-        # The buffer is filled to its end: the sums do not depend on how many rows come at a time.
+        # The buffer is filled completely before use, so that the sums do not depend on the sizes of the tables.
         while len(table):
             if self._filled == TABLE_ROWS:
                 self._take_table()
@@ -149,7 +150,7 @@ class Collector:
         self._estimator.add(table)
 
     def comparison(self, p: ComparisonSide, q: ComparisonSide, notes: list[str]) -> Comparison:
-        """Return the comparison of all rows; its notes begin with `notes`."""
+        """Return the comparison of all rows; the notes of the comparison begin with `notes`."""
         self._take_table()
         rows = self._moments["kl_pq"].count
         for argument, values in self._beside():
@@ -237,7 +238,9 @@ class Collector:
         )
 
     def _correlation(self) -> float:
-        """Return the correlation of the two cross-entropies of a row, from their variances and their difference's."""
+        """Return the correlation of the two cross-entropies over rows, from their variances and the variance of the
+        difference.
+        """
         names = ("cross_entropy_p", "cross_entropy_q", "difference")
         of_p, of_q, of_difference = (float(self._moments[name].variance) for name in names)
         scale = 2 * math.sqrt(of_p) * math.sqrt(of_q)
@@ -246,16 +249,18 @@ class Collector:
         return max(-1.0, min(1.0, (of_p + of_q - of_difference) / scale))
 
     def _perplexities(self) -> tuple[float, float, float]:
-        """Return P's and Q's perplexity and their difference, which keeps its digits where they are close."""
+        """Return P's perplexity, Q's perplexity, and the difference, which is precise even if both are close."""
         of_p, of_q = (_exp(float(self._moments[f"cross_entropy_{side}"].mean)) for side in "pq")
         difference = float(self._moments["difference"].mean)
-        # Beyond 700 nothing cancels, and expm1 overflows from 710 on.
+        # Above 700 the subtraction loses no digits, and from 710 on expm1 overflows.
         if math.isinf(of_p) or math.isinf(of_q) or difference > 700:
             return of_p, of_q, of_q - of_p
         return of_p, of_q, of_p * math.expm1(difference)
 
     def _perplexity_weights(self) -> dict[int, float] | None:
-        """Return the derivatives of the perplexities' difference for two columns' means; None if it is infinite."""
+        """Return the derivatives of the perplexities' difference by the means of two columns; None if the difference is
+        infinite.
+        """
         _, of_q, change = self._perplexities()
         if not math.isfinite(change):
             return None
@@ -300,7 +305,7 @@ class Collector:
         return "rows", self._moments["kl_pq"].count
 
     def _notes_on_intervals(self) -> list[str]:
-        """Return a note on the intervals: their method, their assumptions, and the open ends."""
+        """Return notes on the intervals: the method, the assumptions, and the open ends."""
         units, count = self._units()
         notes: list[str] = []
         if units == "clusters":
@@ -329,7 +334,7 @@ class Collector:
         return self._statistics[name].title
 
     def _unseen_share(self) -> float:
-        """Return the largest possible share of an absent kind of units; 0 if the interval includes its effect.
+        """Return the largest possible share of an absent kind of units; 0 if the interval allows for that kind.
 
         References:
             If Nothing Goes Wrong, Is Everything All Right? (Hanley and Lippman-Hand, 1983)
@@ -355,7 +360,7 @@ class Collector:
 
 
 def _noticed(dependence: SerialDependence, clusters: Clusters | None) -> str:
-    """Return a note: rows or clusters depend on their order, the consequence, and the remedy."""
+    """Return a note that rows or clusters depend on their order, with the consequence and the remedy."""
     rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.in_order, "")
     if dependence.kind == "pattern":
         turns = (
@@ -382,7 +387,7 @@ def _noticed(dependence: SerialDependence, clusters: Clusters | None) -> str:
 
 
 def _exp(x: float) -> float:
-    # inf, not an error, where it overflows
+    # this returns inf instead of an error if the exponential overflows
     return float(torch.tensor(x, dtype=torch.float64, device="cpu").exp())
 
 
@@ -409,7 +414,7 @@ def _root(square: Value[float]) -> Value[float]:
 
 
 def _caveats(p: ComparisonSide, q: ComparisonSide) -> list[str]:
-    """Return the remarks of the sources on their contents, without duplicates."""
+    """Return the remarks on the contents of both sources, without duplicates."""
     by_sentence: dict[str, list[str]] = {}
     for name, source in (("P", p), ("Q", q)):
         for sentence in source.caveats():

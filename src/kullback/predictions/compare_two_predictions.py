@@ -1,4 +1,4 @@
-"""`compare_predictions`: reads two sources of rows in step and measures them, in bounded memory."""
+"""`compare_predictions`, which reads two sources of rows in step and measures them in bounded memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kullback.representations import Representation
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# The most rows whose results a worker sends, or a state keeps, at a time.
+# The largest number of rows whose results a worker sends, or a state file stores, at a time.
 MOST_SENT = 1 << 16
 
 T = TypeVar("T")
@@ -70,45 +70,49 @@ def compare_predictions(
 ) -> Comparison:
     r"""Compare two models' predictions of the same positions, row by row, in bounded memory.
 
-    .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and so for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\ TV(P_n, Q_n)
+    .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and likewise for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\
+    TV(P_n, Q_n)
 
-    Both are read in step, a block at a time. Means have a standard error (the jackknife) and a 95 % interval (the wider
-    of Student's t and the studentized bootstrap). Both assume that clusters are independent. Without clusters, the
-    order of the rows is examined. If it shows dependence, blocks of rows are the clusters, and a note gives the
-    effective number of rows; otherwise each row is a cluster. If the clusters are too few or too skewed to bound the
-    mean, an end of the interval is infinite, and `Value.reason` says why. The interval does not include kinds of rows
-    that are absent from the sample: they may be up to 3/n of all rows. If they could add more than the interval
-    includes, a note says how much. Quantiles are exact up to 4,000,000 rows; beyond, they come from a sketch with
-    relative error 0.005. Every value is computed in float64 and does not depend on `block_bytes`.
+    P and Q are read in step, one block at a time. Means have a standard error (the jackknife) and a 95 % interval (the
+    wider of Student's t and the studentized bootstrap). The error and the interval assume that clusters are
+    independent. Without clusters, the order of the rows is examined. If the order shows dependence, blocks of rows are
+    the clusters, and a note gives the effective number of rows. Otherwise each row is a cluster. If the clusters are
+    too few or too skewed to bound the mean, an end of the interval is infinite, and `Value.reason` gives the reason.
+    The interval does not include kinds of rows that are absent from the sample. Such kinds may be up to 3/n of all
+    rows. If they could add more to the mean than the interval includes, a note gives the amount. Quantiles are exact up
+    to 4,000,000 rows. For more rows, quantiles come from a sketch with relative error 0.005. Every value is computed in
+    float64 and does not depend on `block_bytes`.
 
     Arguments:
-        p: P, the reference: the path of a file, a `kullback.io.RowStream`, such as a source from
-            `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or `Counts`, or a tensor, array or data frame of
-            shape (..., classes) whose values `representation` names.
-        q: Q, likewise, with as many rows and classes. Classes that both sides name, as columns do, are paired by their
-            names. Numbered names, such as ``class_0``, are positions.
-        representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
-            a pair (of P, of Q).
-        key: the name of the array in a file with several, for both or as a pair.
-        columns: the names of the columns that are classes, of both sides. By default every column is one, and a column
-            that looks like ids or labels is refused: it has whole numbers among others, and it counts rows or is
-            named so. Without names, positions are the names.
-        labels: the true class of each row, -100 if there is none: a path, or integers or names of classes of shape
-            (rows,). Integers are positions in P. By default the tokens of a llama.cpp base file, if P or Q is one.
-        labels_key: the name of the labels in their file.
+        p: P, the reference: the path of a file, a `kullback.io.RowStream` (such as a source from
+            `kullback.io.open_rows`), `Logits`, `LogProbs`, `Probs` or `Counts`. P may also be a tensor, array or data
+            frame of shape (..., classes); `representation` then names the kind of its values.
+        q: Q, in the same forms as P, with as many rows and classes. If both sides name their classes, as columns do,
+            classes are paired by name. Names with numbers, such as ``class_0``, are positions.
+        representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``. One value is
+            for both sides; a pair is (of P, of Q).
+        key: the name of the array in a file with several arrays. One name is for both sides; a pair is (of P, of Q).
+        columns: the names of the columns that are classes, of both sides. By default, every column is a class, and a
+            column that looks like ids or labels is refused. Such a column has whole numbers while other columns do not,
+            and counts rows or has a name for ids or labels. If columns have no names, positions are the names.
+        labels: the true class of each row; -100 for a row without a label. Labels are a path, or integers or names of
+            classes of shape (rows,). Integers are positions in P. By default, the labels are the tokens of a llama.cpp
+            base file, if P or Q is such a file.
+        labels_key: the name of the labels in the file of `labels`.
         cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
-        cluster_key: the name of the clusters in their file.
+        cluster_key: the name of the clusters in the file of `cluster`.
         independent: whether the rows are known to be independent, so that their order is not examined.
-        worst: how many of the rows of largest KL(P || Q) to return.
+        worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
-        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, by its
-            definitions, from the rows of this comparison. They need labels, and store 8 bytes a row.
-        generator: the random generator of the bootstrap; by default one with a fixed seed.
-        block_bytes: the memory of a block of either side. A block has at least 32767 elements or one row.
-        progress: called with the number of finished rows and the total (None if it is unknown before the end).
+        llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, by llama.cpp's
+            definitions, from the rows of this comparison. The numbers need labels and 8 bytes of memory for each row.
+        generator: the random generator of the bootstrap; None for a generator with a fixed seed.
+        block_bytes: the memory of a block of one side, in bytes. A block has at least about 32767 elements, or one row.
+        progress: a function that is called with the number of finished rows and the number of all rows (None if that is
+            unknown before the end).
         resume: a file that keeps the finished blocks. A run that was stopped continues from it and gives the same
             result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. In a
-            group, rank 0 reads and writes it; the number of ranks may change.
+            group, rank 0 reads and writes the file; the number of ranks may change.
         group: a process group for CPU tensors. All ranks make this call, and each measures some blocks of rows. All
             return the same result, which equals the result of one process to the last digit.
 
@@ -116,9 +120,9 @@ def compare_predictions(
         a `Comparison`; divergences and cross-entropies in nats.
 
     Raises:
-        FileError: a file is missing, damaged or unlike its partner, or has a row that is not a distribution; a column
-            is no class, or a class has a name that the other side has not; `resume` belongs to other inputs or
-            options, or is damaged. In a group, every rank raises the error of one rank.
+        FileError: a file is missing or damaged, does not match the other side, or has a row that is not a distribution;
+            a column is not a class, or a class has a name that the other side lacks; `resume` belongs to other inputs
+            or options, or is damaged. In a group, every rank raises the error of one rank.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
 
     Example:
@@ -206,12 +210,12 @@ def compare_predictions(
 
 
 class RowMeasure(Measure):
-    """All statistics of two sides whose probabilities of all classes are known.
+    """The measurement of all statistics of two sides, if the probabilities of all classes are known.
 
     Arguments:
-        collector: takes the measured rows.
-        p: P.
-        q: Q.
+        collector: the collector that takes the measured rows.
+        p: the source of P.
+        q: the source of Q.
     """
 
     def __init__(self, collector: Collector, p: RowSource, q: RowSource) -> None:
@@ -272,7 +276,7 @@ def _rows_in_block(sides: list[RowSource], block_bytes: int, most_rows: int | No
     part = rows_in_part(sides[0].classes)
     row_bytes = max(side.classes * side.dtype.itemsize for side in sides)
     parts = block_bytes // (row_bytes * part)
-    if most_rows is not None:  # what was measured travels, or is kept: some hundred bytes a row
+    if most_rows is not None:  # results of some hundred bytes for each row are sent or kept
         parts = min(parts, most_rows // part)
     return max(1, parts) * part
 

@@ -19,31 +19,34 @@ from kullback.predictions.mean_intervals import (
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows
 from kullback.results.value import Interval, Value
 
-# The smallest number of rows of similar spread that is enough for the control variate.
+# The fewest rows in a stratum of rows with similar spread, and the largest number of strata.
 ROWS_OF_STRATUM, MOST_STRATA = 32, 8
-# It has to explain so much of the variance: heavier tails explain less, and are not seen whole (measured).
+# The control variate must explain at least this share of the variance. With heavier tails, the control variate explains
+# less, and the draws miss a part of the tail (measured).
 LEAST_EXPLAINED = 0.9
-# And its mean has to lie within so many standard errors of 0, of all rows and of a stratum: it does not where the draws
-# miss what matters.
+# The mean of the control variate must lie within this many standard errors of 0, over all rows and over a stratum. The
+# mean lies farther from 0 if the draws miss important classes.
 FARTHEST_MEAN, FARTHEST_OF_STRATUM = 3.0, 5.0
-# Beyond these skewnesses of the mean's sampling distribution, Student's t falls short on that side (measured). To the
-# left they come of classes that are seldom drawn and lower the mean, whose skewness the draws show in part.
+# If the skewness of the mean's sampling distribution is outside these limits, Student's t covers too little on that
+# side (measured). Skewness to the left comes from classes that are seldom drawn and lower the mean. The draws show only
+# a part of this skewness.
 LEAST_SKEWNESS, LARGEST_SKEWNESS = -0.1, 0.2
-# With fewer degrees of freedom, the interval is the bounds.
+# With fewer degrees of freedom than this, the ends of the interval are the bounds.
 FEWEST_DEGREES = 9
 
 
 @dataclass(frozen=True)
 class DrawnMean(Value[float]):
-    """The mean of a divergence over exactly these rows of a reference file; its error is from the tail's sampling only.
+    """The mean of a divergence over exactly these rows of a reference file; the error comes only from sampling the
+    tail.
 
     Attributes:
-        value: its estimate, moved to the nearer bound where it lies outside both.
-        standard_error: the standard error of the sampling; 0 where no row has a tail, +inf where a row is infinite, NaN
-            where the draws do not tell: without two in each row, or if all agree.
-        interval: the 95 % interval of the mean that all classes would give: it includes the sampling and no other rows.
-            Its ends are the ends of `bounds` if the draws do not determine them.
-        bounds: the mean of the rows' bounds, and of the largest values that these allow: certain.
+        value: the estimate of the mean, clamped to `bounds`.
+        standard_error: the standard error of the sampling: 0 if no row has a tail, +inf if a row is infinite, NaN if
+            rows have fewer than two draws or if all draws agree.
+        interval: the 95 % interval of the mean that all classes would give. The interval allows for the sampling of the
+            tail, not for other rows. The ends are those of `bounds` if the draws do not determine them.
+        bounds: certain bounds: the mean of the rows' lower bounds, and the mean of the rows' upper bounds.
     """
 
     interval: Interval
@@ -51,19 +54,21 @@ class DrawnMean(Value[float]):
 
 
 def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Return an unbiased estimate of each row's divergence, its error's moments, and whether it is light-tailed.
+    r"""Return an unbiased estimate of each row's divergence, the moments of its error, and whether the row is
+    light-tailed.
 
-    An estimate is :math:`b + e + c g` as `DrawnDivergence` says. Rows are put in order of their spread, which does
-    not depend on the draws, and divided into strata of similar rows, whose rows belong to two folds in turns. The
-    factor c of a row is the one of least variance in the *other* fold of its stratum, from 0 to 1, so it does not
-    depend on the row's own draws and leaves the estimate unbiased. It is 0 where there g explains less than 90 % of
-    the variance, or has a mean more than 5 standard errors from 0, or more than 3 in all strata: the ratios q/p are
-    then heavy-tailed, and g would be wrong by what was not drawn. It is 0, too, where a class may have no mass in the
-    base, in rows of a spread above 1, and if fewer than 32 rows are left.
+    An estimate is :math:`b + e + c g`, as described at `DrawnDivergence`. The rows are sorted by their spread, which
+    does not depend on the draws, and are divided into strata of similar rows. The rows of a stratum alternate between
+    two folds. The factor c of a row is the factor from 0 to 1 with the least variance in the *other* fold of the row's
+    stratum. So c does not depend on the row's own draws, and the estimate is unbiased. The factor is 0 if g explains
+    less than 90 % of the variance in the other fold. The factor is also 0 if the mean of g is more than 5 standard
+    errors from 0 there, or more than 3 in the other folds of all strata. The ratios q/p are then heavy-tailed, and g
+    would be wrong because of the classes that were not drawn. Finally, the factor is 0 in rows where a class may have
+    no mass in the base, and if fewer than 32 rows are left.
 
     Returns:
-        the estimates, the variances and third central moments of their sampling errors, and a mask of the rows whose
-        ratios q/p were found light-tailed, each of shape (rows,).
+        the estimates, the variances and third central moments of the sampling errors, and a mask, each of shape
+        (rows,). The mask selects rows whose ratios q/p were found light-tailed, and rows without a tail.
     """
     drawn = rows.divergences[name]
     factor, light = _factors(rows, name)
@@ -103,7 +108,9 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
-    """Return whether the mean of the control variate in some rows is as close to 0 as its variance predicts."""
+    """Return whether the mean of the control variate over some rows is as close to 0 as the variance of that mean
+    predicts.
+    """
     return abs(float(drawn.control[rows].sum())) <= farthest * math.sqrt(
         float(drawn.variances[rows, 2].sum())
     )
@@ -112,17 +119,18 @@ def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
 def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
     """Return the mean of a divergence over these rows, with an interval for the sampling of the tail only.
 
-    The interval is Student's t, with Satterthwaite's degrees of freedom, within the bounds. If the sampling
-    distribution is skewed toward a side, the end on that side is the bound; without a bound it is farther out than a
-    normal quantile. The interval of KL(candidate||base) has no upper end unless the ratios q/p are light-tailed in all
-    rows: draws from the base do not show classes where only the candidate has mass.
+    The interval is Student's t interval with Satterthwaite's degrees of freedom, clamped to the bounds. If the sampling
+    distribution is skewed toward a side, the end on that side is the bound. If that bound is infinite, the tail
+    probability is 0.0025 instead of 0.025. The interval of KL(candidate||base) has no upper end unless the ratios q/p
+    are light-tailed in all rows. The reason is that draws from the base do not show classes where only the candidate
+    has mass.
 
     Arguments:
-        rows: the measured rows, all of them.
+        rows: all measured rows.
         name: ``"kl_pq"``, ``"kl_qp"``, ``"js"`` or ``"tv"``.
 
     Returns:
-        the mean with its interval.
+        the mean with its interval, as a `DrawnMean`.
     """
     drawn = rows.divergences[name]
     values, variances, thirds, light = row_estimates(rows, name)
@@ -170,16 +178,17 @@ def population_mean(
 ) -> MeanEstimate:
     """Return the standard error and the interval of the mean over the population of clusters.
 
-    The interval also includes the sampling of the tails, because it adds to the variance of the rows. It may be open,
-    as described at `MeanEstimator`.
+    The interval also allows for the sampling of the tails, because the sampling adds to the variance of the rows. An
+    end may be open (infinite), as described at `MeanEstimator`.
 
     Arguments:
         rows: the measured rows.
-        name: the divergence.
-        cluster: the number of the window, document or speaker of each row, shape (rows,); left out, each is its own.
-        in_order: whether neighboring clusters may be dependent; their order is then examined.
+        name: the divergence: ``"kl_pq"``, ``"kl_qp"``, ``"js"`` or ``"tv"``.
+        cluster: the number of the window, document or speaker of each row, shape (rows,). None if each row is a cluster
+            of its own.
+        in_order: whether neighboring clusters may be dependent. If so, the order of the clusters is examined.
         bootstrap: the number of bootstrap draws.
-        generator: their source.
+        generator: the random generator of the bootstrap; None for one with a fixed seed.
 
     Returns:
         the standard error and the interval.
@@ -188,7 +197,7 @@ def population_mean(
     if not bool(values.isfinite().all()):
         return MeanEstimate(math.inf if bool((values == math.inf).any()) else math.nan)
     bound = {"js": math.log(2), "tv": 1.0}.get(name, math.inf)
-    # An estimate may lie outside the range of the divergence: its bounds hold for the mean alone.
+    # The estimate of a row may lie outside the range of the divergence. Only the mean is kept within that range.
     low = 0.0 if bool((values >= 0).all()) else -math.inf
     estimator = MeanEstimator(1, bootstrap, generator, cluster, (0,) if in_order else ())
     estimator.add(values[:, None])

@@ -1,4 +1,4 @@
-"""The statistics that llama.cpp's ``llama-perplexity --kl-divergence`` prints, by its own definitions."""
+"""The statistics that llama.cpp's ``llama-perplexity --kl-divergence`` prints, by llama.cpp's definitions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Singles = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 class LlamaCpp:
-    """Collects llama.cpp's sums and values from rows that come in order; it keeps 8 bytes of each row.
+    """Collects llama.cpp's sums and values from rows that arrive in order; this takes 8 bytes of memory for each row.
 
     Arguments:
-        chunks: the number of the chunk of each row, from 0 and increasing, or None if rows are not cut in chunks.
+        chunks: the number of the chunk of each row, from 0 and increasing, or None if the rows are not divided into
+            chunks.
     """
 
     def __init__(self, chunks: Tensor | None) -> None:
@@ -51,7 +52,7 @@ class LlamaCpp:
         self._sums.index_add_(0, chunk[known], torch.stack(terms, -1))
 
     def statistics(self) -> LlamaCppStatistics:
-        """Return the statistics after each chunk and of all rows."""
+        """Return the statistics up to the end of each chunk, and of all rows."""
         running = _figures(self._sums.cumsum(0).numpy())
         kld, delta_p = (np.sort(torch.cat(each).numpy()) for each in (self._kld, self._delta_p))
         return LlamaCppStatistics(
@@ -106,7 +107,7 @@ def _figures(sums: Floats) -> list[LlamaCppFigures]:
 
 
 def _quantiles(ordered: Singles, fractions: tuple[float, ...]) -> list[float]:
-    """Return the maximum, the quantiles and the minimum, interpolated in float32; NaN where there is no value."""
+    """Return the maximum, the quantiles and the minimum, interpolated in float32; NaN if there are no values."""
     if not len(ordered):
         return [float("nan")] * (len(fractions) + 2)
     with np.errstate(all="ignore"):

@@ -17,38 +17,39 @@ from kullback.common.serial_dependence import SerialDependence, number_scores, s
 from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks, with_combined
 from kullback.results.value import Reason
 
-# Units beyond so many share a group at random, which preserves the variance of the mean.
+# The largest number of groups. Further units join random groups, which preserves the variance of the mean.
 GROUPS = 10_000
 DRAWN_AT_ONCE = 1_000_000
-# Fewer units than these have no interval.
+# The fewest units that have an interval.
 FEWEST_UNITS = 10
-# Fewer units with a nonzero sum than these do not bound the mean from above.
+# The fewest units with a nonzero sum that bound the mean from above.
 FEWEST_NONZERO = 10
-# The nominal probability beyond an end of the interval, and the one used beyond the end on the side of a long tail:
-# there the studentized bootstrap falls short of its nominal coverage. In between, the skewness of the mean decides.
+# `TAIL` is the nominal probability beyond an end of the interval. `TAIL_IF_SKEWED` is used toward a long tail, where
+# the studentized bootstrap covers less than its nominal coverage. The skewness of the mean interpolates between both.
 TAIL, TAIL_IF_SKEWED = 0.025, 0.0025
 SKEWNESS_OF_MEAN = 0.1, 0.2
-# Above this tail index, estimated from the largest units, the upper end is open: the first for 100
-# units or fewer, the second for 1,000 or more, whose estimate is more precise.
+# If the tail index, estimated from the largest units, is above this limit, the upper end is open. The first limit is
+# for 100 units or fewer. The second limit is for 1,000 units or more, whose estimate is more precise.
 HEAVIEST_TAILS = 0.75, 0.7
-# By how many standard errors Hill's estimate has to exceed that for the end to stay open, and how many times the mean
-# the end by Student's t may be: beyond, it says nothing.
+# `CERTAINLY_HEAVY` is the number of standard errors by which Hill's estimate must exceed that limit for an end to stay
+# open. An end beyond `FARTHEST_END` times the mean absolute value carries no information and is replaced by an open
+# end.
 CERTAINLY_HEAVY, FARTHEST_END = 1.64, 1000.0
-# The fewest degrees of freedom of Student's t: with fewer, its quantiles grow without bound (measured).
+# The smallest degrees of freedom for Student's t. With fewer, the quantiles grow without bound (measured).
 FEWEST_DEGREES = 1.5
-# Sums of units from here on count as infinite: their cubes are beyond float64.
+# Sums of units from this value on count as infinite, because their cubes may overflow float64.
 LARGEST = 1e100
-# Units that differ from their mean by less than this, relative to it, differ by the rounding of sums alone.
+# Units differ only by the rounding of sums if their relative differences from the mean are at most this.
 ROUNDING = 1e-13
 
 
 class RatioOfSums(NamedTuple):
-    """A mean to estimate: the sum of a column divided by the sum of another.
+    """A mean to estimate: the sum of a column divided by the sum of another column.
 
     Attributes:
         column: the column in the numerator.
-        per: the column in the denominator; -1 is the number of rows.
-        low, high: the least and the largest value that a row can have; infinite if there is none.
+        per: the column in the denominator; -1 for the number of rows.
+        low, high: the smallest and the largest value that a row can have; infinite if there is no limit.
         binary: whether every value is 0 or 1.
     """
 
@@ -63,10 +64,11 @@ class MeanEstimate(NamedTuple):
     """A standard error and a 95 % interval.
 
     Attributes:
-        standard_error: NaN for a single unit, +inf where a value is infinite.
-        interval: its ends; an end that the data do not determine is the bound of the quantity, infinite if it has none.
-            None if neither end is determined or no interval was asked for.
-        reason: why an end is not determined, or None.
+        standard_error: the standard error; NaN for a single unit, +inf if a value is infinite.
+        interval: the ends of the 95 % interval. An end that the data do not determine is the bound of the quantity,
+            which is infinite for an unbounded quantity. None if neither end is determined or if no interval was
+            requested.
+        reason: the reason why an end is not determined; None if both ends are determined.
     """
 
     standard_error: float
@@ -77,13 +79,13 @@ class MeanEstimate(NamedTuple):
 class MeanEstimator:
     r"""Standard errors and 95 % intervals of means :math:`m = \sum_u S_u / \sum_u n_u` over units (clusters, or rows).
 
-    The standard error comes from the delete-one jackknife over units. The interval is the wider of two: Student's t
-    with this error, and the studentized bootstrap. The bootstrap resamples units, and divides the deviation of each
-    draw by the draw's own linearized standard error, on the scale of the logarithm for nonnegative quantities. Toward a
-    long tail, the tail probability is smaller.
+    The standard error comes from the delete-one jackknife over units. The interval is the wider of two intervals:
+    Student's t with this error, and the studentized bootstrap. The bootstrap resamples units, and divides the deviation
+    of each draw by the draw's own linearized standard error. For nonnegative quantities, the bootstrap does so on the
+    scale of the logarithm. Toward a long tail, the tail probability is smaller.
 
-    If units have different sizes, or sums of clusters are heavy-tailed, the interval is at least Student's t with
-    Satterthwaite's degrees of freedom, computed from the units' influences on the mean:
+    If units have different sizes, or sums of clusters are heavy-tailed, the interval is at least as wide as Student's t
+    interval with Satterthwaite's degrees of freedom, computed from the units' influences on the mean:
 
     .. math:: \nu = \Bigl(\sum_u l_u^2\Bigr)^2 \Big/ \sum_u l_u^4, \qquad l_u = m_{(-u)} - \overline{m_{(-u)}}
 
@@ -92,10 +94,10 @@ class MeanEstimator:
     Arguments:
         columns: the number of columns.
         draws: the number of bootstrap draws; 0 for no intervals.
-        generator: the random generator of the bootstrap; None for one with a fixed seed.
+        generator: the random generator of the bootstrap; None for a generator with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None if each row is a unit.
-        examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If it shows
-            dependence, blocks of rows or clusters are the units.
+        examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If the order
+            shows dependence, blocks of rows or clusters are the units.
 
     References:
         The Jackknife, the Bootstrap and Other Resampling Plans (Efron, 1982)
@@ -140,7 +142,7 @@ class MeanEstimator:
 
     @cached_property
     def dependence(self) -> SerialDependence | None:
-        """The serial dependence of the rows or clusters; None if there is none, or it was not examined."""
+        """The serial dependence of the rows or clusters; None if there is no dependence, or if it was not examined."""
         if self._blocks is not None:
             return self._blocks.dependence()
         if self._group_of_row is None or not self._examined:
@@ -154,7 +156,7 @@ class MeanEstimator:
         return self._sums[self._sums[:, -1] > 0].numpy()
 
     def combine(self, weights: Mapping[int, float]) -> int:
-        """Add a column that is the weighted sum of others, given all rows, and return its place."""
+        """Add a column with the weighted sum of other columns, after all rows are added, and return its index."""
         if self._blocks is not None:
             self._blocks.combine(weights)
         self._sums = with_combined(self._sums, weights)
@@ -169,7 +171,7 @@ class MeanEstimator:
             units = sums_of_blocks(units, dependence) if blocks is None else blocks.sums(dependence)
         wider = math.sqrt(dependence.correction) if dependence is not None else 1.0
         clustered = self._group_of_row is not None or in_blocks
-        of_rows = not clustered and self._rows > GROUPS  # rows that share groups, whose sizes say nothing
+        of_rows = not clustered and self._rows > GROUPS  # random groups, whose sizes mean nothing
         ratios = [
             _Ratio(units, quantity, clustered=clustered, of_rows=of_rows, wider=wider)
             for quantity in quantities
@@ -180,7 +182,7 @@ class MeanEstimator:
         return [ratio.estimate(sums_of.get(id(ratio)), asked=self._draws > 0) for ratio in ratios]
 
     def _drawn_sums(self, units: int, products: list[Floats]) -> list[Floats]:
-        """Return for each matrix of shape (units, 5) its sums over the units of each draw, shape (draws, 5)."""
+        """For each matrix of shape (units, 5), return the sums over the units of each draw, shape (draws, 5)."""
         if not products:
             return []
         table = np.concatenate(products, -1)
@@ -195,14 +197,16 @@ class MeanEstimator:
         return np.split(drawn_sums, len(products), -1)
 
     def _new_groups(self, first: int, count: int) -> Tensor:
-        """Return the groups of units `first`, `first` + 1, ...: first one unit for each group, then random groups."""
+        """Return the groups of `count` units from unit `first` on. Units below `GROUPS` have a group each; further
+        units have random groups.
+        """
         units = torch.arange(first, first + count, device="cpu")
         drawn = torch.from_numpy(self._random.integers(GROUPS, size=count))
         return torch.where(units < GROUPS, units, drawn)
 
 
 class _Ratio:
-    """The sums of one quantity over units, and what its standard error and interval are computed from."""
+    """The sums of one quantity over units, from which the standard error and the interval are computed."""
 
     def __init__(
         self,
@@ -223,7 +227,7 @@ class _Ratio:
         if not self.finite or self.count < 2:
             return
         low, high = quantity.low, quantity.high
-        # A proportion close to its upper bound is skewed to the left: its complement is estimated instead.
+        # A quantity closer to its upper bound than to 0 is skewed to the left, so its complement is estimated instead.
         if low == 0 and math.isfinite(high) and self._sums.sum() / self._sizes.sum() > high / 2:
             self._flipped = True
             self._sums = high * self._sizes - self._sums
@@ -312,11 +316,11 @@ class _Ratio:
         )
 
     def _beyond_heavy_tail(self, sign: int, end: float, farther: float) -> tuple[float, Reason | None]:
-        """Return an end for heavy-tailed sums of units, and the reason if it is open.
+        """Return an end for heavy-tailed sums of units, and the reason if the end is open.
 
-        Sums of clusters may be heavy-tailed only because clusters differ in size. So their end is open only if two
-        quantities have a significantly heavy tail: the means of clusters, and the deviations of the sums from the
-        values expected for their sizes.
+        Sums of clusters may be heavy-tailed only because clusters differ in size. So the end for clusters is open only
+        if two quantities have a significantly heavy tail: the means of clusters, and the deviations of the sums from
+        the values expected for their sizes.
         """
         if not (self._clustered or self._unlike):
             return (self._high if sign > 0 else self._low), "heavy tail"
@@ -338,7 +342,7 @@ class _Ratio:
     def _few_nonzero(self) -> tuple[float, Reason | None]:
         """Return the upper end for few nonzero units: a bound from their number, if the quantity itself is bounded.
 
-        The bootstrap has none: a draw without any nonzero unit has no standard error.
+        The bootstrap gives no such end, because a draw without any nonzero unit has no standard error.
         """
         if math.isinf(self._high):
             return self._high, "few nonzero units"
@@ -361,7 +365,10 @@ class _Ratio:
         return -float(ordered[last]), -float(ordered[first])
 
     def _proportion(self, of_units: float) -> tuple[float, float]:
-        """Return the ends for a proportion of units; the counted units may be the largest clusters."""
+        """Return the ends of the interval for a proportion of units.
+
+        With clusters, the upper end allows for the case that the counted units are the largest clusters.
+        """
         if not self._clustered:
             return wilson_interval(of_units, float(self._sizes.sum()), 1 - 2 * TAIL)
         high = wilson_interval(of_units, self.count, 1 - 2 * TAIL)[1]
@@ -369,7 +376,7 @@ class _Ratio:
 
 
 def _tail_probability(skewness: float) -> float:
-    """Return the probability to leave beyond an end, given the skewness of the mean in its direction."""
+    """Return the probability beyond an end of the interval, given the skewness of the mean toward that end."""
     least, most = SKEWNESS_OF_MEAN
     weight = min(1.0, max(0.0, (skewness - least) / (most - least)))
     return TAIL * (TAIL_IF_SKEWED / TAIL) ** weight

@@ -17,8 +17,8 @@ from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass
 from kullback.representations import REPRESENTATIONS, Logits, Representation
 
-# Elements in a part, which one thread measures: its temporaries fit the core's cache, and torch starts no threads of
-# its own for so few.
+# The largest number of elements in a part, which one thread measures. The temporaries of a part fit the core's cache,
+# and torch starts no threads of its own for so few elements.
 PART = (1 << 15) - 1
 DIVERGENCES = dict(zip(DIVERGENCE_NAMES, (KL(), ReverseKL(), JensenShannon(), TotalVariation()), strict=True))
 COLUMNS = tuple(each.name for each in BUILT_IN if not each.of_labels)
@@ -27,10 +27,11 @@ LOWEST = torch.finfo(torch.float64).min
 
 
 class MeasuredRows(NamedTuple):
-    """A few rows: their table and the classes of interest.
+    """The measurements of a few rows: a table, and the classes of interest.
 
-    The table's columns are `COLUMNS`, with labels `LABEL_COLUMNS`, and the statistics of the user. For each row,
-    `classes` has P's top classes, then Q's, then the label (0 if there is none); `pair` has these classes.
+    The table's columns are `COLUMNS`, then `LABEL_COLUMNS` if there are labels, then the statistics of the user. For
+    each row, `classes` has P's top classes, then Q's, then the label (0 if there is none); `pair` has the probabilities
+    of these classes.
     """
 
     table: Tensor
@@ -38,18 +39,18 @@ class MeasuredRows(NamedTuple):
     pair: FinitePair
 
     def top_classes(self, row: int) -> list[TopClass]:
-        """Return the top classes of a row under P, then those under Q that are not among them."""
+        """Return the top classes of a row under P, then the top classes under Q that are not top classes under P."""
         columns = (x[row, :-1].tolist() for x in (self.classes, self.pair.p, self.pair.q))
         classes = {index: TopClass(index, p, q) for index, p, q in zip(*columns, strict=True)}
         return list(classes.values())
 
     def at_label(self, row: int) -> tuple[float, float]:
-        """Return a row's label's probabilities under P and Q."""
+        """Return the probabilities of a row's label under P and Q."""
         return float(self.pair.p[row, -1]), float(self.pair.q[row, -1])
 
 
 def rows_in_part(classes: int) -> int:
-    """Return how many rows one thread measures at a time."""
+    """Return the number of rows that one thread measures at a time."""
     return max(1, PART // classes)
 
 
@@ -62,13 +63,13 @@ def measure(
 ) -> MeasuredRows:
     """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None.
 
-    Statistics of the user, `further`, are the last columns.
+    The last columns are the statistics of the user, `further`.
     """
     sides = [
         REPRESENTATIONS[name](rows.double(), validate=False)
         for name, rows in zip(representations, (p, q), strict=True)
     ]
-    # The top classes follow the weights: rounding may make unequal weights equal probabilities.
+    # The top classes are found by weights, because rounding may turn unequal weights into equal probabilities.
     top_p, top_q = (_top_classes(side.weights()) for side in sides)
     label = (
         torch.zeros(len(p), dtype=torch.int64, device="cpu")
@@ -106,15 +107,16 @@ def _further_columns(
 
 
 def _divergences(sides: list[Representation]) -> list[Tensor]:
-    """Return the divergences of each row; for logarithms by the kernels, which read them once for each divergence."""
-    # The reference would compute the pair again for each.
+    """Return the divergences of each row. Logarithms go to the kernels, which read them once for each divergence."""
+    # Without kernels, `row_divergence` would compute the pair again for each divergence.
     if not is_available() or not all(side.in_logs for side in sides):
         pair = finite_pair(*sides)
         return [kind.total(pair) for kind in DIVERGENCES.values()]
     p, q = sides
     kl_pq, kl_qp = (row_divergence(KL(), a, b, dtype=torch.float64) for a, b in ((p, q), (q, p)))
-    # Exchanging P and Q exchanges the results to the last bit, which one order of summation does not: the symmetric
-    # ones are computed in the direction with the smaller KL, and in both where KL is equal.
+    # Exchanging P and Q must exchange the results to the last bit, which a fixed order of summation does not ensure. So
+    # the symmetric divergences are computed in the direction with the smaller KL, and in both directions if KL is
+    # equal.
     swap = (kl_qp < kl_pq).unsqueeze(-1)
     tied = (kl_qp == kl_pq) & (kl_pq > 0)
     x, y = p.weights(), q.weights()
@@ -132,12 +134,14 @@ def _divergences(sides: list[Representation]) -> list[Tensor]:
 
 
 def _top_classes(weights: Tensor) -> Tensor:
-    """Return each row's top classes, equal ones by their number; the last one is repeated if there are too few."""
+    """Return each row's top classes, with ties in order of class number; the last class is repeated if there are too
+    few.
+    """
     best = weights.topk(min(TOP_CLASSES + 1, weights.shape[-1]))
     if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
         return best.indices[:, :TOP_CLASSES]
-    # Of equal weights `topk` may give any.
-    rest = weights.clamp(min=LOWEST)  # a copy, where only the classes found so far are -inf
+    # Of equal weights, `topk` may return any.
+    rest = weights.clamp(min=LOWEST)  # a copy in which only the classes found so far are -inf
     places: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):
         places.append(rest.max(-1, keepdim=True).indices)
@@ -164,7 +168,7 @@ def _against_labels(
 
 
 def _negative_log(top_prob: Tensor, side: Representation, top: Tensor, index: Tensor) -> Tensor:
-    """Return -log p of a class from its weight relative to the top class: exact where p itself underflows."""
+    """Return -log p of a class from its weight relative to the top class. The result is exact even if p underflows."""
     at_index, at_top = (side.weights().gather(-1, i.unsqueeze(-1)).squeeze(-1) for i in (index, top))
     if not side.in_logs:
         at_index, at_top = at_index.log(), at_top.log()

@@ -12,7 +12,7 @@ from kullback.results.value import Value
 
 @dataclass(frozen=True)
 class Summary(Value[float]):
-    """One quantity over all rows: its mean and its quantiles in both tails.
+    """The mean of one quantity over all rows, and the quantiles of its values.
 
     Attributes:
         minimum: the smallest value.
@@ -47,7 +47,7 @@ class Summary(Value[float]):
 
 @dataclass(frozen=True)
 class TitledValue(Value[float]):
-    """The mean over rows of a statistic that `register_statistic` added, and its title."""
+    """The mean over rows of a statistic that `register_statistic` added, with the title of the statistic."""
 
     title: str = field(default="", kw_only=True)
 
@@ -63,14 +63,15 @@ class TopClass:
 
 @dataclass(frozen=True, repr=False)
 class WorstRow(ShortRepr):
-    """A row of large KL(P || Q).
+    """A row with a large KL(P || Q).
 
     Attributes:
         row: the row's index.
         kl: KL(P || Q) in this row.
-        label: the true class, or None.
-        cluster: the cluster's id (its number among the sorted ids if they came from a file), or None.
-        top: the top classes under P, then the further top classes under Q.
+        label: the true class, or None if the row has no label.
+        cluster: the id of the row's cluster, or None without clusters. If the clusters come from a file, the id is the
+            cluster's number among the sorted ids.
+        top: the top classes under P, then the top classes under Q that are not top classes under P.
     """
 
     row: int
@@ -82,15 +83,15 @@ class WorstRow(ShortRepr):
 
 @dataclass(frozen=True)
 class ConfidenceBin:
-    """The rows with largest reference probability max p in [low, high), or in [low, 1] for the last bin.
+    """Statistics of the rows whose largest probability under P is in [low, high), or in [low, 1] for the last bin.
 
     Attributes:
         low: the lower edge.
         high: the upper edge.
-        rows: how many rows.
-        kl_mean: their mean KL(P || Q), NaN if there are none.
-        kl_p99: its 99 % quantile.
-        top1_agreement: the proportion of these rows where both have the same top class.
+        rows: the number of rows in the bin.
+        kl_mean: the mean KL(P || Q) of these rows; NaN if there are no rows.
+        kl_p99: the 99 % quantile of KL(P || Q) in these rows.
+        top1_agreement: the proportion of these rows in which P and Q have the same top class.
     """
 
     low: float
@@ -106,23 +107,26 @@ class LabelStatistics(ShortRepr):
     """Statistics of P and Q at the true classes.
 
     Attributes:
-        labeled: how many rows have a label.
+        labeled: the number of rows with a label.
         cross_entropy_p: the mean of -log p(label).
         cross_entropy_q: the mean of -log q(label).
-        difference: the mean of log p(label) - log q(label), row by row: cross_entropy_q - cross_entropy_p, with the
-            standard error of paired values. A row counts 0 where both probabilities are 0.
-        correlation: Pearson's correlation of log p(label) and log q(label) over rows; NaN where one does not vary.
-        perplexity_p: exp(cross_entropy_p), its error by the delta method, its interval the exponential of the
-            cross-entropy's interval.
-        perplexity_q: the same for Q.
-        perplexity_ratio: perplexity_q / perplexity_p, which is exp(difference), likewise.
-        perplexity_difference: perplexity_q - perplexity_p, error and interval by the delta method on paired values.
-        delta_prob: q(label) - p(label): its mean and its quantiles. Symmetric tails are noise; a longer lower tail is
-            probability that Q has lost.
-        delta_prob_rms: the root of the mean square of q(label) - p(label).
-        top_k_accuracy_p: for k = 1 to 5, how often the label is among P's k top classes; of classes of equal
-            probability the lower comes first.
-        top_k_accuracy_q: the same for Q.
+        difference: the mean of log p(label) - log q(label) over rows, which is cross_entropy_q - cross_entropy_p. The
+            standard error is that of paired values. A row counts as 0 if both probabilities are 0.
+        correlation: Pearson's correlation of log p(label) and log q(label) over rows; NaN if one of the two does not
+            vary.
+        perplexity_p: exp(cross_entropy_p). The error comes from the delta method. The interval is the exponential of
+            the cross-entropy's interval.
+        perplexity_q: exp(cross_entropy_q), with error and interval as for `perplexity_p`.
+        perplexity_ratio: perplexity_q / perplexity_p, which is exp(difference), with error and interval as for
+            `perplexity_p`.
+        perplexity_difference: perplexity_q - perplexity_p. The error and the interval come from the delta method on
+            paired values.
+        delta_prob: the mean and the quantiles of q(label) - p(label). Symmetric tails mean noise. A longer lower tail
+            means that Q has lost probability at the labels.
+        delta_prob_rms: the root mean square of q(label) - p(label).
+        top_k_accuracy_p: for k = 1 to 5, the proportion of rows whose label is among the k top classes of P. Ties are
+            in order of class number.
+        top_k_accuracy_q: the same proportions for the top classes of Q.
     """
 
     labeled: int
@@ -140,19 +144,19 @@ class LabelStatistics(ShortRepr):
     top_k_accuracy_q: list[Value[float]]
 
     def __hash__(self) -> int:
-        # Equal ones have equal hashes; lists have none.
+        # Equal objects have equal hashes. The lists are left out, because a list has no hash.
         return hash((self.labeled, self.cross_entropy_p, self.cross_entropy_q))
 
 
 @dataclass(frozen=True)
 class LlamaCppFigures:
-    """The numbers that llama.cpp's ``llama-perplexity --kl-divergence`` prints for some rows, with their uncertainty.
+    """The numbers that llama.cpp's ``llama-perplexity --kl-divergence`` prints for some rows, each with an uncertainty.
 
-    The uncertainty is sqrt((mean of squares - square of mean) / (rows - 1)), or follows from it by the delta method. It
-    assumes independent rows.
+    The uncertainty of a mean is sqrt((mean of squares - square of mean) / (rows - 1)). The uncertainty of a function of
+    means follows by the delta method. Both uncertainties assume independent rows.
 
     Attributes:
-        count: how many rows.
+        count: the number of rows.
         perplexity_q: PPL(Q).
         perplexity_p: PPL(base).
         correlation: Cor(ln(PPL(Q)), ln(PPL(base))), without an uncertainty.
@@ -160,8 +164,8 @@ class LlamaCppFigures:
         ratio: PPL(Q)/PPL(base).
         difference: PPL(Q)-PPL(base).
         kld: the mean KL divergence, in nats.
-        delta_p: the mean of q - p at the true token, a fraction.
-        delta_p_rms: its root mean square.
+        delta_p: the mean of q - p at the true token, as a fraction.
+        delta_p_rms: the root mean square of q - p at the true token.
         same_top: the proportion of rows with the same top token.
     """
 
@@ -180,14 +184,17 @@ class LlamaCppFigures:
 
 @dataclass(frozen=True, repr=False)
 class LlamaCppStatistics(ShortRepr):
-    """The numbers that ``llama-perplexity --kl-divergence`` prints, by its definitions, for the rows with a label.
+    """The numbers that ``llama-perplexity --kl-divergence`` prints, by llama.cpp's definitions, for the rows with a
+    label.
 
     Attributes:
-        chunks: the figures of all rows up to the end of each chunk (window); empty where rows are not cut in chunks.
+        chunks: the figures of all rows up to the end of each chunk (window); empty if the rows are not divided into
+            chunks.
         total: the figures of all rows.
-        kld_quantiles: of the KL divergence: maximum, 99.9, 99, 95, 90 %, median, 10, 5, 1, 0.1 %, minimum.
-        delta_p_quantiles: of q - p at the true token: maximum, 99.9, 99, 95, 90, 75 %, median, 25, 10, 5, 1, 0.1 %,
-            minimum.
+        kld_quantiles: values of the KL divergence, in this order: maximum, 99.9, 99, 95, 90 % quantile, median, 10, 5,
+            1, 0.1 % quantile, minimum.
+        delta_p_quantiles: values of q - p at the true token, in this order: maximum, 99.9, 99, 95, 90, 75 % quantile,
+            median, 25, 10, 5, 1, 0.1 % quantile, minimum.
     """
 
     chunks: list[LlamaCppFigures]
@@ -201,7 +208,7 @@ class LlamaCppStatistics(ShortRepr):
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows start to stop (not included): their mean and largest KL(P || Q)."""
+    """The mean and the largest KL(P || Q) of the rows from `start` to `stop` - 1."""
 
     start: int
     stop: int
@@ -213,35 +220,36 @@ class Segment:
 class Comparison(Shown):
     """The result of `compare_predictions`.
 
-    ``print`` shows it as text, a notebook as a table; `to_html`, `to_json`, `to_dict`
-    and `to_pandas` write it.
+    ``print`` shows the comparison as text, and a notebook shows a table. `to_html`, `to_json`, `to_dict` and
+    `to_pandas` convert the comparison.
 
     Attributes:
         p_name: the path of P, or the shape of its tensor.
-        q_name: the same for Q.
+        q_name: the path of Q, or the shape of its tensor.
         rows: the number of rows (positions).
         classes: the number of classes.
         clusters: the number of clusters, or None without cluster ids.
         divergences: a `Summary` for each of ``"kl_pq"``, ``"kl_qp"``, ``"js"``, ``"tv"``.
-        acceptance_rate: the expected acceptance rate of speculative sampling, P the target and Q the draft or the
-            reverse: the mean of sum(min(p, q)) = 1 - TV.
-        top1_agreement: the proportion of rows where both have the same top class.
-        top_k_agreement: for k = 1 to 5, the proportion of rows in which both have the same k top classes in the same
-            order; of classes of equal probability the lower comes first. Of fewer than k classes all are compared.
+        acceptance_rate: the expected acceptance rate of speculative sampling, which is the mean of sum(min(p, q)) = 1 -
+            TV. The rate is the same if P is the target and Q the draft, or the reverse.
+        top1_agreement: the proportion of rows in which P and Q have the same top class.
+        top_k_agreement: for k = 1 to 5, the proportion of rows in which P and Q have the same k top classes in the same
+            order. Ties are in order of class number. If there are fewer than k classes, all classes are compared.
         labels: the statistics at the true classes, or None without labels.
-        worst: the rows of largest KL(P || Q), the largest first.
-        by_confidence: the rows by P's largest probability.
-        histogram: (low, high, count) of KL(P || Q): a bin (0, 0, count) of zeros, then logarithmic bins, then
-            (inf, inf, count) where rows are infinite.
-        quantiles: (probability, KL(P || Q)), densely.
-        segments: KL(P || Q) of consecutive rows, in at most 400 segments of equal length.
-        infinite: for each divergence, in how many rows it is infinite.
-        quantiles_exact: whether quantiles come from all values; if not, from a sketch.
-        notes: remarks on the numbers, as sentences.
-        llama_cpp: what llama.cpp would print, where it was asked for, else None.
+        worst: the rows with the largest KL(P || Q), in descending order.
+        by_confidence: statistics of the rows, in bins of P's largest probability.
+        histogram: (low, high, count) for each bin of KL(P || Q): first a bin (0, 0, count) of zeros, then logarithmic
+            bins, then a bin (inf, inf, count) if KL is infinite in some rows.
+        quantiles: pairs (probability, quantile of KL(P || Q)), for many probabilities from 0 to 1.
+        segments: the mean and the largest KL(P || Q) of consecutive rows, in at most 400 segments of equal length.
+        infinite: for each divergence, the number of rows in which it is infinite.
+        quantiles_exact: whether the quantiles are exact; if not, they come from a sketch.
+        notes: remarks on the results, as sentences.
+        llama_cpp: the numbers that llama.cpp would print, or None if they were not requested.
         unseen: the largest share of rows, blocks or clusters, at 95 % confidence, that may be of a kind that is absent
-            here. The interval of KL(P || Q) leaves such a kind out. 0 where the interval allows for it.
-        further: the statistics that `register_statistic` added, by their names.
+            from the data. The interval of KL(P || Q) does not allow for such a kind. The share is 0 if the interval is
+            wide enough for such a kind.
+        further: the results of the statistics that `register_statistic` added, by name.
     """
 
     p_name: str

@@ -1,4 +1,4 @@
-"""Reads streams of rows in step and measures them, part by part, in bounded memory; a stopped run continues."""
+"""Reading several streams of rows in step and measuring them in parts, in bounded memory; a stopped run continues."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kullback.predictions.prediction_results import WorstRow
 from kullback.predictions.run import Run
 
 Differ = Callable[[int, Callable[[], list[int]]], Exception]
-# Formats that can read a block without the blocks before it. Of others each worker reads all rows: text and compressed
-# arrays are decoded from the beginning, and statements about the whole file, such as its stored mass, need all of it.
+# Formats in which a block can be read without the blocks before it. In other formats, each worker reads all rows. Text
+# and compressed arrays are decoded from the beginning. Remarks on a whole file, such as its stored mass, need all rows.
 _DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor", "frame"}
 
 
@@ -31,9 +31,9 @@ class Part(NamedTuple):
     """Measured rows.
 
     Attributes:
-        table: a line for each row.
-        worst: the rows of largest KL(P || Q) among them.
-        passages: what else is kept of some rows, with the row that each begins at.
+        table: the measured values, with one line for each row.
+        worst: those of the rows with the largest KL(P || Q).
+        passages: pairs of a first row and further data that are kept of the rows from there.
     """
 
     table: Tensor
@@ -42,11 +42,13 @@ class Part(NamedTuple):
 
 
 class Measure(ABC):
-    """What a run measures of P and one Q: parts of rows in any thread, then all parts in their order."""
+    """The measurement of P and one Q: `measured` takes a part of rows in any thread, and `add` takes all parts in
+    order.
+    """
 
     @property
     def threads(self) -> int:
-        """How many parts to measure at a time."""
+        """The number of parts to measure at a time."""
         return torch.get_num_threads()
 
     def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
@@ -55,7 +57,10 @@ class Measure(ABC):
 
     @abstractmethod
     def ends(self, first: int, stop: int) -> Sequence[int]:
-        """Return where the parts of rows `first` to `stop` end, counted from `first`; refuse rows that cannot be."""
+        """Return the ends of the parts of rows `first` to `stop`, counted from `first`.
+
+        An implementation may refuse these rows, for example if there are fewer labels.
+        """
 
     @abstractmethod
     def measured(self, first: int, p: Any, q: Any) -> Part:
@@ -78,19 +83,19 @@ _MeasuredBlock = tuple[int, Iterable[tuple[int, Part]]]
 
 
 class Reading:
-    """The rows of several streams, the first one P, and a measure of each other stream against it.
+    """Reads the rows of several streams and measures each Q against P, the first stream.
 
-    Several workers measure blocks in turn, and each adds all parts.
+    Several workers measure different blocks, and every worker adds the parts of all blocks.
 
     Arguments:
         streams: P, and one or several Q.
-        measures: for each Q, what is measured.
-        run: the settings.
-        differ: returns the error if a stream ends before another, as for `in_step`.
-        rows_in_block: how many rows are read at a time.
+        measures: the measurement for each Q.
+        run: the settings of the run.
+        differ: a function that returns the error if a stream ends before another stream, as for `in_step`.
+        rows_in_block: the number of rows that are read at a time.
         rows: the number of rows, or None if it is unknown before the end.
-        begins: the rows at which a stopped run may begin again; None for any row at which a block ends.
-        workers: the processes that measure; this one alone by default.
+        begins: the rows at which a stopped run may continue; None for every row at which a block ends.
+        workers: the processes that measure; None for this process alone.
     """
 
     def __init__(
@@ -115,8 +120,9 @@ class Reading:
         """Measure all rows, and return their number.
 
         Arguments:
-            stack: closes the file of `Run.resume`; if there was no error, it removes the file.
-            identity: returns what the measured rows depend on; the file of other values is refused.
+            stack: the stack that closes the file of `Run.resume`, and removes the file if there was no error.
+            identity: a function that returns everything that the measured rows depend on. A file with other values is
+                refused.
         """
         resume, workers, done = self._run.resume, self._workers, 0
         if resume is not None:
@@ -142,7 +148,7 @@ class Reading:
         return done
 
     def _add_finished(self) -> int:
-        """Add the rows of the state to the measures of all workers, and return their number."""
+        """Add the rows that the state file stores to the measures of all workers, and return their number."""
         first = 0
         records = iter(() if self._state is None else self._state.records())
         while (record := self._workers.gather(lambda: next(records, None))[0]) is not None:
@@ -157,7 +163,7 @@ class Reading:
         return first
 
     def _blocks(self, first: int) -> Iterator[tuple[int, list[Any]] | None]:
-        """Iterate over the blocks of this worker, from row `first` on; None where the others have one more."""
+        """Iterate over the blocks of this worker from row `first` on; None if only other workers have one more."""
         workers, size, rows = self._workers, self._workers.size, self._rows_in_block
         streams = self._streams
         if size > 1 and streams[0].rows and all(getattr(x, "format", "") in _DIRECT for x in streams):
@@ -177,7 +183,7 @@ class Reading:
     def _measure_next(
         self, blocks: Iterator[tuple[int, list[Any]] | None], pool: ThreadPoolExecutor
     ) -> _MeasuredBlock | None:
-        """Measure the next block; completely if its parts are sent or kept."""
+        """Measure the next block: at once if its parts are sent or kept, otherwise while the caller iterates."""
         block = next(blocks, None)
         if block is None:
             return None
@@ -189,7 +195,7 @@ class Reading:
     def _measured(
         self, pool: ThreadPoolExecutor, first: int, base: Any, others: Sequence[Any]
     ) -> Iterator[tuple[int, Part]]:
-        """Iterate over the parts of a block, each with the place of its measure; one measure after the other."""
+        """Iterate over (index of the measure, part) for a block, one measure after the other."""
         base = base.cpu() if isinstance(base, Tensor) else base
         for place, (measure, other) in enumerate(zip(self._measures, others, strict=True)):
             p, q = measure.prepared(base, other.cpu() if isinstance(other, Tensor) else other)
@@ -198,7 +204,7 @@ class Reading:
                 yield place, part
 
     def _keep(self, blocks: Sequence[_MeasuredBlock]) -> None:
-        """Add measured blocks to the state, where this worker has it."""
+        """Add measured blocks to the state file, if this worker has opened the file."""
         if self._state is None:
             return
         for stop, parts in blocks:

@@ -1,4 +1,4 @@
-"""The rows of a reference file against another model's logits: bounds of each divergence, and an estimate."""
+"""Comparison of a reference file's rows with another model's logits: bounds and an estimate of each divergence."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from kullback.partial_rows import PartialRows, has_more_classes
 from kullback.predictions.measure import DIVERGENCES
 
 CALL = "measure_reference"
-# Classes of the tail with a q above so many times the least p of the top are left out of the control variate: their
-# q/p is larger, and they are drawn too seldom for their weight in its mean.
+# The control variate leaves out classes of the tail whose q is above this multiple of the smallest p of the top
+# classes. Such classes have a large q/p, and are drawn too seldom for their weight in the mean of the control variate.
 LARGEST_CONTROLLED = 4.0
-# Log-ratios beyond it are replaced by it if the ratio itself is needed.
+# Log-ratios are clamped to this absolute value before the ratio itself is computed.
 LARGEST_LOG_RATIO = 700.0
 
 
 class DrawnDivergence(NamedTuple):
-    r"""A divergence of each row, float64, shape (rows,): bounds, and the draws' estimate of the tail.
+    r"""Bounds of a divergence in each row, and an estimate of the tail from the draws: float64, shape (rows,).
 
-    The estimate of a row is :math:`b + e + c g`, with a factor c that must not depend on the row's own draws. Its
-    expectation is the divergence for c = 0, and for every c if every class has mass in the base.
+    The estimate of a row is :math:`b + e + c g`, with a factor c that must not depend on the row's own draws. The
+    expectation of the estimate is the divergence for c = 0. If every class has mass in the base, this holds for every
+    c.
 
     Attributes:
-        bound: b, what is certain: the tail as one class, whose merging can only lower a divergence.
-        upper: the largest value that the bound's knowledge allows; +inf if there is none.
-        tail_term: e, the mean over the draws of what the tail adds to the bound; NaN without draws.
-        control: g, the mean over the draws of a quantity of expectation 0: the tail's tangent.
-        variances: the sampling variance of e, its covariance with g, and the variance of g, shape (rows, 3); NaN for
-            one draw.
-        thirds: the third central moments of the sampling errors, of e e e, e e g, e g g and g g g, shape (rows, 4); NaN
-            for two draws.
+        bound: b, a certain lower bound: the divergence with the tail as one class. Merging classes can only lower a
+            divergence.
+        upper: the largest divergence that the same knowledge allows; +inf if there is no limit.
+        tail_term: e, the mean over the draws of the tail's addition to the bound; NaN without draws.
+        control: g, the mean over the draws of the control variate (see `measure_reference`), whose expectation is 0.
+        variances: the sampling variance of e, the covariance of e and g, and the variance of g, shape (rows, 3); NaN
+            for one draw.
+        thirds: the third central moments of the sampling errors: of e e e, e e g, e g g and g g g; shape (rows, 4). NaN
+            for one or two draws.
     """
 
     bound: Tensor
@@ -53,16 +55,18 @@ class DrawnDivergence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRows:
-    """Measurements of a candidate's logits against rows of a reference file; every tensor has a value for each row.
+    """Measurements of a candidate's logits against rows of a reference file; every tensor has one value for each row.
 
-    The base is always the model of the reference, the candidate always the model of the logits.
+    The base is the model of the reference file, and the candidate is the model of the logits.
 
     Attributes:
         divergences: KL(base||candidate) as ``"kl_pq"``, KL(candidate||base) as ``"kl_qp"``, ``"js"`` and ``"tv"``.
-        spread: how far the log-ratios of base and candidate are apart over the top classes; it orders rows by likeness.
-        has_whole_support: whether every class is known to have mass in the base, and none of the tail has a q above 4
-            times the least p of the top: such a class is seldom drawn, and the control would hide what it adds.
-        has_tail: whether the base has mass outside the top classes, on more than one class.
+        spread: the standard deviation of the log-ratio of base and candidate over the top classes and the tail. Rows
+            with a similar spread are grouped.
+        has_whole_support: whether every class is known to have mass in the base, and no class of the tail has a q above
+            4 times the smallest p of the top classes. Such a class is seldom drawn, and the control variate would hide
+            its contribution.
+        has_tail: whether the base has mass outside the top classes, and more than one class is outside.
         draws: the number of draws in each row.
     """
 
@@ -76,7 +80,7 @@ class ReferenceRows:
         return len(self.spread)
 
     def table(self) -> Tensor:
-        """Return the rows as columns of numbers, float64, shape (rows, columns); `of_table` reads them."""
+        """Return all measurements as a table, float64, shape (rows, columns), which `of_table` reads."""
         columns = [column for name in DIVERGENCES for column in self.divergences[name]]
         columns += [getattr(self, name) for name in _SINGLE]
         return torch.cat(
@@ -85,7 +89,7 @@ class ReferenceRows:
 
     @classmethod
     def of_table(cls, table: Tensor, draws: int) -> ReferenceRows:
-        """Return the rows of a table, and set the number of draws."""
+        """Return the rows of a table from `table`, with the given number of draws."""
         columns = iter(table.T.contiguous())
         divergences: dict[str, DrawnDivergence] = {}
         for name in DIVERGENCES:
@@ -96,7 +100,7 @@ class ReferenceRows:
         return cls(divergences=divergences, draws=draws, **values)
 
 
-# The tensors of `ReferenceRows` with a number for each row, and their dtypes.
+# The tensors of `ReferenceRows` with one number for each row, and their dtypes.
 _SINGLE = {"spread": torch.float64, "has_whole_support": torch.bool, "has_tail": torch.bool}
 
 
@@ -113,21 +117,23 @@ class CandidateLogProbs(NamedTuple):
 def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
     r"""Measure how far a candidate's distributions are from a reference file's distributions, row by row.
 
-    With K the base's top classes, M its mass outside them and :math:`M_q` the candidate's, the bound of a divergence
-    with the terms :math:`p\,\varphi(q/p)` takes the tail as one class, of ratio :math:`\bar u = M_q/M`. The tail adds
-    :math:`M\,E[\varphi(u) - \varphi(\bar u)]`, the mean over the tail's classes i with probability :math:`p_i/M` of
-    functions of :math:`u = q_i/p_i`; the estimate is the mean over the draws. The control variate is
-    :math:`-M\varphi'(\bar u)(u - \bar u)`, whose mean is 0 as :math:`E[u] = \bar u`: together they are Bregman's
-    divergence, of second order in u. (Classes with q above 4 times the least p of K are left out of u and of its mean
-    there, which stays known.) For KL(base||candidate) that is
+    Let K be the base's top classes, M the base's mass outside K, and :math:`M_q` the candidate's mass outside K. A
+    divergence is a sum of terms :math:`p\,\varphi(q/p)`. Its lower bound takes the tail as one class, with ratio
+    :math:`\bar u = M_q/M`. The tail adds :math:`M\,E[\varphi(u) - \varphi(\bar u)]` to the bound. The expectation is
+    over classes i of the tail with probability :math:`p_i/M`, and :math:`u = q_i/p_i`. The estimate is the mean over
+    the draws. The control variate is :math:`-M\varphi'(\bar u)(u - \bar u)`. Its mean is 0 as :math:`E[u] = \bar u`.
+    The sum of a tail term and the control variate is Bregman's divergence, which is of second order in
+    :math:`u - \bar u`. (In the control variate, u and its known mean leave out the classes with q above 4 times the
+    smallest p of K.) For KL(base||candidate), the sum is
 
     .. math:: \log(\tilde p/\tilde q) + c\,(\tilde q/\tilde p - 1), \quad \tilde p = p/M,\ \tilde q = q/M_q
 
-    For JS and TV :math:`\varphi` is chosen such that it does not grow with u faster than :math:`\log u`.
+    For JS and TV, :math:`\varphi` is chosen such that it grows with u no faster than :math:`\log u`.
 
-    A class with mass in the base and none in the candidate makes KL +inf. This is certain if the class is in K or was
-    drawn, or if the base has more classes with mass than the candidate. Otherwise the class is not seen, although it
-    could have been drawn. Likewise for KL(candidate||base).
+    A class with mass in the base and no mass in the candidate makes KL(base||candidate) +inf. Such a class is certain
+    if it is in K or was drawn, or if the base has more classes with mass than the candidate. Otherwise the class is not
+    detected. For KL(candidate||base), the draws cannot show such a class, but K, M and the numbers of classes with mass
+    can.
 
     Arguments:
         block: rows of a reference file.
@@ -139,7 +145,7 @@ def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
 
     Raises:
         ArgumentTypeError: `logits` is not a floating-point tensor.
-        ArgumentValueError: the shapes differ, or a row holds NaN or +inf or only -inf.
+        ArgumentValueError: the shapes differ, or a row contains NaN, contains +inf, or contains only -inf.
 
     Example:
         >>> import torch
@@ -182,7 +188,7 @@ def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
 
 
 def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
-    """Read some rows of logits, which are overwritten."""
+    """Read some rows of logits, and overwrite these logits."""
     device = x.device
     indices = block.top_indices[rows].long().to(device)
     with_mass = (x > -torch.inf).sum(-1)
@@ -195,7 +201,7 @@ def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
     above = rest > most
     controlled = others
     if bool(above.any()):
-        # Equal where no class is above, to the last digit.
+        # Rows without a class above `most` get exactly `others`, to the last digit.
         without = rest.masked_fill_(above, -torch.inf).logsumexp(-1, keepdim=True)
         controlled = torch.where(above.any(-1, keepdim=True), without, others)
     top, others, controlled, drawn = [(x - total).cpu() for x in (kept, others, controlled, drawn)]
@@ -203,7 +209,7 @@ def _read_part(x: Tensor, block: PartialRows, rows: slice) -> CandidateLogProbs:
 
 
 def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> ReferenceRows:
-    """Measure rows of a reference file against what `read_candidate` returned."""
+    """Measure rows of a reference file against the log-probabilities from `read_candidate`."""
     top, tail = block.top_log_probs.double(), block.tail_log_mass.double()
     pair = pair_from_weights(
         torch.cat([top, tail[:, None]], -1),
@@ -211,7 +217,7 @@ def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> Refer
         True,
         True,
     )
-    # A tail of one class is a class: the bound is exact.
+    # If the tail is a single class, the bound is exact.
     has_tail = (tail > -torch.inf) & (cast("int", block.classes) > top.shape[-1] + 1)
     support, other_support = block.support_sizes, candidate.classes_with_mass
     terms = {name: kind.terms(pair) for name, kind in DIVERGENCES.items()}
@@ -249,10 +255,10 @@ def _tail_functions(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return phi(u) - phi(mean u) and the control variate of each divergence at the draws.
 
-    The log-ratios are log(p/q) = -log u: for the draws, for the whole tail, and for the tail's p and the q of its
-    controlled classes.
+    The log-ratios are log(p/q) = -log u. They belong to the draws, to the whole tail, and to the tail's p with the q of
+    the controlled classes.
     """
-    # No tail has an infinite ratio but one whose bound is infinite too.
+    # A tail has an infinite ratio only if its bound is infinite too.
     a, b, c = (
         x.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         for x in (log_ratio, mean_log_ratio, controlled_log_ratio)
@@ -285,7 +291,7 @@ def _drawn_divergence(
     means = [torch.where(infinite, 0, x) for x in means]
     a, b = (x - x.mean(-1, keepdim=True) for x in (tail_term, control))
     unknown = mass * math.nan
-    # The unbiased ones of the draws, divided by the number of draws and by its square.
+    # The unbiased second and third moments of the draws are divided by the number of draws and by its square.
     squares = [
         mass**2 * (x * y).sum(-1) / (draws * (draws - 1)) if draws > 1 else unknown
         for x, y in ((a, a), (a, b), (b, b))
@@ -308,7 +314,7 @@ def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
     """Join the rows of several blocks, in order.
 
     Arguments:
-        parts: what `measure_reference` returned, one or more.
+        parts: one or more results of `measure_reference`.
 
     Returns:
         one `ReferenceRows` with all rows.

@@ -1,4 +1,4 @@
-"""Sums of rows in their order, used to measure dependence and to form blocks of rows."""
+"""Sums of consecutive rows, used to measure dependence and to form blocks of rows."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from kullback.common.serial_dependence import (
     serial_dependence,
 )
 
-# Rows whose order is examined one by one. Beyond, the order of sums of consecutive rows is examined; there are at most
-# so many.
+# The order of the first `_FIRST_ROWS` rows is examined row by row. If there are more rows, the order of at most
+# `_MOST_PARTS` sums of consecutive rows is examined too.
 _FIRST_ROWS, _MOST_PARTS = 1 << 16, 1 << 13
 _LARGEST = 1e300
 
 
 class RowBlocks:
-    """The sums of consecutive rows, in parts whose length doubles when there are too many.
+    """The sums of consecutive rows, in parts whose length doubles when there are too many parts.
 
     Arguments:
         columns: the number of columns; the last column counts rows.
-        examined: the columns whose order shows dependence.
+        examined: the columns in which the order of rows is examined for dependence.
     """
 
     def __init__(self, columns: int, examined: Sequence[int]) -> None:
@@ -54,13 +54,13 @@ class RowBlocks:
         self._sums.index_add_(0, parts // self._length, table)
 
     def combine(self, weights: Mapping[int, float]) -> None:
-        """Insert the weighted sum of columns before the last one."""
+        """Insert the weighted sum of some columns before the last column."""
         self._sums = with_combined(self._sums, weights)
 
     def dependence(self) -> SerialDependence | None:
-        """Return the serial dependence of the first rows and of the means of all parts; None if there is none.
+        """Return the serial dependence of the first rows and of the means of all parts; None if there is no dependence.
 
-        Its labels number the blocks of the rows' parts.
+        The labels of the result are the numbers of the blocks that the parts belong to.
         """
         if not self._first or not self._examined:
             return None
@@ -82,19 +82,22 @@ class RowBlocks:
         return replace(dependence, labels=block_labels(parts, blocks))
 
     def sums(self, dependence: SerialDependence) -> Floats:
-        """Return the sums of the blocks, shape (blocks, columns); too few if no more are independent."""
+        """Return the sums of the blocks, shape (blocks, columns), as `sums_of_blocks` does."""
         return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), dependence)
 
 
 def with_combined(sums: Tensor, weights: Mapping[int, float]) -> Tensor:
-    """Return sums with the weighted sum of some columns before the last one."""
+    """Return sums with the weighted sum of some columns inserted before the last column."""
     *columns, rows = sums.unbind(-1)
     combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
     return torch.stack([*columns, combined, rows], -1)
 
 
 def sums_of_blocks(parts: Floats, dependence: SerialDependence) -> Floats:
-    """Return the sums of the parts in each block, shape (blocks, columns); too few if no more are independent."""
+    """Return the sums of the parts in each block, shape (blocks, columns).
+
+    If too few blocks are independent, the number of blocks is too small for intervals.
+    """
     labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if dependence.labels is None else dependence.labels
     sums = np.zeros((int(labels.max()) + 1, parts.shape[1]))
     np.add.at(sums, labels, parts)
@@ -102,5 +105,5 @@ def sums_of_blocks(parts: Floats, dependence: SerialDependence) -> Floats:
 
 
 def finite(x: Any) -> Floats:
-    """Return numbers with the infinities as the largest ones, and without NaN."""
+    """Return numbers with infinities replaced by the largest magnitude `_LARGEST`, and NaN replaced by 0."""
     return np.nan_to_num(x, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)

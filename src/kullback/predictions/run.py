@@ -1,4 +1,4 @@
-"""A run: the settings of reading rows and of their statistics."""
+"""The settings of a run: how rows are read, and which statistics are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, funct
 from kullback.common.shared_constraints import BOOTSTRAP, WORST
 from kullback.errors import invalid_type, safe_repr
 
-# glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
+# glibc returns freed blocks above 32 MiB to the system at once; smaller blocks would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
 
 Progress = Callable[[int, int | None], object]
@@ -34,17 +34,19 @@ class Run:
     """The settings of a comparison's run.
 
     Attributes:
-        worst: how many of the rows of largest KL(P || Q) to return.
+        worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
-        generator: the random generator of the bootstrap; by default one with a fixed seed.
-        independent: whether rows, or for models windows or documents, are known to be independent, so that their order
-            is not examined.
+        generator: the random generator of the bootstrap; None for a generator with a fixed seed.
+        independent: whether rows are known to be independent, so that their order is not examined. For language models,
+            this refers to windows or documents instead of rows.
         llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints. All logits of
-            both sides must be known. They take 8 bytes a row.
-        block_bytes: the memory of a block of rows of either side.
-        progress: called with the number of finished rows and the total (None if it is unknown before the end).
-        resume: a file that keeps the finished rows. A run that was stopped continues from it and gives the same result
-            as an uninterrupted run. The file is removed at the end, even if it was there before and empty.
+            both sides must be known. The numbers take 8 bytes of memory for each row.
+        block_bytes: the memory of a block of rows of one side, in bytes.
+        progress: a function that is called with the number of finished rows and the number of all rows (None if that is
+            unknown before the end). None for no calls.
+        resume: a file that keeps the finished rows. A run that was stopped continues from this file and gives the same
+            result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. None
+            for no file.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an attribute has a wrong type or value.

@@ -62,8 +62,8 @@ class FrameReader(TensorReader):
 
     Arguments:
         frame: a data frame of pandas or Polars, or a table of PyArrow.
-        columns: the columns that are classes; all by default.
-        name: the argument that it was passed as.
+        columns: the columns that are classes; None for all columns.
+        name: the name of the argument that holds the frame.
     """
 
     format = "frame"
@@ -91,7 +91,7 @@ def _numbers_of(frame: Any, names: Sequence[Any], at: int, ref: FileReference) -
     """Return a column of a data frame as an array of numbers."""
     column = frame.iloc[:, at] if hasattr(frame, "iloc") else frame[names[at]]
     array = np.asarray(column)
-    if array.dtype.kind == "O" and str(column.dtype)[:1] in "IUF":  # pandas' types with missing values
+    if array.dtype.kind == "O" and str(column.dtype)[:1] in "IUF":  # a pandas type that allows missing values
         array = column.to_numpy(dtype="float64", na_value=np.nan)
     if array.dtype.kind not in "iuf":
         raise ref.error(
@@ -103,7 +103,7 @@ def _numbers_of(frame: Any, names: Sequence[Any], at: int, ref: FileReference) -
 
 
 def check_columns(columns: object) -> list[str] | None:
-    """Return the names of columns as a list of text; None if there are none."""
+    """Return the names of columns as a list of strings; None if `columns` is None."""
     if columns is None:
         return None
     names = list(columns) if isinstance(columns, Iterable) and not isinstance(columns, str | bytes) else []
@@ -127,7 +127,7 @@ def is_frame(x: object) -> bool:
 
 
 def require_same_rows(p: object, q: object) -> None:
-    """Refuse two pandas data frames whose rows have different labels: they are not the same positions."""
+    """Refuse two pandas data frames with different indices, because their rows are not the same positions."""
     indices = [cast("Any", frame).index for frame in (p, q) if is_frame(frame) and hasattr(frame, "iloc")]
     if len(indices) == 2 and not indices[0].equals(indices[1]):
         raise invalid_value(
@@ -150,7 +150,7 @@ def _refused_columns(columns: Sequence[str]) -> NoReturn:
 
 
 def _refuse_other_objects(x: object, name: str) -> None:
-    """Refuse tables and draws."""
+    """Refuse tables, and draws from a distribution (`Samples`)."""
     if hasattr(x, "columns") and not isinstance(x, Tensor):
         got = f"a {type(x).__name__}, which may be a table"
         instead = (
@@ -173,7 +173,7 @@ def open_source(
     name: str,
     columns: Sequence[str] | None = None,
 ) -> RowSource:
-    """Open a path, or wrap a tensor or data frame, as a source of rows; `name` is the argument it was passed as."""
+    """Open a path, or wrap a tensor or data frame, as a source of rows; `name` is the name of the argument."""
     if isinstance(side, RowStream):
         if columns is not None:
             _refused_columns(columns)
@@ -205,7 +205,10 @@ def open_source(
 def take_labels(
     values: object, key: str | None, p: RowSource, q: RowSource
 ) -> tuple[Tensor | None, list[str]]:
-    """Return the true class of each row, int64, -100 if there is none; and notes for the report."""
+    """Return the true class of each row (int64; -100 for a row without a label), and notes for the report.
+
+    The first result is None without labels.
+    """
     if isinstance(values, str | os.PathLike):
         path = cast("str | os.PathLike[str]", values)
         rows = p.rows or q.rows
@@ -239,7 +242,7 @@ def take_labels(
 
 
 def _places_of_names(values: Any, names: tuple[str, ...]) -> Any:
-    """Return the positions of labels that are names of classes; other labels are returned as they are."""
+    """Return the positions of labels that are names of classes; other labels are returned unchanged."""
     is_whole = isinstance(values, Tensor) and is_integer(values)
     if isinstance(values, Tensor) and not is_whole:
         return values
@@ -259,7 +262,7 @@ def _places_of_names(values: Any, names: tuple[str, ...]) -> Any:
 
 
 def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]]:
-    """Return the labels that a source holds, as llama.cpp's files do, and a note that says so."""
+    """Return the labels that a source stores, such as a llama.cpp base file, and a note about their origin."""
     labeled = [source for source in (p, q) if source.labels is not None]
     if not labeled:
         return None, []
@@ -279,7 +282,8 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
 class Clusters(NamedTuple):
     """The cluster of each row, as numbers from 0, and the names of the clusters.
 
-    `in_order` is the word for clusters whose neighbors may be dependent; it is empty for independent ones.
+    `in_order` is the noun for the clusters, such as "windows", if neighboring clusters may be dependent. It is empty if
+    the clusters are independent.
     """
 
     numbers: Tensor
@@ -294,7 +298,10 @@ class Clusters(NamedTuple):
 def take_clusters(
     cluster: object, key: str | None, rows: int | None, stored: Tensor | None = None
 ) -> Clusters | None:
-    """Return the cluster of each row, from a file, a tensor, an array or a list of ids; by default the stored ones."""
+    """Return the cluster of each row, from a file, a tensor, an array or a list of ids.
+
+    By default, return the clusters that a source stores, or None without clusters.
+    """
     if isinstance(cluster, str | os.PathLike):
         path = cast("str | os.PathLike[str]", cluster)
         numbers = read_clusters(path, key=key, rows=rows, key_name="cluster_key")
@@ -328,13 +335,13 @@ def _refuse_key(argument: str, key: str | None, value: object) -> None:
 
 
 def require_values(argument: str, got: int, rows: int | None, *, more: bool = False) -> None:
-    """Refuse a vector without one value for each row; with `more`, further rows may follow.
+    """Refuse a vector whose length is not the number of rows.
 
     Arguments:
-        argument: the argument that the vector was passed as.
-        got: its length.
-        rows: the number of rows, None if it is not known yet.
-        more: whether there may be more rows than these.
+        argument: the name of the argument that holds the vector.
+        got: the length of the vector.
+        rows: the number of rows; None if the number is not known yet.
+        more: whether further rows may follow, for the error message.
     """
     if rows is not None and got != rows:
         raise invalid_value(

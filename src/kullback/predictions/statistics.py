@@ -1,4 +1,4 @@
-"""Statistics of values that come block by block: quantiles, histogram, confidence bins, segments, worst rows."""
+"""Statistics of values that arrive in blocks: quantiles, histogram, confidence bins, segments, worst rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 EXACT_ROWS = 4_000_000
 CONFIDENCE_EDGES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SEGMENTS = 400
-# Eight bins in each factor of ten; values outside go into the first or the last bin.
+# Each factor of ten has eight bins. Values below or above all edges count in the first or the last bin.
 HISTOGRAM_EDGES = 10.0 ** (torch.arange(-40 * 8, 6 * 8 + 1, dtype=torch.float64, device="cpu") / 8)
 
 
 class Quantiles:
-    """Quantiles of values, of 0 or more unless `signed`: exact up to `limit` values, from a sketch beyond."""
+    """Quantiles of values: exact for up to `limit` values, from a sketch for more.
+
+    The values must be nonnegative, unless `signed` is true.
+    """
 
     def __init__(self, limit: int = EXACT_ROWS, *, signed: bool = False) -> None:
         self._limit, self._count, self._signed = limit, 0, signed
@@ -35,12 +38,12 @@ class Quantiles:
 
     @property
     def exact(self) -> bool:
-        """Whether the quantiles are exact: all values are still in memory."""
+        """Whether the quantiles are exact, because all values are still in memory."""
         return self._sketch is None
 
     def add(self, values: Tensor) -> None:
         self._count += len(values)
-        self._held.append(values.clone())  # `values` may be a column, which would keep its whole table alive
+        self._held.append(values.clone())  # a view of a column would keep its whole table in memory
         if self._sketch is None and self._count > self._limit:
             self._sketch = SignedSketch() if self._signed else QuantileSketch()
         if self._sketch is not None:
@@ -59,7 +62,9 @@ class Quantiles:
 
 
 class SignedSketch:
-    """Two `QuantileSketch` for values of either sign: one for values of 0 or more, one for the negated others."""
+    """Quantiles of values of either sign, from a sketch of the nonnegative values and a sketch of the negated negative
+    values.
+    """
 
     def __init__(self) -> None:
         self._above, self._below = QuantileSketch(), QuantileSketch()
@@ -69,7 +74,7 @@ class SignedSketch:
         self._below.add(-values[values < 0])
 
     def quantile(self, probabilities: Sequence[float]) -> Tensor:
-        """Return the quantiles, interpolated linearly between the values next to them."""
+        """Return the quantiles, interpolated linearly between neighboring values."""
         return _interpolated(probabilities, self._above.count + self._below.count, self._ordered)
 
     def _ordered(self, rank: Tensor) -> Tensor:
@@ -81,20 +86,20 @@ class SignedSketch:
 
 
 def _interpolated(probabilities: Sequence[float], count: int, ordered: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return quantiles of values, interpolated linearly; `ordered` gives the values of ranks from 0."""
+    """Return quantiles of values, interpolated linearly; `ordered` returns the values at given ranks, from 0."""
     place = torch.tensor(probabilities, dtype=torch.float64, device="cpu") * (count - 1)
     below, share = place.floor().long(), place.frac()
     low, high = ordered(below), ordered((below + 1).clamp(max=count - 1))
-    # Avoids 0 * inf and inf - inf.
+    # This avoids NaN from 0 * inf and inf - inf.
     between = torch.where(share > 0, (1 - share) * low + share * high, low)
     return torch.where(low == high, low, between)
 
 
 class Histogram:
-    """How many values are in each of a fixed set of logarithmic bins."""
+    """Counts of values in fixed logarithmic bins."""
 
     def __init__(self) -> None:
-        # Before the bins come the zeros, after them the infinite values.
+        # The first count is of zeros, and the last count is of infinite values.
         self._counts = torch.zeros(len(HISTOGRAM_EDGES) + 1, dtype=torch.int64, device="cpu")
 
     def add(self, values: Tensor) -> None:
@@ -103,7 +108,9 @@ class Histogram:
         self._counts += torch.bincount(index, minlength=len(self._counts))
 
     def bins(self) -> list[tuple[float, float, int]]:
-        """Return (low, high, count): the zeros, the bins from the first to the last occupied one, the infinite."""
+        """Return (low, high, count) of the zeros, of the bins from the first to the last occupied bin, and of the
+        infinite values.
+        """
         zero, *counts, infinite = self._counts.tolist()
         occupied = [i for i, count in enumerate(counts) if count]
         edges = HISTOGRAM_EDGES.tolist()
@@ -113,7 +120,7 @@ class Histogram:
 
 
 class ByConfidence:
-    """KL(P || Q) and top-1 agreement by bins of P's largest probability."""
+    """KL(P || Q) and top-1 agreement in bins of P's largest probability."""
 
     def __init__(self) -> None:
         bins = len(CONFIDENCE_EDGES) - 1
@@ -140,7 +147,9 @@ class ByConfidence:
 
 
 class Segments:
-    """Mean and largest KL(P || Q) of consecutive rows, in segments whose length doubles when there are too many."""
+    """Mean and largest KL(P || Q) of consecutive rows, in segments whose length doubles when there are too many
+    segments.
+    """
 
     def __init__(self, rows: int | None) -> None:
         self._length = max(1, math.ceil((rows or 0) / SEGMENTS))
@@ -174,7 +183,7 @@ class Segments:
 
 
 class Worst:
-    """The rows with the largest KL(P || Q); if values are equal, the first rows."""
+    """The rows with the largest KL(P || Q); ties are in order of row number."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -196,7 +205,7 @@ class Worst:
         self._rows = sorted([*self._rows, *rows], key=lambda row: (-row.kl, row.row))[: self._count]
 
     def rows(self, labels: Tensor | None, clusters: Clusters | None) -> list[WorstRow]:
-        """Return the worst rows, the largest first, with their label and the name of their cluster."""
+        """Return the worst rows in descending order of KL, each with its label and the name of its cluster."""
 
         def label_of(row: int) -> int | None:
             return None if labels is None or labels[row] < 0 else int(labels[row])

@@ -1,4 +1,4 @@
-"""Log-probabilities of the most probable tokens, as inference servers return and distillation tools store them."""
+"""Log-probabilities of the most probable tokens, which inference servers return and distillation tools store."""
 
 from kullback.io.top_k.records import RecordFormat, RecordPlace, TopKSequence
 from kullback.io.top_k.source import TopKSource, paired_top_k_blocks

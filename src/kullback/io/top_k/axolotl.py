@@ -1,9 +1,9 @@
-"""axolotl's datasets for distillation, as Parquet or JSON lines: one row for each text.
+"""axolotl's datasets for distillation in Parquet or JSON lines, with one row for each text.
 
-A field (by default `llm_text_generation_vllm_logprobs`) has, for each position, a list of ``{"token": "token_id:123",
-"logprob": -0.5}``; in the later form it has lists of numbers, and `target_token_ids` has the tokens. Positions that are
-null or empty, or masked by `target_mask`, have no distribution. Releases of axolotl differ in which token a row
-predicts, so the true token is unknown.
+A field (by default `llm_text_generation_vllm_logprobs`) has, for each position, a list of
+``{"token": "token_id:123", "logprob": -0.5}``. In a later form, the field has lists of numbers, and `target_token_ids`
+has the tokens. Positions that are null or empty, or masked by `target_mask`, have no distribution. Releases of axolotl
+differ in the token that a position predicts, so the true token is unknown.
 """
 
 from __future__ import annotations

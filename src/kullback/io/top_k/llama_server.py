@@ -1,8 +1,8 @@
-"""llama-server's log-probabilities of the tokens that it generates: ``n_probs`` of ``/completion``.
+"""Log-probabilities of the tokens that llama-server generates, which ``n_probs`` of ``/completion`` requests.
 
-Today each token is ``{id, token, bytes, logprob, top_logprobs: [{id, token, bytes, logprob}]}``; with
-``post_sampling_probs`` it has ``prob`` and ``top_probs`` instead. Before December 2024 it was ``{content, probs:
-[{tok_str, prob}]}``, with the probabilities after the samplers and without ids.
+Since December 2024, each token is ``{id, token, bytes, logprob, top_logprobs: [{id, token, bytes, logprob}]}``. With
+``post_sampling_probs``, a token has ``prob`` and ``top_probs`` instead of ``logprob`` and ``top_logprobs``. Earlier
+versions write ``{content, probs: [{tok_str, prob}]}``, without ids and with the probabilities after the samplers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
 
 def _tokens_of(record: object) -> Any:
     tokens = get(record, "completion_probabilities")
-    return get(record, "probs") if tokens is None else tokens  # the documentation's name for it
+    return get(record, "probs") if tokens is None else tokens  # the documentation's name
 
 
 def _log_prob(entry: Any, place: RecordPlace) -> float:

@@ -1,8 +1,8 @@
 """Log-probabilities in the format of OpenAI's API, which other servers also use.
 
-Chats have ``choices[].logprobs.content[] = {token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}``,
-completions ``choices[].logprobs = {tokens, token_logprobs, top_logprobs: [{token: logprob}]}``, with ``echo``
-also for the prompt. Tokens are text; vLLM writes ``token_id:123`` when asked to, and llama-server adds ids.
+Chats have ``choices[].logprobs.content[] = {token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}``.
+Completions have ``choices[].logprobs = {tokens, token_logprobs, top_logprobs: [{token: logprob}]}``, which includes the
+prompt with ``echo``. Tokens are text. On request, vLLM writes ``token_id:123`` instead. llama-server adds ids.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kullback.io.top_k.records import CLAMPED, RecordPlace, TopKSequence, get
 
 
 def has_log_probs(record: object) -> bool:
-    """Return whether a record is such a response with log-probabilities."""
+    """Return whether a record is a response of OpenAI's API with log-probabilities."""
     choices = get(record, "choices")
     return isinstance(choices, list) and any(get(choice, "logprobs") is not None for choice in choices)
 
 
 def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
-    """Read the choices of one response, each a sequence."""
+    """Read the choices of one response; each choice is a sequence."""
     if not has_log_probs(record):
         raise place.error(
             wanted="choices with logprobs",
@@ -53,7 +53,7 @@ def _completion(log_probs: Any, place: RecordPlace) -> TopKSequence:
     for position, (text, value, entries) in enumerate(place.aligned(columns)):
         here = place.at(position)
         if not entries:
-            # The first token of a prompt, which may be one that no text names.
+            # This is the first token of a prompt, which may have no text.
             sequence.skipped += 1
             named = isinstance(text, str) and (text.startswith("token_id:") or text in (place.tokens or ()))
             ids.append(here.token_id(text) if named else None)
@@ -87,5 +87,5 @@ def _pair(entry: Any, place: RecordPlace) -> tuple[Any, Any]:
 
 
 def _unless_clamped(value: Any) -> Any:
-    """Return the log-probability of the true token; None for -9999, which means less than the listed ones."""
+    """Return the log-probability of the true token; None for -9999, which means any value below the listed values."""
     return None if value == CLAMPED else value

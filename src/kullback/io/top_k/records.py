@@ -1,4 +1,4 @@
-"""Records of servers and tools, from files or as objects in memory, and their positions as rows known in part."""
+"""Records of servers and tools, from files or from objects in memory, whose positions become partially known rows."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from kullback.errors import FileError
     from kullback.io.source_files import FileReference
 
-# JSON is decoded a record at a time, and takes about ten times its size then.
+# JSON is decoded one record at a time, and a decoded record takes about ten times the size of its JSON.
 LONGEST_RECORD = 1 << 28
-PARQUET_ROWS = 8  # read at once; each is a text with its log-probabilities
-# What servers write for a probability of 0: llama.cpp the lowest float32, vLLM and OpenAI -9999.
+PARQUET_ROWS = 8  # rows that are read at a time; a row is a text with its log-probabilities
+# The log-probabilities that servers write for a probability of 0: llama.cpp writes the lowest float32, and vLLM and
+# OpenAI write -9999.
 LOWEST, CLAMPED = -3.4e38, -9999.0
 Tokens = Mapping[str | bytes, int]
 
 
 @dataclass(slots=True)
 class RecordPlace:
-    """The place of a value in a file or object: it checks values that a format reads there, and errors name it.
+    """The place of a value in a file or object. Its methods check values, and errors name the place.
 
     Attributes:
-        ref: the file and the argument it was passed as.
-        where: the place in it, in words.
-        tokens: the ids of tokens by their text or bytes, as `open_top_k` got them.
-        key: the field of the log-probabilities, likewise.
+        ref: the file, and the name of the argument that holds the path.
+        where: the place in the file, in words.
+        tokens: a mapping from the text or bytes of tokens to ids, the argument of `open_top_k`; None without a mapping.
+        key: the field of the log-probabilities, the argument of `open_top_k`; None for the format's own field.
 
     Example:
         >>> import kullback.io
@@ -70,7 +71,7 @@ class RecordPlace:
         return self.error(wanted=wanted, got=_shown(got), instead=instead)
 
     def list(self, value: object, wanted: str) -> Sequence[Any]:
-        """Return a list unchanged, and refuse anything else."""
+        """Return a list unchanged, and refuse any other value."""
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             raise self.malformed(wanted, value)
         return cast("Sequence[Any]", value)
@@ -81,8 +82,8 @@ class RecordPlace:
         """Iterate over several lists side by side.
 
         Arguments:
-            fields: the lists by their names; they must have one length.
-            optional: further lists by their names; None gives None everywhere.
+            fields: a mapping from names to lists, which must have the same length.
+            optional: a mapping from names to further lists; a list that is None gives None at every place.
         """
         optional = optional or {}
         stored = dict(fields) | {name: value for name, value in optional.items() if value is not None}
@@ -97,14 +98,14 @@ class RecordPlace:
         return zip(*(columns.get(name, [None] * count) for name in (*fields, *optional)), strict=True)
 
     def require(self, record: object, name: str, wanted: str) -> Any:
-        """Return a field that is there, and refuse a record without it."""
+        """Return a field of a record, and refuse a record without this field."""
         value = get(record, name)
         if value is None:
             raise self.malformed(wanted, record)
         return value
 
     def token_id(self, text: object, data: object = None) -> int:
-        """Return the id of a token that is given as text, or as bytes, by the caller's mapping."""
+        """Return the id of a token from its text or bytes, by the caller's mapping."""
         if isinstance(text, str) and text.startswith("token_id:"):
             number = text.removeprefix("token_id:")
             if number.isascii() and number.isdigit() and len(number) <= 10:
@@ -141,17 +142,19 @@ def _shown(value: object) -> str:
 
 
 def get(record: object, name: str) -> Any:
-    """Return a field of a JSON object, or an attribute of another object; None if there is none."""
+    """Return a field of a JSON object, or an attribute of another object; None if there is no such field."""
     if type(record) is dict:  # nearly always true, and a fast check
         return cast("Any", record).get(name)
     return cast("Any", record).get(name) if isinstance(record, Mapping) else getattr(record, name, None)
 
 
-Records = Callable[[], Iterator[tuple[RecordPlace, Any]]]  # returns all records from the beginning
+Records = Callable[[], Iterator[tuple[RecordPlace, Any]]]  # this returns all records from the start
 
 
 def json_records(ref: FileReference) -> Iterator[tuple[RecordPlace, Any]]:
-    """Read the records of a file: each line of ``.jsonl`` or ``.ndjson``, otherwise the whole document."""
+    """Read the records of a file. In ``.jsonl`` and ``.ndjson`` files each line is a document; other files are one
+    document.
+    """
     with io.BufferedReader(cast("Any", ref.open())) as file:
         if ref.path.suffix.lower() not in (".jsonl", ".ndjson"):
             yield from _elements(ref, "", _decoded(RecordPlace(ref), file.read(LONGEST_RECORD + 1)))
@@ -170,7 +173,7 @@ def objects_as_records(ref: FileReference, objects: Sequence[Any]) -> Iterator[t
 
 
 def parquet_records(ref: FileReference) -> Iterator[tuple[RecordPlace, Any]]:
-    """Read the rows of a Parquet file, each a text, a few at a time."""
+    """Read the rows of a Parquet file, a few at a time. Each row is the record of a text."""
     with open_parquet(ref) as file:
         batches = batches_of(ref, file, batch_size=PARQUET_ROWS)
         rows = (row for batch in batches for row in batch.to_pylist())
@@ -208,12 +211,12 @@ def _decoded(place: RecordPlace, data: bytes) -> Any:
 
 @dataclass(repr=False)
 class TopKSequence(ShortRepr):
-    """The positions of one text, each with its listed tokens, as a `RecordFormat` reads them.
+    """The positions of one text with their listed tokens, which a `RecordFormat` reads.
 
     Attributes:
-        place: where the sequence stands, for errors.
+        place: the place of the sequence, for errors.
         notes: remarks that a report should repeat.
-        skipped: positions without a distribution.
+        skipped: the number of positions without a distribution.
 
     Example:
         >>> from kullback.io import RecordFormat, TopKSequence, open_top_k
@@ -250,7 +253,7 @@ class TopKSequence(ShortRepr):
             position: the position of the predicted token in the sequence, counted from 0.
             entries: pairs of a token's id and its natural log-probability.
             label: the id of the true token, or None if it is not known.
-            label_log_prob: its log-probability, or None if it is not known.
+            label_log_prob: the log-probability of the true token, or None if it is not known.
         """
         ids: list[int] = []
         values: list[float] = []
@@ -308,7 +311,7 @@ class TopKSequence(ShortRepr):
     def _log_prob(self, value: object, position: int) -> float:
         if type(value) is float:
             number = value
-        # NumPy's numbers count too; text that reads as a number does not.
+        # NumPy's numbers are accepted, but text with a number is not.
         elif isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
             raise self.place.at(position).malformed("a log-probability, a number", value)
         else:
@@ -320,14 +323,14 @@ class TopKSequence(ShortRepr):
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """A format of records, as JSON, Parquet rows or objects: how a record is recognized and converted.
+    """A format of records in JSON, Parquet rows or objects, which recognizes and converts records.
 
-    Put it into `TOP_K_FORMATS`, or pass it to `open_top_k` as the format.
+    Add a format to `TOP_K_FORMATS`, or pass the format to `open_top_k`.
 
     Attributes:
-        recognizes: returns whether a record has this format.
-        read: returns the sequences of a record, from the record and its `RecordPlace`.
-        takes_key: whether `read` uses the field that the caller names, `RecordPlace.key`.
+        recognizes: a function that returns whether a record has this format.
+        read: a function that returns the sequences of a record. Its arguments are the record and a `RecordPlace`.
+        takes_key: whether `read` uses the field that the caller names, which is `RecordPlace.key`.
 
     Example:
         >>> from kullback.io import TOP_K_FORMATS
@@ -341,7 +344,7 @@ class RecordFormat:
 
 
 class RecordReader(TopKReader):
-    """A reader of records that a format turns into sequences; servers compute their log-probabilities in float32."""
+    """A reader of records that a format converts to sequences. Servers compute log-probabilities in float32."""
 
     def __init__(
         self, ref: FileReference, name: str, of: RecordFormat, records: Records, **options: Any

@@ -1,4 +1,4 @@
-"""Rows of the most probable classes as a reader returns them, completed by the true token, and checked."""
+"""Rows of the most probable classes from a reader, with the functions that add the true token and check the rows."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ LARGEST_INDEX = 2**31 - 1
 _NOT_LOG_PROBS = (
     "these may be logits or processed scores: store the raw ones (vLLM: --logprobs-mode raw_logprobs)"
 )
-SAME = 1e-2  # largest relative difference between two computations of one token's log-probability
+SAME = 1e-2  # the largest relative difference between two computations of one token's log-probability
 
 
 class Piece(NamedTuple):
-    """Positions of one sequence as a reader returns them, not yet checked.
+    """Positions of one sequence from a reader, before they are checked.
 
     Attributes:
         sequence: the number of the sequence in the file.
-        rows: the positions with their lists, which need not have the true tokens.
-        stores_tail: whether the file has the mass outside its lists; otherwise it follows from them.
-        skipped: positions without a distribution.
-        tokens: all tokens of the sequence, as `positions` counts them, with its first piece; where the file has them.
+        rows: the positions with their lists of classes. A list may lack the true token.
+        stores_tail: whether the file stores the mass outside the lists. If not, this mass follows from the lists.
+        skipped: the number of positions without a distribution.
+        tokens: all tokens of the sequence, so that `positions` are indices of this tensor. None if the file does not
+            store the tokens, and in all pieces of a sequence but the first.
     """
 
     sequence: int
@@ -44,13 +45,14 @@ class Piece(NamedTuple):
 
 
 def rows_of(piece: Piece, classes: int | None, start: int) -> PartialRows:
-    """Return the rows of a piece; the true token becomes a listed class if its log-probability is known."""
+    """Return the rows of a piece. A true token with a known log-probability becomes a listed class."""
     rows = piece.rows
     indices, log_probs, tail = rows.top_indices, rows.top_log_probs, rows.tail_log_mass
     label_log_probs = rows.label_log_probs.to(log_probs.dtype)
     listed = (indices == rows.labels.unsqueeze(-1)) & (log_probs != -torch.inf)
     from_list = torch.where(listed, log_probs, -torch.inf).amax(-1)
-    # Log-probabilities among the listed classes alone, which leave the tail unknown, are not a true token's.
+    # If the tail is unknown, the listed values are log-probabilities among the listed classes, so the true token's
+    # log-probability stays unknown.
     is_listed = listed.any(-1) & ~tail.isnan()
     label_log_probs = torch.where(is_listed & label_log_probs.isnan(), from_list, label_log_probs)
     extra = ~is_listed & (rows.labels >= 0) & label_log_probs.isfinite()
@@ -76,7 +78,7 @@ def rows_of(piece: Piece, classes: int | None, start: int) -> PartialRows:
 
 
 def check(rows: PartialRows, ref: FileReference, rounding: torch.dtype) -> None:
-    """Raise `FileError` for the first invalid value; the tolerance suits probabilities of dtype `rounding`."""
+    """Raise `FileError` for the first invalid value, with a tolerance for probabilities of dtype `rounding`."""
     for bad, values, wanted, instead in _faults(rows, rounding):
         if bool(bad.any()):
             index = tuple(int(i) for i in bad.nonzero()[0])
@@ -87,7 +89,7 @@ def check(rows: PartialRows, ref: FileReference, rounding: torch.dtype) -> None:
 
 
 def _faults(rows: PartialRows, rounding: torch.dtype) -> Iterator[tuple[Tensor, Tensor, str, str]]:
-    """Yield a mask of invalid values, the values, the valid ones in words, and the remedy."""
+    """Yield for each check a mask of invalid values, the values, a description of valid values, and the remedy."""
     limit = tolerance(rounding)
     within = f"{limit:g} ({dtype_name(rounding)})"
     log_probs, kept = rows.top_log_probs, rows.top_log_probs != -torch.inf
@@ -99,7 +101,7 @@ def _faults(rows: PartialRows, rounding: torch.dtype) -> Iterator[tuple[Tensor, 
     masses = log_probs.double().exp().sum(-1)
     wanted = f"probabilities that sum to at most 1 within {within}"
     yield ~(masses <= 1 + limit), masses, wanted, _NOT_LOG_PROBS
-    totals = rows.masses  # NaN where the mass outside the list is not known
+    totals = rows.masses  # NaN if the mass outside the list is not known
     wanted = f"probabilities, with the mass outside the list, that sum to 1 within {within}"
     instead = "store log-probabilities among all classes, and no other number of classes than there are"
     yield (totals - 1).abs() > limit, totals, wanted, instead
@@ -111,7 +113,7 @@ def _faults(rows: PartialRows, rounding: torch.dtype) -> Iterator[tuple[Tensor, 
     yield bad, rows.labels, wanted, "use the files of one vocabulary"
     wanted = "a log-probability of the true token, at most 0"
     yield rows.label_log_probs > limit, rows.label_log_probs, wanted, _NOT_LOG_PROBS
-    # Two values of one token differ where the true tokens belong to other positions than the lists.
+    # If the listed and the separate log-probability of a true token differ, the true tokens belong to other positions.
     listed = ((rows.top_indices == rows.labels.unsqueeze(-1)) & kept).nonzero(as_tuple=True)
     apart = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
     difference = (rows.label_log_probs[listed[0]] - log_probs[listed]).double().abs()

@@ -1,7 +1,8 @@
-"""SGLang's log-probabilities: `meta_info` of a response of ``/generate`` with ``return_logprob``.
+"""SGLang's log-probabilities, which are in `meta_info` of a response of ``/generate`` with ``return_logprob``.
 
-`input_token_logprobs` has ``[log-probability, id, text]`` of each token of the prompt, `input_top_logprobs` a list of
-these for the most probable ones, null for the first token. Without them, the same fields of the output are read.
+`input_token_logprobs` has an entry ``[log-probability, id, text]`` for each token of the prompt. `input_top_logprobs`
+has for each token a list of such entries for the most probable tokens, or null for the first token. Without these
+fields, the fields of the output are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Open files of top-k log-probabilities as iterators over blocks of positions."""
+"""Open files of top-k log-probabilities, as iterators over blocks of positions."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from kullback.io.source_files import FileReference
 
 BLOCK_BYTES = 64 * 1024 * 1024
-# Rows of a block where the number of listed classes is unknown before reading.
+# The rows of a block if the number of listed classes is unknown before reading.
 BLOCK_ROWS = 1024
 
 
 class TopKReader(ABC):
-    """A reader of one format of top-k log-probabilities; `TopKSource` checks and joins its blocks.
+    """A reader of one format of top-k log-probabilities; `TopKSource` checks the positions and joins them to blocks.
 
     Attributes:
-        ref: the path and the argument it was passed as.
+        ref: the path, and the name of the argument that holds the path.
         format: the format's name.
         rows: the number of positions with a distribution, or None if it is unknown before reading.
-        k: the most classes that a position lists, or None likewise.
+        k: the largest number of classes that a position lists, or None if it is unknown before reading.
         classes: the number of all classes, or None if the format does not store it.
-        tail: the known part of the other classes: their mass, or none.
+        tail: ``"bucket"`` if the mass of the other classes is known, otherwise ``"renormalize"``.
         rounding: the dtype that the log-probabilities were computed or stored in.
     """
 
@@ -65,16 +65,18 @@ _ARGUMENTS = Arguments(
 
 
 class TopKSource(Closes):
-    """Open top-k log-probabilities, from `open_top_k`; closed by ``with`` or ``close()``.
+    """Open top-k log-probabilities, which `open_top_k` opens and ``with`` or ``close()`` closes.
 
     Attributes:
-        format: one of `TOP_K_FORMATS`.
-        rows: the number of positions, or None for a format in which it is unknown before reading (JSON).
-        k: the most classes that a position lists, without the true token where that is added; or None likewise.
+        format: the name of the format, as in `TOP_K_FORMATS`.
+        rows: the number of positions; None if unknown before reading (JSON).
+        k: the largest number of classes that a position lists, without an added true token; None if it is unknown
+            before reading.
         classes: the number of all classes, or None if neither the file nor the caller gives it.
-        tail: ``"bucket"`` where the mass of the other classes is known, ``"renormalize"`` where the file holds logits
-            of the listed classes alone, whose log-probabilities are then those among them; as `TopK` calls it.
-        skipped: positions without a distribution in the latest pass, such as the first token of a prompt.
+        tail: ``"bucket"`` if the mass of the other classes is known. ``"renormalize"`` if the file has only logits of
+            the listed classes, so that log-probabilities are among the listed classes. `TopK` uses the same words.
+        skipped: the number of positions without a distribution (such as the first token of a prompt) in the latest
+            pass.
 
     Example:
         >>> import kullback.io
@@ -115,7 +117,7 @@ class TopKSource(Closes):
 
     @property
     def ref(self) -> FileReference:
-        """The path and the argument it was passed as, for error messages."""
+        """The path and the name of the argument that holds the path, for error messages."""
         return self._reader.ref
 
     def describe(self) -> str:
@@ -133,7 +135,7 @@ class TopKSource(Closes):
         return ", ".join([self.format, *known, *unknown])
 
     def caveats(self) -> list[str]:
-        """Return remarks on the contents that a report should repeat, as sentences; complete after a pass.
+        """Return remarks on the contents that a report should repeat, as sentences. The list is complete after a pass.
 
         Example:
             >>> import kullback.io
@@ -149,13 +151,14 @@ class TopKSource(Closes):
         """Iterate over all positions in order, in blocks; each call begins anew.
 
         Arguments:
-            rows: the number of positions in a block, by default as many as fit 64 MB; the last block may have fewer.
+            rows: the number of positions in a block; the last block may have fewer. None for as many as fit 64 MiB.
 
         Returns:
-            An iterator over `PartialRows`. Their number of columns may differ where the number of listed classes does.
+            an iterator over `PartialRows`. The number of columns may differ between blocks, because positions may list
+            different numbers of classes.
 
         Raises:
-            FileError: the file is damaged, or holds values that are not log-probabilities; it names the position.
+            FileError: the file is damaged, or has values that are not log-probabilities; the error names the position.
             ArgumentValueError: `rows` is not positive.
 
         Example:
@@ -170,11 +173,11 @@ class TopKSource(Closes):
         return regroup(self._checked(), rows, PartialRows.join)
 
     def token_ids(self) -> Iterator[Tensor | None]:
-        """Iterate over the sequences' tokens, in a pass of its own.
+        """Iterate over the tokens of each sequence; this reads the source from the beginning.
 
         Returns:
-            An iterator over int64 tensors, where ``tokens[position]`` is the true token at a position of the blocks;
-            None for a sequence with unknown tokens.
+            an iterator over one int64 tensor for each sequence, in which ``tokens[position]`` is the true token at a
+            position of the blocks. None for a sequence with unknown tokens.
 
         Raises:
             FileError: the file is damaged.
@@ -218,8 +221,8 @@ def paired_top_k_blocks(
 ) -> Iterator[tuple[PartialRows, PartialRows]]:
     """Iterate over the same positions of two sources, block by block.
 
-    Positions correspond in order, sequence by sequence. The sources may number them differently: a server that returns
-    a completion's positions begins with the completion.
+    Positions correspond in order, sequence by sequence. The sources may number positions differently. For example, a
+    server may count from the beginning of the completion.
 
     Arguments:
         p: the first source.
@@ -227,11 +230,11 @@ def paired_top_k_blocks(
         rows: the number of positions in a block; the last block may have fewer.
 
     Returns:
-        An iterator over pairs of `PartialRows` of as many positions.
+        an iterator over pairs of `PartialRows` with the same number of positions.
 
     Raises:
-        FileError: the sources differ in their classes, in the number of positions of a sequence, or in a true token
-            that both know.
+        FileError: the sources differ in the number of classes, in the number of positions of a sequence, or in a true
+            token that is known in both.
         ArgumentValueError: `rows` is not positive.
 
     Example:
@@ -263,7 +266,7 @@ def paired_top_k_blocks(
 def _same_positions(
     pairs: Iterable[tuple[int, list[PartialRows]]], different: Callable[[str, str], FileError]
 ) -> Iterator[tuple[PartialRows, PartialRows]]:
-    """Iterate over pairs of blocks; refuse those of other sequences or other true tokens."""
+    """Iterate over pairs of blocks; refuse a pair with different sequences or different true tokens."""
     for _, (a, b) in pairs:
         other = a.sequences != b.sequences
         if bool(other.any()):

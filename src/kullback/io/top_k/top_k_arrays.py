@@ -1,9 +1,9 @@
-"""Top-k log-probabilities, or logits, as tensors: plain safetensors, mlx-lm's DWQ targets and NeMo-RL's batches.
+"""Top-k log-probabilities or logits in tensors: plain safetensors, mlx-lm's DWQ targets and NeMo-RL's batches.
 
-A plain file may also hold ``labels`` (..., -100 for none), ``label_log_probs`` (..., NaN for unknown) and ``log_tail``
-(..., the log of the mass outside the listed classes), and the number of ``classes`` in its metadata; a batch of NeMo-RL
-``input_ids`` (batch, length) and ``input_lengths`` (batch). From logits at a few classes, only the log-probabilities
-among these classes are known.
+A plain file may also have three tensors with one value for each position. These are ``labels`` (-100 without a label),
+``label_log_probs`` (NaN if unknown) and ``log_tail`` (the log of the mass outside the listed classes). The metadata may
+have the number of ``classes``. A batch of NeMo-RL may have ``input_ids`` (batch, length) and ``input_lengths`` (batch).
+From logits of a few classes, only the log-probabilities among these classes are known.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 
 class ArrayFormat(NamedTuple):
-    """A format of tensors: the names of those it needs and of those it may have, and whether its values are logits.
+    """A format of tensors: the names of required tensors and of optional tensors, and whether the values are logits.
 
-    Put it into `TOP_K_FORMATS`, or pass it to `open_top_k` as the format.
+    Add a format to `TOP_K_FORMATS`, or pass the format to `open_top_k`.
 
     Attributes:
-        indices: the tensor of the listed classes, integer, shape (..., k).
-        values: the tensor of their natural log-probabilities or, if `logits`, logits, shape (..., k).
-        optional: tensors with a value for each position: ``labels``, ``label_log_probs``, ``log_tail``, ``input_ids``,
-            and ``input_lengths``, with a value for each sequence.
-        logits: whether the values are logits of shape (batch, length, k), whose row predicts the next token.
+        indices: the name of the tensor of listed classes, integer, shape (..., k).
+        values: the name of the tensor with the natural log-probabilities or the logits of the listed classes, shape
+            (..., k).
+        optional: the names of optional tensors. ``labels``, ``label_log_probs``, ``log_tail`` and ``input_ids`` have a
+            value for each position. ``input_lengths`` has a value for each sequence.
+        logits: whether the values are logits of shape (batch, length, k). Each row of logits predicts the next token.
 
     Example:
         >>> from kullback.io import TOP_K_FORMATS
@@ -61,7 +62,7 @@ PIECE_BYTES = 1 << 24
 
 
 class Column(NamedTuple):
-    """A tensor of a file or in memory, seen as one long column, whose rows `read` copies."""
+    """A tensor in a file or in memory, viewed as one long column, from which `read` copies elements."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -70,7 +71,7 @@ class Column(NamedTuple):
 
     @classmethod
     def of_tensor(cls, ref: FileReference, name: str, value: object) -> Column:
-        """Return a tensor in memory, or mapped, as a column."""
+        """Return a tensor in memory, or in a mapped file, as a column."""
         tensor = torch.as_tensor(value)
         if not is_dense(tensor):
             raise ref.error(
@@ -95,12 +96,12 @@ class Column(NamedTuple):
         return cls(array.shape, array.dtype, reader.read, reader.close)
 
     def rows(self, start: int, stop: int, width: int) -> Tensor:
-        """Return rows `start` to `stop` of the tensor seen as (rows, width)."""
+        """Return rows `start` to `stop` of the tensor in the shape (rows, width)."""
         return self.read(start * width, stop * width).view(-1, width)
 
 
 def matching_format(formats: Mapping[str, ArrayFormat], tensors: Iterable[str]) -> str | None:
-    """Return the name of the first format that has tensors of these names, or None."""
+    """Return the name of the first format whose required tensors have these names; None if there is no such format."""
     names = set(tensors)
     return next((name for name, of in formats.items() if {of.indices, of.values} <= names), None)
 
@@ -140,7 +141,9 @@ def open_arrays(
 
 
 class ArraysReader(TopKReader):
-    """A reader of one set of tensors: leading dimensions are sequences, the one before the classes their positions."""
+    """A reader of one set of tensors. The dimension before the classes is positions; earlier dimensions are
+    sequences.
+    """
 
     def __init__(
         self,
@@ -239,7 +242,7 @@ class ArraysReader(TopKReader):
                 (stop - start,), torch.nan, dtype=torch.float64, device="cpu"
             )
             if "input_ids" in self._tensors:
-                # The tokens of the next positions; the last position of a sequence has none.
+                # The labels are the tokens at the next positions; the last position of a sequence has no label.
                 following = self._column("input_ids", start + 1, min(stop + 1, last))
                 columns["labels"] = pad(following, (0, stop - start - len(following)), value=NO_LABEL)
         elif (tail := columns["tail_log_mass"]) is not None and bool(tail.isnan().any()):
@@ -265,7 +268,7 @@ class ArraysReader(TopKReader):
 
 
 class FolderReader(TopKReader):
-    """A reader of the ``.safetensors`` files of a folder, one after the other, as mlx-lm writes its batches."""
+    """A reader of the ``.safetensors`` files of a folder, such as mlx-lm's batches, one file after the other."""
 
     def __init__(self, ref: FileReference, paths: list[Path], formats: Mapping[str, ArrayFormat]) -> None:
         self.ref, self._paths, self._formats = ref, paths, formats
@@ -292,7 +295,7 @@ class FolderReader(TopKReader):
 
 
 def open_folder(ref: FileReference, formats: Mapping[str, ArrayFormat]) -> TopKReader:
-    """Open a folder of ``.safetensors`` files, or the ``train`` folder in it that mlx-lm writes."""
+    """Open a folder of ``.safetensors`` files, or the ``train`` folder inside that mlx-lm writes."""
     folder = ref.path / "train" if (ref.path / "train").is_dir() else ref.path
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:

@@ -1,4 +1,4 @@
-"""Opening top-k log-probabilities by their format."""
+"""`open_top_k`, and the formats of top-k log-probabilities that this function can open."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ _ARGUMENTS = Arguments(
 
 def open_top_k(
     source: object,
-    format: str | RecordFormat | ArrayFormat | None = None,  # noqa: A002 - the word for it
+    format: str | RecordFormat | ArrayFormat | None = None,  # noqa: A002 - the usual word
     *,
     key: str | None = None,
     tokens: Mapping[Any, int] | None = None,
     classes: int | None = None,
     name: str = "source",
 ) -> TopKSource:
-    """Open log-probabilities of the most probable tokens, as inference servers return and distillation tools store them.
+    """Open log-probabilities of the most probable tokens, which inference servers return and distillation tools store.
 
     | format | what it is | the true token |
     |---|---|---|
@@ -78,25 +78,26 @@ def open_top_k(
     | ``mlx-dwq`` | tensors `indices` and `logits` (batch, length, k), in a file or a folder | no |
     | ``nemo-rl`` | tensors `teacher_topk_indices`, `teacher_topk_logits` (batch, length, k), in a file or a dictionary | with `input_ids` |
 
-    Responses are objects as they came or as ``json`` decodes them, a ``.json`` file of one or of a list, or a
-    ``.jsonl`` file with one in each line, which is read line by line. Values are checked as they are read: natural
-    log-probabilities at most 0, each token once at a position, probabilities that sum to at most 1 (within 1e-4 for
-    float32, in which servers compute; 1e-6 for float64).
+    Responses are the original objects, decoded JSON, or a file. A ``.json`` file has a response or a list of responses.
+    A ``.jsonl`` file has one response in each line, and is read line by line. Reading checks the values. Natural
+    log-probabilities must be at most 0, and each token must occur once at a position. Probabilities must sum to at most
+    1 (within 1e-4 for float32, in which servers compute; 1e-6 for float64).
 
     Arguments:
         source: a path, or the objects themselves.
-        format: a name in `TOP_K_FORMATS`, or a format of your own; left out, it is recognized.
-        key: the field of the log-probabilities, for axolotl's rows.
-        tokens: the ids of tokens by their text or bytes, for formats without ids.
-        classes: the number of all classes, if the file does not store it.
-        name: the argument that the source was passed as, for error messages.
+        format: a name in `TOP_K_FORMATS`, or a format of your own; None to recognize the format.
+        key: the field of the log-probabilities, for axolotl's rows; None for the usual fields.
+        tokens: a mapping from the text or bytes of tokens to their ids, for formats without ids; None for other
+            formats.
+        classes: the number of all classes, if the file does not store it; None if it is unknown.
+        name: the name of the argument that holds the source, for error messages.
 
     Returns:
-        A `TopKSource`, to be closed by ``with`` or ``close()``.
+        a `TopKSource`, which ``with`` or ``close()`` closes.
 
     Raises:
-        FileError: the file is missing, damaged, or of none of the formats, or has no log-probabilities.
-        ArgumentValueError: `format` is none of the words, or `classes` not positive.
+        FileError: the file is missing or damaged, has none of the formats, or has no log-probabilities.
+        ArgumentValueError: `format` is not a known name, or `classes` is not positive.
         ArgumentTypeError: `source` is neither a path nor objects.
 
     Example:
@@ -128,7 +129,7 @@ _Formats = dict[str, RecordFormat | ArrayFormat]
 
 
 def _candidates(format: str | RecordFormat | ArrayFormat | None) -> _Formats:  # noqa: A002
-    """Return the formats that the source may have, by their names."""
+    """Return a mapping from names to the formats that the source may have."""
     if format is None:
         return TOP_K_FORMATS
     if isinstance(format, RecordFormat | ArrayFormat):

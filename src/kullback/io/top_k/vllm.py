@@ -1,8 +1,9 @@
-"""vLLM's log-probabilities of prompts: `RequestOutput` objects, and the JSON of its OpenAI-compatible server.
+"""vLLM's log-probabilities of prompts, from `RequestOutput` objects and from the JSON of vLLM's OpenAI-compatible
+server.
 
-For each prompt, `prompt_logprobs` is a list whose element i is a mapping from token ids to log-probabilities given the
-tokens before i: those of the true token i first, then of the k most probable; None if there is nothing before. JSON
-has the ids as text. With `flat_logprobs` the same stands in parallel lists.
+For each prompt, `prompt_logprobs` is a list. Element i is a mapping from token ids to log-probabilities given the
+tokens before i. The true token i is first in the mapping, followed by the k most probable tokens. The first element is
+None. In JSON, the ids are text. With `flat_logprobs`, parallel lists have the same data.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
 
 
 def _prompts(record: object) -> list[Any]:
-    """Return the parts with log-probabilities: completions have them in each choice, chats in the response."""
+    """Return the parts with log-probabilities, which are the choices of a completion or the whole response of a
+    chat.
+    """
     choices = get(record, "choices")
     parts = [record, *(choices if isinstance(choices, list) else [])]
     return [part for part in parts if get(part, "prompt_logprobs") is not None]
@@ -72,7 +75,7 @@ def _sequence(listed: Any, ids: Any, place: RecordPlace) -> TopKSequence:
     if ids is None and in_order:
         sequence.notes.add(_GUESSED)
     elif ids is None:
-        # Something between vLLM and here has sorted the entries: which of them is the true token is lost.
+        # Some program after vLLM has sorted the entries, so the true token is no longer known.
         sequence.forget_labels()
     return sequence
 
@@ -92,7 +95,7 @@ def _row(row: Any, position: int, place: RecordPlace) -> dict[int, Any]:
             token = int(key)
         except (TypeError, ValueError):
             token = None
-        # In JSON, the key is the id as Python writes it, so that no two keys are one id.
+        # In JSON, a key must be the text that Python writes for the id, so that no two keys have the same id.
         if token is None or (isinstance(key, str) and key != str(token)):
             raise place.at(position).malformed("token ids as keys", key)
         entries[token] = entry
