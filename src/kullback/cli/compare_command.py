@@ -75,7 +75,7 @@ def compare(p: str, others: tuple[str, ...], settings: Settings) -> None:
 
 
 def refuse_workers(what: str) -> None:
-    """Refuse torchrun's processes for a comparison that they cannot share."""
+    """Raise an error if torchrun started several workers, for a command whose work several workers cannot share."""
     from kullback.parallel.workers import worker_count
 
     if worker_count() > 1:
@@ -89,7 +89,7 @@ def refuse_workers(what: str) -> None:
 
 
 def _only(others: tuple[str, ...]) -> str:
-    """Return the one file Q; several are for models."""
+    """Return the only file Q, or raise an error if there are several; only models may have several Q."""
     if len(others) != 1:
         raise ArgumentValueError.at(
             "Q",

@@ -1,4 +1,4 @@
-"""The command ``kullback record``: a model's predictions over a text as a reference file."""
+"""The command ``kullback record``, which writes a model's predictions over a text to a reference file."""
 
 from __future__ import annotations
 

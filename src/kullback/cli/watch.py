@@ -82,7 +82,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together
 
     place = place or profiles.profile_path(reference)
-    # The profile is read, and written too where it is made; whatever else is written must not be one of these.
+    # The profile is read, or made and written. No other output may overwrite the profile or an input.
     check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
     if not profiles.is_profile(reference):
         refuse_overwriting([place], [reference, *batches, outputs.config])
@@ -129,7 +129,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
 
 
 def _refuse_reports(settings: Settings, gates: Sequence[Gate]) -> None:
-    """Refuse limits on a batch, and reports on it, where there is none."""
+    """Raise an error if limits or reports were requested, because there is no batch."""
     if gates:
         limit = gates[0].limit
         raise ArgumentValueError.at(
