@@ -19,7 +19,7 @@ _LOG_SIGNIFICANCE = -9.2
 
 
 class Role(NamedTuple):
-    """An argument of the call: its name, its code with the dimensions of the classes joined, and what it needs."""
+    """An argument of the call: its name, its code with joined class dimensions, and whether logarithms are needed."""
 
     name: str
     code: str
