@@ -49,8 +49,8 @@ def calc(p: str, q: str, settings: Settings) -> None:
     kullback calc 'Gamma(2, rate=3)' 'Weibull(1, 2)' --base 2
     kullback calc 'Probs([0.2, 0.8])' 'Counts([3, 5])'
 
-    Any distribution of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]), Logits([...]),
-    LogProbs([...]), Counts([...]). Numbers are taken in float64.
+    P and Q are distributions of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]),
+    Logits([...]), LogProbs([...]) or Counts([...]). Numbers are converted to float64.
     """
     from kullback.cli.expressions import parse_distribution
     from kullback.generators import KL, as_divergence

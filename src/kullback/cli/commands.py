@@ -94,9 +94,9 @@ def kullback(ctx: click.Context) -> None:
     kullback compare p.npy q.npy --as logits
     kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
 
-    kullback COMMAND --help says more. The exit status is 0 for success, 1 if a gate fails, 2 on a wrong
-    argument or file, 3 if a gate cannot tell, 70 on an unexpected error, 130 after Ctrl-C, and 141 if the reader of
-    the output leaves; for a comparison it is then 0, 1 or 3, by its gates.
+    kullback COMMAND --help describes a command. The exit status is 0 for success, 1 if a gate fails, 2 on a wrong
+    argument or file, 3 if a gate is unclear, 70 on an unexpected error, 130 after Ctrl-C, and 141 if the reader of
+    the output closes the pipe. For a comparison with a closed pipe, the gates determine the status: 0, 1 or 3.
     """
     if ctx.obj is True and ctx.invoked_subcommand not in (None, compare.name):
         refuse_workers(f"kullback {ctx.invoked_subcommand} is")

@@ -55,12 +55,13 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     kullback watch reference.parquet monday.csv tuesday.csv
     kullback watch reference.parquet today.csv --bins 10
 
-    The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made. One
-    BATCH is reported in full, several in one line each; --json, --html and --markdown write all in full.
+    The profile is made once and saved. It has a few KB of counts, but no row of the data. Without a BATCH, the command
+    only makes the profile. One BATCH is reported in full, and several BATCHes in one line each. The files of --json,
+    --html and --markdown have full reports of all batches.
     p-values are corrected for all columns of all batches of one command. In separate commands, each batch shows a false
-    difference with a probability of about 5%, so most months of 22 daily batches have one.
-    Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails, 3 if a gate cannot
-    tell, and 2 on a wrong argument.
+    difference with a probability of about 5%, so most months with 22 daily batches have a false difference.
+    Files are parquet, csv or ndjson, or saved profiles. The exit status is 1 if a gate fails, 3 if a gate is unclear,
+    and 2 on a wrong argument.
     """
     gates = gates_of(settings, OF_TABLES)
     outputs = Outputs.of(settings)

@@ -47,10 +47,9 @@ class Shown:
 
         Arguments:
             flat: if True, return only the numbers, in one dict. Each key is a path, such as
-                ``"divergences/kl_pq/mean"`` or
-                ``"columns/age/psi/interval/upper"``. True and False become 1 and 0. Infinities and NaN stay floats.
-                None, strings and lists of rows without names are left out. Weights & Biases, MLflow and TensorBoard
-                accept such a dict.
+                ``"divergences/kl_pq/mean"`` or ``"columns/age/psi/interval/upper"``. True and False become 1 and 0.
+                Infinities and NaN stay floats. None, strings and lists of rows without names are left out. Weights &
+                Biases, MLflow and TensorBoard accept such a dict.
 
         Example:
             >>> from torch.distributions import Normal

@@ -212,9 +212,9 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 def _created(target: Path) -> tuple[BinaryIO, Path | None]:
-    """Create a file beside `target`; return it and its name, which is None if the system supports unnamed files.
+    """Create a file beside `target`; return the file and its path. The path of an unnamed file is None.
 
-    A killed run leaves nothing of an unnamed file.
+    The file is unnamed if the system supports such files, because a killed run leaves no unnamed file behind.
     """
     name = None
     try:

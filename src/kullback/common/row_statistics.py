@@ -32,7 +32,8 @@ class RowStatistic:
         high: the largest possible value of a row.
         of_labels: whether only rows with a label count.
         binary: whether every value is 0 or 1.
-        examined: whether the dependence of rows is measured on this statistic. Other statistics vary with these.
+        examined: whether the dependence of rows is measured on this statistic. Other statistics vary in step with the
+            examined statistics.
         is_mean: whether the mean over rows is reported.
         rows: for a registered statistic, the function of (p, q, labels) that returns the values of rows; otherwise
             None.

@@ -1,4 +1,4 @@
-r"""Serial dependence of rows, measured from their order and from repeated rows, and nearly independent blocks.
+r"""Measurement of the serial dependence of rows from their order and from repeated rows; nearly independent blocks.
 
 Let :math:`V_L` be the variance of the means of blocks of L rows, relative to independent rows:
 
@@ -394,7 +394,7 @@ def _are_even(counts: Integers, false_alarms: float) -> bool:
 
 
 def _ranks(x: Floats) -> Floats:
-    """Return ranks scaled to -1/2 to 1/2; equal values get their mean rank."""
+    """Return ranks scaled to the range from -1/2 to 1/2; ties get their mean rank."""
     _, codes, counts = np.unique(x, return_inverse=True, return_counts=True)
     return ((np.cumsum(counts) - (counts + 1) / 2) / max(len(x) - 1, 1) - 0.5)[codes]
 

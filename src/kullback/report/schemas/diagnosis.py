@@ -4,7 +4,7 @@ The document is one object with ``"schema": "kullback.diagnosis/1"`` and the att
 `kullback.diagnosis.Diagnosis` under their own names:
 
 * ``call``, ``direction``, ``reduction`` (strings); ``raises`` (string or null); ``ok`` (boolean); ``codes`` (strings);
-  ``dim`` (an integer, or several).
+  ``dim`` (an integer, or an array of integers).
 * ``input``, ``target``: objects with ``shape`` (integers), ``dtype``, ``device``, ``representation``, ``why`` (strings
   or null), ``row_sums`` ([smallest, largest], or null), and ``zeros``, ``minus_infinities``, ``plus_infinities``,
   ``nans``, each [number, index of the first entry or null].

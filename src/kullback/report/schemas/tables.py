@@ -8,7 +8,7 @@ The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": 
 * ``columns``: objects, the largest PSI first, with ``name``, ``column_type`` (``"numeric"``, ``"datetime"``,
   ``"boolean"``, ``"categorical"``, ``"text"``); ``kl_pq``, ``kl_qp``, ``js``, ``psi``, ``tv``, each an object with
   ``value``, ``standard_error`` (numbers or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``;
-  ``ks`` (number, or null for categories); ``words`` (number, or null where no words were compared);
+  ``ks`` (number, or null for categories); ``words`` (number, or null if no words were compared);
   ``missing_p``, ``missing_q`` (proportions); ``new``, ``vanished`` (strings); ``bins``; ``histogram``; ``notes``
   (strings).
 * ``histogram``: objects with ``low``, ``high`` (numbers; equal for a single value), ``p``, ``q`` (weights); empty for

@@ -57,7 +57,7 @@ from kullback.report.subjects.predictions import (
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-WORST = 5  # tokens of each candidate in a table
+WORST = 5  # the most tokens in the table of a candidate's worst tokens
 DROPPED_FIRST = (9, 8, 7, 5, 4, 2, 3, 6)
 MEANINGS = (
     KL,
