@@ -99,7 +99,7 @@ def subject_of(
         frames_hold_rows: whether data frames are predictions, because the caller states their representation.
 
     Raises:
-        ArgumentTypeError: the sides are different subjects, or a side is none of the three subjects.
+        ArgumentTypeError: the sides have no common subject, or a side has none of the three subjects.
     """
     if has_text:
         return "models"
@@ -147,7 +147,7 @@ def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject
 
 
 def _are_tables(names: list[str]) -> bool:
-    """Return whether all names are Parquet files that can only be tables, because predictions would need an option."""
+    """Return whether all names are Parquet files that count as tables: no lists, and not only integers."""
     if not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
         return False
     from kullback.io.parquet import open_parquet
@@ -165,7 +165,7 @@ def _are_tables(names: list[str]) -> bool:
 
 
 def _function(subject: Subject) -> Callable[..., Any]:
-    """Return the function that compares the subject, and import only the modules that it needs."""
+    """Return the function that compares the subject, and import only the modules of this function."""
     if subject == "predictions":
         from kullback.predictions import compare_predictions
 

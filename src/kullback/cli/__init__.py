@@ -17,20 +17,20 @@ __all__ = ["main"]
 
 
 def main(*, may_have_workers: bool = False) -> None:
-    """Run the command with the arguments of this process, or say what to install for it.
+    """Run the command with the arguments of this process, or print which package to install.
 
     Arguments:
-        may_have_workers: whether this process may be one of torchrun's workers. The script `kullback` is not, even if a
-            worker calls it.
+        may_have_workers: whether this process may be one of torchrun's workers. The script `kullback` is never a
+            worker, even if a worker calls the script.
     """
     open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character of a name
+            stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack some characters
     sys.stdout, sys.stderr = CheckedStream(sys.stdout), CheckedStream(sys.stderr)
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
     try:
         from kullback.cli.commands import kullback
@@ -49,8 +49,10 @@ def main(*, may_have_workers: bool = False) -> None:
 
 
 def _leave(code: object) -> NoReturn:
-    """End one of several workers at once: a thread of gloo that frees a tensor during Python's shutdown would abort
-    it."""
+    """End one of several workers without Python's shutdown.
+
+    If a thread of gloo frees a tensor during the shutdown, the process aborts.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -58,5 +60,5 @@ def _leave(code: object) -> NoReturn:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End the process in order, so that temporary files are removed."""
+    """Raise SystemExit, so that temporary files are removed before the process ends."""
     sys.exit(128 + number)

@@ -49,8 +49,8 @@ def calc(p: str, q: str, settings: Settings) -> None:
     kullback calc 'Gamma(2, rate=3)' 'Weibull(1, 2)' --base 2
     kullback calc 'Probs([0.2, 0.8])' 'Counts([3, 5])'
 
-    Any distribution of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]), Logits([...]),
-    LogProbs([...]), Counts([...]). Numbers are taken in float64.
+    P and Q are distributions of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]),
+    Logits([...]), LogProbs([...]) or Counts([...]). Numbers are converted to float64.
     """
     from kullback.cli.expressions import parse_distribution
     from kullback.generators import KL, as_divergence
@@ -60,7 +60,7 @@ def calc(p: str, q: str, settings: Settings) -> None:
         divergence = as_divergence("calc", settings["--kind"])
     called = "KL" if divergence == KL() else divergence.name
 
-    warnings.simplefilter("ignore")  # of torch's, on parameters at the edge
+    warnings.simplefilter("ignore")  # torch warns about parameters at the edge of their range
     first, second = parse_distribution(p), parse_distribution(q)
     names = printable(p, LONGEST), printable(q, LONGEST)
     values = {
@@ -86,7 +86,7 @@ def _undefined(place: str, got: str, wording: str) -> ArgumentValueError:
 
 
 def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Divergence) -> str | None:
-    """Return the divergence, KL also with how it was obtained, or None if there is no rule."""
+    """Return the divergence as text, for KL with its method and error bound, or None if there is no rule."""
     from kullback.dispatch import divergence, kl_estimate
     from kullback.generators import KL
     from kullback.results.estimate import Estimate
@@ -100,7 +100,7 @@ def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Diver
         return None
     except KullbackError:
         raise
-    except Exception as error:  # of torch's, for parameters that it accepted and cannot compute with
+    except Exception as error:  # torch accepted the parameters, but cannot compute with them
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _undefined(f"{name} cannot be computed", reason, "{got}") from error
     if estimate.value.numel() == 0:
@@ -115,7 +115,7 @@ def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Diver
 
 
 def _numbers(value: Tensor) -> str:
-    """Format a number, or those of a batch in brackets."""
+    """Format a number, or the numbers of a batch in brackets."""
     if value.ndim == 0:
         return f"{float(value):.10g}"
     return "[" + ", ".join(map(_numbers, value)) + "]"

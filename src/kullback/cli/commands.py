@@ -1,6 +1,6 @@
-"""The command group `kullback`, and how its commands report errors.
+"""The command group `kullback`, and the way in which its commands report errors.
 
-A command imports its computations when it runs, so help and usage errors do not need torch.
+A command imports its computations when the command runs, so help and usage errors do not need torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 
 
 class _Failure(click.ClickException):
-    """An error in one line."""
+    """An error message in one line."""
 
     exit_code = Status.WRONG_INPUT
 
@@ -35,21 +35,21 @@ class _Failure(click.ClickException):
 
 
 class _Unexpected(_Failure):
-    """An error of this package, in one line."""
+    """An error message in one line for an unexpected error, which is a bug of this package."""
 
     exit_code = Status.UNEXPECTED
 
 
 @contextmanager
 def _errors_in_one_line() -> Generator[None, None, None]:
-    """Turn every error into one line and an exit status that no gate has."""
+    """Turn every error into a message of one line and an exit status that no gate has."""
     try:
         yield
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "kullback"
         raise _Failure(f"{error.format_message()} See: {command} --help") from error
     except BrokenPipeError:
-        # Whoever read the output has gone; the interpreter must not try to write the rest at its end.
+        # The reader of the output has closed the pipe. At exit, the interpreter must not try to write the rest.
         discard_unwritable()
         raise click.exceptions.Exit(Status.CLOSED_PIPE) from None
     except KeyboardInterrupt:
@@ -78,7 +78,7 @@ class _Commands(click.Group):
         with _errors_in_one_line():
             result = super().invoke(ctx)
             if sys.stdout is not None:
-                sys.stdout.flush()  # so that a closed pipe shows here
+                sys.stdout.flush()  # raises BrokenPipeError here if the pipe is closed
             return result
 
 
@@ -94,9 +94,9 @@ def kullback(ctx: click.Context) -> None:
     kullback compare p.npy q.npy --as logits
     kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
 
-    kullback COMMAND --help says more. The exit status is 0 for success, 1 if a gate fails, 2 on a wrong
-    argument or file, 3 if a gate cannot tell, 70 on an unexpected error, 130 after Ctrl-C, and 141 if the reader of
-    the output leaves; for a comparison it is then 0, 1 or 3, by its gates.
+    kullback COMMAND --help describes a command. The exit status is 0 for success, 1 if a gate fails, 2 on a wrong
+    argument or file, 3 if a gate is unclear, 70 on an unexpected error, 130 after Ctrl-C, and 141 if the reader of
+    the output closes the pipe. For a comparison with a closed pipe, the gates determine the status: 0, 1 or 3.
     """
     if ctx.obj is True and ctx.invoked_subcommand not in (None, compare.name):
         refuse_workers(f"kullback {ctx.invoked_subcommand} is")

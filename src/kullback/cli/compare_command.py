@@ -33,12 +33,12 @@ def compare(p: str, others: tuple[str, ...], settings: Settings) -> None:
     kullback compare float32.npy int8.npy --as logits
     kullback compare before.parquet after.parquet
 
-    Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), with which
-    --text may be left out; each Q is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or
-    llama.cpp's --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table,
-    which two Parquet files without lists do not need): parquet, csv or ndjson, rows of columns. Divergences are in
-    nats. The exit status is 1 if a gate fails, 3 if a gate cannot tell, and 2 on a wrong argument. Several
-    processes share the rows of predictions by torchrun --nproc-per-node N -m kullback compare ...
+    Models (with --text) are folders of Hugging Face models, .gguf files, servers, or references (.klref). With a
+    reference, --text may be left out. Each Q is compared with P. Predictions are npy, npz, safetensors, pt, parquet or
+    csv files, or llama.cpp's --kl-divergence-base file. Each row is one distribution over the classes. Tables are
+    parquet, csv or ndjson files. They need --as table, except two Parquet files without lists. Divergences are in
+    nats. The exit status is 1 if a gate fails, 3 if a gate is unclear, and 2 on a wrong argument. Several processes
+    share the rows of predictions with torchrun --nproc-per-node N -m kullback compare ...
     """
     from kullback.comparison import subject_of
 
@@ -75,7 +75,7 @@ def compare(p: str, others: tuple[str, ...], settings: Settings) -> None:
 
 
 def refuse_workers(what: str) -> None:
-    """Refuse torchrun's processes for a comparison that they cannot share."""
+    """Raise an error if torchrun started several workers, for a command whose work several workers cannot share."""
     from kullback.parallel.workers import worker_count
 
     if worker_count() > 1:
@@ -89,7 +89,7 @@ def refuse_workers(what: str) -> None:
 
 
 def _only(others: tuple[str, ...]) -> str:
-    """Return the one file Q; several are for models."""
+    """Return the only file Q, or raise an error if there are several; only models may have several Q."""
     if len(others) != 1:
         raise ArgumentValueError.at(
             "Q",

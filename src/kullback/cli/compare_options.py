@@ -1,4 +1,4 @@
-"""The options of ``kullback compare``, each in one entry, in the order of the help."""
+"""The options of ``kullback compare``, one entry for each option, in the order of the help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of ``--config``: options of a command, in TOML, by their names without dashes."""
+"""Reads the TOML file of ``--config``, which contains options of a command under their names without dashes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kullback.errors import (
     safe_repr,
 )
 
-# The commands that take ``--config``, each of which may have a table of its own in the file.
+# The commands that take ``--config``. The file may contain a table for each command.
 TABLES = ("compare", "record", "watch")
 
 
 def read_config(ctx: click.Context, path: Path, options: Sequence[Option]) -> dict[str, object]:
-    """Return the values of a file, checked, by the names of click's parameters.
+    """Return the checked values of a file of options, under the names of click's parameters.
 
     Arguments:
         ctx: click's context of the command.
-        path: the file.
+        path: the path of the file.
         options: the options of the command.
 
     Raises:
         FileError: the file cannot be read, or is not TOML.
-        ArgumentValueError: a key is not an option of the command, or a value is not one that the option accepts.
+        ArgumentValueError: a key is not an option of the command, or the option does not accept the value.
     """
     command = ctx.command.name or ""
     written = _parsed(path)
@@ -54,7 +54,7 @@ def read_config(ctx: click.Context, path: Path, options: Sequence[Option]) -> di
 
 
 def place_in_file(path: Path, key: str) -> str:
-    """Return the place of a key in a file, as errors name it."""
+    """Return the path and the key as text for error messages."""
     return f"{printable(path, LONGEST_NAME)}: {printable(key, LONGEST_NAME)}"
 
 
@@ -88,7 +88,7 @@ def _unknown(path: Path, key: str, command: str, known: Mapping[str, Option]) ->
 def _checked(
     ctx: click.Context, path: Path, option: Option, parameter: click.Parameter, value: object
 ) -> object:
-    """Return the value as click's parameter returns one of the command line."""
+    """Return the value after the conversion that click applies to values from the command line."""
     kind = _kind_of(option)
     place, instead = place_in_file(path, option.key), f"{option.key} = {kind.example}"
     if not kind.has(value):
@@ -107,12 +107,12 @@ def _checked(
 
 
 class _Kind(NamedTuple):
-    """The values of an option in TOML.
+    """The values that an option accepts in TOML.
 
     Attributes:
-        wanted: the accepted values, for errors.
-        example: an accepted value.
-        has: whether a value is of the type that the option accepts; true is not a number.
+        wanted: a description of the accepted values, for error messages.
+        example: the TOML text of an accepted value.
+        has: returns whether a value has a type that the option accepts. A number may not be a bool.
     """
 
     wanted: str

@@ -1,4 +1,4 @@
-"""The command ``kullback convert``: predictions as a base file of llama.cpp, top classes as a reference file."""
+"""The command ``kullback convert``, which writes a base file of llama.cpp, or a reference file from top classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OPTIONS = (
     Option("--classes", "For a .klref: the number of all classes, if SRC does not say.", accepts=CLASSES),
     NO_PROGRESS,
 )
-# The options for a .kld alone; the others are for both.
+# The options for only one kind of target, .kld or .klref. All other options are for both kinds.
 OF_BASE_FILES = ("--as", "--tokens", "--tokens-key", "--n-ctx", "--all-positions", "--floor")
 OF_REFERENCES = ("--classes",)
 
@@ -138,7 +138,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
 
 
 def _refuse_options(settings: Settings, flags: tuple[str, ...], extension: str) -> None:
-    """Refuse options that only mean something for targets of another extension."""
+    """Raise an error if one of these options was given; `extension` is the only one to which they apply."""
     for option, place in settings.places.items():
         if option.flag in flags:
             raise click.UsageError(f"{place} goes with a target that ends in {extension}; leave it out")
@@ -159,7 +159,10 @@ def _write_reference(source: Path, target: Path, settings: Settings) -> None:
 def _log_weights(
     source: RowSource, window: int | None, progress: Callable[[int, int | None], None] | None
 ) -> Iterator[Tensor]:
-    """Yield the rows as log-weights; of windows given whole, the scored positions."""
+    """Yield the rows as log-weights.
+
+    If `window` is given, the source has a row for every token, and only the rows that llama.cpp scores are yielded.
+    """
     import torch
 
     done = 0

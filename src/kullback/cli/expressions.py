@@ -1,4 +1,4 @@
-"""Distributions written as text, ``Normal(0, 1)``, parsed without evaluating it as code."""
+"""Parses a distribution that is written as text, such as ``Normal(0, 1)``, and does not run the text as code."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-# Parameters that must not become tensors.
+# Parameters whose numbers are not converted to tensors.
 PLAIN = ("total_count", "dim", "reinterpreted_batch_ndims", "event_dim", "prior", "labels")
-# Parameters that turn checks off, or change no value.
+# Parameters that a text may not set: they turn checks off, or do not change the distribution.
 SETTINGS = ("validate_args", "validate", "cache_size")
 HINT = (
     "write a torch distribution of numbers, lists and keyword arguments, such as Normal(0, 1), Gamma(2, rate=3), "
     "Categorical([0.2, 0.8]), or Probs([...]), Logits([...]), LogProbs([...]), Counts([...])"
 )
-# Distributions whose first parameter has a number for each class.
+# Distributions whose first parameter is a list with one number for each class.
 OF_CLASSES = ("Probs", "Logits", "LogProbs", "Counts", "Categorical", "OneHotCategorical", "Dirichlet")
-# Classes that describe others and have no distribution of their own.
+# Base classes of torch.distributions, which cannot be used as distributions.
 ABSTRACT = ("Distribution", "ExponentialFamily", "Transform")
 LONGEST = 10_000
 SHOWN = 60
@@ -56,12 +56,13 @@ def _constructors() -> dict[str, type]:
 
 
 def parse_distribution(text: str) -> Operand:
-    """Parse a distribution: constructors of torch.distributions and of kullback, numbers, lists and + - * / alone.
+    """Return the distribution that a text describes.
 
-    Numbers are taken in float64.
+    The text may contain only constructors of torch.distributions and of kullback, numbers, lists and + - * /.
+    Numbers are converted to float64.
 
     Raises:
-        ArgumentValueError: the text is anything else, or the distribution refuses its parameters.
+        ArgumentValueError: the text contains something else, or the constructor does not accept its parameters.
 
     Example:
         >>> parse_distribution("Laplace(0, scale=1/2)")
@@ -69,12 +70,12 @@ def parse_distribution(text: str) -> Operand:
     """
     try:
         value = _evaluate(_syntax(text))
-    except KullbackError as error:  # from the constructor of a representation, which says what to write
+    except KullbackError as error:  # from the constructor of a representation; the message contains a remedy
         if error.explanation is None:
             raise
         place = f"{_shown(text)}: {error.explanation.where}"
         raise ArgumentValueError(*error.replace(place=place).args) from None
-    except Exception as error:  # noqa: BLE001 - of the parser, or of a constructor that was given something strange
+    except Exception as error:  # noqa: BLE001 - the parser and torch's constructors raise many types of errors
         raise _refusal(text, " ".join(str(error).split()) or type(error).__name__) from None
     if not isinstance(value, Operand):
         raise _refusal(text, f"it is of type {type(value).__name__}")
@@ -166,13 +167,13 @@ def _named(name: str, keywords: list[ast.keyword], parameters: Iterable[str]) ->
 
 
 def _did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the hint at the name that is meant, whatever its case, or nothing if none is close."""
+    """Return a hint at the name that is nearest to `name`, ignoring case, or "" if no name is near."""
     close = nearest(name, names)
     return "" if close is None else f"; did you mean {close}"
 
 
 def _as_parameter(name: str, value: Any) -> Any:
-    """Convert numbers and lists of numbers to float64 tensors; return counts and distributions as they are."""
+    """Convert numbers and lists of numbers to float64 tensors; return other values and the parameters of `PLAIN`."""
     if name in PLAIN or not isinstance(value, int | float | list):
         return value
     return value if _holds_objects(value) else torch.tensor(value, dtype=torch.float64)

@@ -1,8 +1,9 @@
-"""Gates: limits on the numbers of a comparison, such as ``mean=0.01``, which pass, fail, or cannot tell.
+"""Gates: limits on the numbers of a comparison, such as ``mean=0.01``. A gate passes, fails, or is unclear.
 
-A limit on NAME is compared with the whole interval of the number. It passes if the whole interval is on the right side
-of the limit, and fails if the whole interval is beyond the limit. Otherwise, or without an interval, the data do not
-decide. A limit on NAME.value is compared with the estimate alone. It is the only form for numbers without an interval.
+For a limit on NAME, the limit is compared with the confidence interval of the number. The gate passes if the whole
+interval is on the right side of the limit, and fails if the whole interval is beyond the limit. Otherwise, or without
+an interval, the gate is unclear. For a limit on NAME.value, the limit is compared with the estimate alone. Numbers
+without an interval have only this form.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Compared(NamedTuple):
     """A comparison of predictions.
 
     Attributes:
-        name: the candidate's name; None if there is only one.
-        comparison: the comparison.
-        certain: if its divergences are lower bounds, the least and the largest possible mean of each.
+        name: the name of the candidate; None if there is only one candidate.
+        comparison: the result of `compare_predictions`.
+        certain: the smallest and the largest possible mean of each divergence, if the divergences of `comparison` are
+            lower bounds; otherwise None.
     """
 
     name: str | None
@@ -45,21 +47,21 @@ class Metric(NamedTuple):
     """A number of a comparison of predictions.
 
     Attributes:
-        path: the divergence, or the attributes, that lead to a value or a summary.
-        part: the attribute of the value or summary.
+        path: the name of a divergence, or the attributes (joined by dots) that lead to a value or a summary.
+        part: the attribute of the value or summary that is compared with a limit.
     """
 
     path: str
     part: str = "value"
 
 
-# Numbers without an interval: attributes of the summary of a divergence's rows.
+# Numbers without an interval, and the attributes of `Summary` that contain these numbers.
 STATISTICS = {
     "min": "minimum", "p0.1": "p001", "p1": "p01", "p5": "p05", "p10": "p10", "median": "median", "p90": "p90",
     "p95": "p95", "p99": "p99", "p99.9": "p999", "max": "maximum",
 }  # fmt: skip
 DELTA_PROB = "labels.delta_prob"
-# Numbers with an interval, by the attributes that lead to them.
+# The names of numbers with an interval, and where a `Comparison` contains these numbers.
 MEANS = {
     "mean": Metric("kl_pq"),
     **{f"{of}.mean": Metric(of) for of in (*DIVERGENCE_NAMES, DELTA_PROB)},
@@ -86,7 +88,8 @@ _ROWS_IN_WORDS = (
     f"{', '.join(f'{name}.value' for name in STATISTICS)} (of KL(P||Q)), js.p99.value and so on, which have no interval"
 )
 
-# The numbers of each column of a comparison of tables without an interval, and a number of the whole comparison.
+# In a comparison of tables, each column has `P_VALUES`, which have no interval. `WHOLE` is a number of the whole
+# comparison.
 P_VALUES, WHOLE = ("p_value", "p_adjusted"), "findings.value"
 TABLE_ESTIMATES = {f"{name}.value": name for name in (*TABLE_DIVERGENCE_NAMES, *P_VALUES, "findings")}
 _TABLES_IN_WORDS = (
@@ -97,7 +100,7 @@ _TABLES_IN_WORDS = (
 
 
 class Judgment(NamedTuple):
-    """The outcome of a limit for one number, and a sentence on it; the sentence of a limit that passes is empty."""
+    """The outcome of a limit for one number, and a sentence with the reason; for "passed", the sentence is empty."""
 
     outcome: Outcome
     sentence: str = ""
@@ -111,9 +114,9 @@ class Limit:
     """A limit on one number.
 
     Attributes:
-        metric: the number.
-        column: the column of a table that it is about; None for every column, or if there are none.
-        limit: the limit.
+        metric: the name of the number.
+        column: the column of a table to which the limit applies; None for all columns, or for predictions.
+        limit: the largest or the smallest number that passes.
         side: the side of the limit on which the gate fails.
     """
 
@@ -129,11 +132,11 @@ class Limit:
         return f"{name} {'at most' if self.side == 'above' else 'at least'} {self.limit:g}"
 
     def is_kept_by(self, value: float) -> bool:
-        """Return whether a number is on the right side of the limit; the limit itself is."""
+        """Return whether a number is on the right side of the limit, or equal to the limit."""
         return value <= self.limit if self.side == "above" else value >= self.limit
 
     def judgment_of_estimate(self, what: str, value: float) -> Judgment:
-        """Return the outcome for an estimate alone; NaN decides nothing."""
+        """Return the outcome for an estimate without its interval; for NaN, the outcome is unclear."""
         if math.isnan(value):
             return Judgment("unclear", f"{what} is {value:.6g}, not a number")
         if self.is_kept_by(value):
@@ -144,7 +147,7 @@ class Limit:
     def judgment_of_interval(
         self, what: str, value: float, interval: Interval, name: str = "its interval"
     ) -> Judgment:
-        """Return the outcome for a number that can be anywhere in an interval."""
+        """Return the outcome for a number whose true value may be anywhere in an interval."""
         low, high = interval
         inside = self.is_kept_by(low), self.is_kept_by(high)
         if math.isnan(value) or math.isnan(low) or math.isnan(high):
@@ -159,7 +162,7 @@ class Limit:
         )
 
     def without_interval(self, what: str, value: float, reason: str) -> Judgment:
-        """Return that the outcome is unclear, with the remedy, for a number that has no interval."""
+        """Return an unclear outcome for a number without an interval; the sentence has the reason and a remedy."""
         alone = f"--fail-{self.side} {self.metric}.value={self.limit:g} checks the estimate alone"
         return Judgment("unclear", f"{what} is {value:.6g} without an interval ({reason}); {alone}")
 
@@ -168,8 +171,9 @@ class Judged(NamedTuple):
     """The outcomes of a limit for a result.
 
     Attributes:
-        outcomes: the outcome for each column or candidate, by its name; None if there is only one number.
-        unclear: sentences on what else leaves the limit open.
+        outcomes: pairs of a name and an outcome, for each column or candidate. The name is None if there is only one
+            number.
+        unclear: further reasons why the limit is unclear, such as columns that could not be compared.
     """
 
     outcomes: Sequence[tuple[str | None, Judgment]]
@@ -178,15 +182,15 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of a subject on which limits can be set.
+    """The numbers of a subject (predictions or tables) on which limits can be set.
 
     Attributes:
         means: the names of the numbers with an interval.
-        estimates: the names of the estimates alone.
-        in_words: all names, for help and errors.
-        example: a reasonable limit.
-        have_columns: whether a limit may be about one column, as in ``psi[COLUMN]``.
-        judge: returns the outcomes of a limit for a result of the subject.
+        estimates: the names of estimates that are compared without an interval.
+        in_words: a description of all names, for help and error messages.
+        example: an example of a limit.
+        have_columns: whether a limit may apply to one column, as in ``psi[COLUMN]``.
+        judge: the function that returns the outcomes of a limit for a result.
     """
 
     means: Collection[str]
@@ -199,16 +203,16 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Gate:
-    """A limit on a number of a subject."""
+    """A limit, and the `Metrics` that contain its number."""
 
     limit: Limit
     metrics: Metrics
 
     def verdict(self, result: TableComparison | Sequence[Compared]) -> Verdict:
-        """Return the limit in words, and how a result breaks it or leaves it open.
+        """Return the limit in words, with a sentence for each number that breaks the limit or is unclear.
 
         Arguments:
-            result: a comparison of tables, or one or several of predictions.
+            result: a comparison of tables, or one or several comparisons of predictions.
         """
         outcomes, unclear = self.metrics.judge(self.limit, result)
         sentences = {
@@ -220,7 +224,7 @@ class Gate:
 
 
 def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
-    """Return the outcomes of a limit for comparisons of predictions, of which several are named."""
+    """Return the outcomes of a limit for comparisons of predictions; if there are several, sentences have names."""
     judged = [(name, judge_comparison(limit, comparison, certain)) for name, comparison, certain in compared]
     if len(judged) > 1:
         judged = [
@@ -255,7 +259,7 @@ def judge_comparison(
         if bounds is None:
             return limit.judgment_of_estimate(name, value)
         return limit.judgment_of_interval(name, value, bounds, "its bounds")
-    # One infinite row makes the mean infinite, and equal predictions have no error.
+    # No interval is needed if all rows have divergence 0, or if an infinite number is beyond the limit.
     summary = comparison.divergences.get(metric.path)
     are_equal = summary is not None and summary.minimum == summary.maximum == 0
     if are_equal or (math.isinf(value) and not limit.is_kept_by(value)):
@@ -266,7 +270,10 @@ def judge_comparison(
 
 
 def _possible(metric: Metric, value: float, certain: Mapping[str, Interval]) -> Interval | None:
-    """Return the least and the largest possible value of a number if divergences are lower bounds; None if exact."""
+    """Return the smallest and the largest possible value of a number, if divergences are lower bounds.
+
+    Return None if the number is known exactly.
+    """
     if metric.path == "acceptance_rate":
         least, most = certain["tv"]
         return 1 - most, 1 - least
@@ -276,9 +283,9 @@ def _possible(metric: Metric, value: float, certain: Mapping[str, Interval]) -> 
 
 
 def judge_tables(limit: Limit, comparison: TableComparison) -> Judged:
-    """Return the outcomes of a limit for the columns and groups of a comparison of tables.
+    """Return the outcomes of a limit for the columns, and groups of columns, of a comparison of tables.
 
-    A number that is not known leaves the limit open.
+    If a number is unknown, the limit is unclear.
     """
     metric, column = limit.metric, limit.column
     if metric == WHOLE:
@@ -305,7 +312,7 @@ def _judge_column(limit: Limit, name: str, compared: ColumnComparison | JointCom
     of_words = _judge_words(limit, metric, name, compared)
     if of_words.outcome == "failed":
         return of_words
-    # A single value in both tables has no error.
+    # If both tables contain only one value, the number has no sampling error.
     if limit.metric in TABLE_ESTIMATES or len(compared.bins) < 2:
         judgment = limit.judgment_of_estimate(what, value)
     elif number.interval is None:
@@ -318,13 +325,13 @@ def _judge_column(limit: Limit, name: str, compared: ColumnComparison | JointCom
 def _judge_words(
     limit: Limit, metric: str, name: str, compared: ColumnComparison | JointComparison
 ) -> Judgment:
-    """Return the outcome for the words of a column of texts; the divergences compare only the lengths."""
+    """Return the outcome for the words of a column of texts, because the divergences compare only the lengths."""
     psi = getattr(compared, "words", None)
     if not psi or limit.side != "above" or metric in P_VALUES:
         return PASSED
     if metric == "psi":
         return limit.judgment_of_estimate(f"psi of the words of {quoted(name)}", psi)
-    # PSI = KL(P||Q) + KL(Q||P) >= 4 JS and 4 TV^2, so PSI bounds the others from above.
+    # PSI = KL(P||Q) + KL(Q||P) >= 4 JS and 4 TV^2, so PSI gives an upper bound of each other divergence.
     bound = {"js": psi / 4, "tv": math.sqrt(psi) / 2}.get(metric, psi)
     if limit.is_kept_by(bound):
         return PASSED
@@ -341,10 +348,10 @@ OF_TABLES = Metrics(
 
 
 def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
-    """Parse ``METRIC=LIMIT`` or, of tables, ``METRIC[COLUMN]=LIMIT``.
+    """Return the gate that a text describes: ``METRIC=LIMIT`` or, for tables, ``METRIC[COLUMN]=LIMIT``.
 
     Raises:
-        ArgumentValueError: there is no such metric, or the limit is not a finite number.
+        ArgumentValueError: no metric has this name, or the limit is not a finite number.
     """
     name, _, number = text.rpartition("=") if "=" in text else (text, "", "")
     metric, bracket, column = name.partition("[")
@@ -366,7 +373,7 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
         limit = float(number)
     except ValueError:
         limit = math.nan
-    if not math.isfinite(limit):  # no number is above infinity: such a gate could not fail
+    if not math.isfinite(limit):  # a gate with an infinite limit could never fail, or never pass
         raise ArgumentValueError.at(
             f"--fail-{side} {text}",
             f"--fail-{side}",
@@ -379,7 +386,7 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
 
 
 def _new_form(metric: str, metrics: Metrics) -> str | None:
-    """Return the present name of a metric that had another form: p99 is p99.value, and an end of top1 is top1."""
+    """Return the current name for an old name: p99.value for p99, top1 for top1.lower; None for other names."""
     if f"{metric}.value" in metrics.estimates:
         return f"{metric}.value"
     of, _, end = metric.rpartition(".")
@@ -389,6 +396,6 @@ def _new_form(metric: str, metrics: Metrics) -> str | None:
 
 
 def gates_of(settings: Settings, metrics: Metrics) -> list[Gate]:
-    """Return the gates of ``--fail-above`` and of ``--fail-below``."""
+    """Return the gates of the options ``--fail-above`` and ``--fail-below``."""
     sides: tuple[Side, ...] = ("above", "below")
     return [parse_gate(text, side, metrics) for side in sides for text in settings[f"--fail-{side}"]]

@@ -1,4 +1,4 @@
-"""The command ``kullback compare`` for language models: from their names and a text to reports."""
+"""The part of the command ``kullback compare`` that compares language models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_model_comparison(
             instead="--text FILE",
             wording="{wanted}; got {got}. Write: {instead}",
         )
-    files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
+    files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - any text
     outputs = Outputs.of(settings, full=bool(settings["--full"]))
     as_llama_cpp = prints_as_llama_cpp(settings, outputs)
     arguments = settings.arguments("models")
@@ -74,7 +74,7 @@ def run_model_comparison(
 
 
 def _print_llama_cpp(result: ModelComparison, _: Console) -> None:
-    """Print llama.cpp's lines of each candidate under its name."""
+    """Print llama.cpp's lines for each candidate, after the candidate's name if there are several candidates."""
     for each in result.candidates:
         if len(result.candidates) > 1:
             click.echo(f"# {printable(each.model.name)}")

@@ -1,7 +1,7 @@
-"""An option of a command, in one entry: click's option, the help, the checks and the refusals follow from it.
+"""`Option`: one entry that determines the click option, its help, its checks and its error messages.
 
-A new option is a new entry in the table of its command: `compare_options.py`, or the file of another command. An entry
-with `into` reaches the library without further code.
+To add an option, add an entry to the table of its command, in `compare_options.py` or in the module of another command.
+If the entry has `into`, the value is passed to the library without further code.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, KullbackE
 
 Subject = Literal["predictions", "tables", "models"]
 Job = Literal["Predictions", "Tables", "Language models", "Limits", "Computation", "Output", ""]
-# Only newer versions of click have generic classes here.
+# In older versions of click, these classes are not generic.
 if TYPE_CHECKING:
     _Choice = click.Choice[str]
     _ParamType = click.ParamType[Any]
 else:
     _Choice, _ParamType = click.Choice, click.ParamType
-# No constraint of the library has a greater bound than this one; help does not show it.
+# The default upper bound of `Whole`, which the help does not show.
 _MOST = Whole().most
 
 
 class _Checked(_ParamType):
-    """A type of click that accepts what a constraint of the library accepts."""
+    """A click type that accepts the same values as a constraint of the library."""
 
     constraint: Constraint
     read: Callable[[Any], Any]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value that a text stands for, or refuse it in the name of the option."""
+        """Return the text converted to a checked value, or raise an error that names the option."""
         try:
             return self.constraint.check("", "", self.read(value))
         except (ValueError, OverflowError, KullbackError):
@@ -78,10 +78,10 @@ class _Word(_Checked, _Choice):
 
 
 class Names(_ParamType):
-    """Names of columns, separated by commas or in a list, of which none may be empty.
+    """A click type for names of columns, separated by commas or in a list. No name may be empty.
 
     Arguments:
-        fewest: the smallest number of different names.
+        fewest: the smallest accepted number of different names.
     """
 
     name = "text"
@@ -92,7 +92,7 @@ class Names(_ParamType):
     def convert(
         self, value: str | Sequence[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> list[str]:
-        """Return the names."""
+        """Return the list of names."""
         names = value.split(",") if isinstance(value, str) else list(value)
         if all(names) and len(set(names)) >= self.fewest:
             return names
@@ -115,22 +115,22 @@ class Option:
     """One option of a command.
 
     Attributes:
-        flag: its name on the command line, such as ``--fail-above``.
-        help: its description. The short help of a command shows the first sentence.
-        accepts: the accepted values: a constraint of the library (a number, a word, or `FLAG`), or a type of click; any
-            text if it is None.
+        flag: the name of the option on the command line, such as ``--fail-above``.
+        help: the description of the option. The short help of a command shows the first sentence.
+        accepts: the accepted values: a constraint of the library (a number, a word, or `FLAG`), or a click type. None
+            accepts any text.
         into: the argument of the library that gets the value; empty if the command itself uses the value.
-        convert: makes the argument of the library from the value; by default they are equal.
-        job: the title of its section in the help.
-        subjects: the subjects of a comparison that take the option, the main one first; all of them by default.
-        common: whether the short help shows it.
-        default: its value if nobody gives one; None leaves the choice to the library.
-        metavar: the name of its value in the help.
-        short: a second name of one letter, such as ``-o``.
-        repeatable: whether it may be given several times.
-        required: whether it has to be given.
-        alone: its value if it stands without one.
-        reads_config: whether its value is the file of the other options.
+        convert: the function that converts the value to the argument of the library; None if they are equal.
+        job: the title of the section in the help that contains the option.
+        subjects: the subjects of a comparison that take the option, the main subject first; by default all subjects.
+        common: whether the short help shows the option.
+        default: the value if the option is not given; with None, the library chooses the value.
+        metavar: the name of the value in the help; None for click's default name.
+        short: a second name with one letter, such as ``-o``; None if there is none.
+        repeatable: whether the option may be given several times.
+        required: whether the option has to be given.
+        alone: the value if the option is given without a value; None if the option needs a value.
+        reads_config: whether the value is the path of a file with other options.
     """
 
     flag: str
@@ -152,27 +152,28 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its name in a file of options."""
+        """The name of the option in a file of options."""
         return self.flag.removeprefix("--")
 
     @property
     def name(self) -> str:
-        """Its name as click's parameter."""
+        """The name of the click parameter of the option."""
         return self.key.replace("-", "_")
 
     @property
     def is_flag(self) -> bool:
-        """Whether it stands without a value."""
+        """Whether the option takes no value."""
         return self.accepts is FLAG
 
     @property
     def means_rows(self) -> bool:
-        """Whether it says that the sides of a comparison are predictions or models, not tables."""
+        """Whether the option shows that the sides of a comparison are predictions or models, not tables."""
         return "predictions" in self.subjects and "tables" not in self.subjects
 
     def as_click(self) -> click.Option:
-        """Return the option of click."""
-        # A default of None would be a value of a required option; of a flag, it leaves the choice to the library.
+        """Return the click option."""
+        # Click would take a default of None as the value of a required option. For a flag, with a default of None, the
+        # library chooses the value.
         further: Any = {} if self.default is None else {"default": self.default}
         if self.is_flag:
             further = {"is_flag": True, "default": None}
@@ -193,12 +194,12 @@ class Option:
     def _type(self) -> _ParamType | None:
         if not isinstance(self.accepts, Constraint):
             return self.accepts
-        constraint = replace(self.accepts, optional=False)  # an option that is left out is None
+        constraint = replace(self.accepts, optional=False)  # an absent option has the value None
         if isinstance(constraint, Whole):
             return _Whole(constraint)
         return _Word(constraint) if isinstance(constraint, OneOf) else _Number(cast("Number", constraint))
 
 
 def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete an argument as the path of a file, though it may be something else."""
+    """Let the shell complete an argument as the path of a file, although the argument may be something else."""
     return [CompletionItem(incomplete, type="file")]

@@ -1,4 +1,4 @@
-"""A command that is made from its table of options: what it reads, its file of options, and its help by job."""
+"""`OptionCommand`: a click command with a table of options, a file of options, and a help with sections by job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL = "kullback.cli.help_all"
 
 
 class OptionCommand(click.Command):
-    """A command whose function takes its arguments and its `Settings`.
+    """A command that calls its function with the command's arguments and `Settings`.
 
     Arguments:
         options: the options, in the order of the help.
@@ -56,7 +56,7 @@ class OptionCommand(click.Command):
         return value
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the description: its first two paragraphs, or all of it."""
+        """Write the first two paragraphs of the description, or the whole description for ``--help-all``."""
         if self.help_all is None:
             super().format_help_text(ctx, formatter)
             return
@@ -66,7 +66,7 @@ class OptionCommand(click.Command):
             formatter.write_text("\n\n".join(paragraphs if _ALL in ctx.meta else paragraphs[:2]))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of each job."""
+        """Write a section for each job with the options of the job."""
         if self.help_all is None:
             super().format_options(ctx, formatter)
             return
@@ -89,10 +89,10 @@ class OptionCommand(click.Command):
 def command(
     *arguments: click.Argument, options: Sequence[Option] = (), by_job: bool = False
 ) -> Callable[[Callable[..., None]], OptionCommand]:
-    """Return a decorator that makes a command of a function, with the name and the docstring of the function.
+    """Return a decorator that converts a function to a command with the name and the docstring of the function.
 
     Arguments:
-        *arguments: the command's arguments, which the function takes in this order, and after them its `Settings`.
+        *arguments: the command's arguments. The function takes their values in this order, and then the `Settings`.
         options: the command's options, in the order of the help.
         by_job: whether the help lists the options by their jobs.
     """

@@ -14,12 +14,13 @@ from kullback.errors import ArgumentValueError
 def in_options(
     options: Mapping[str, str], remedies: Mapping[str, str] = MappingProxyType({})
 ) -> Generator[None]:
-    """Name the option of the command, not the argument of the library, in errors.
+    """Convert errors about arguments of the library, raised in the context, to errors about options of the command.
 
     Arguments:
         options: the option or argument of the command for each argument of the library; errors about other arguments
             stay unchanged.
-        remedies: what to write instead of a wrong argument; by default the library's remedy, written as options.
+        remedies: remedies for errors, by the name of the library's argument; by default the library's remedy, written
+            as options.
 
     Example:
         >>> from kullback.errors import invalid_value
@@ -47,7 +48,7 @@ def _remedy(error: ArgumentValueError, options: Mapping[str, str]) -> str | None
 
 
 def _word(value: object) -> str:
-    """Return a value as one word of a shell; a list has commas, and of a list of groups the first group is shown."""
+    """Return a value as one shell word; list items are joined by commas, and only the first of nested lists is used."""
     while isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
         value = value[0]
     return shlex.quote(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

@@ -1,4 +1,4 @@
-"""The options that several commands share, each in one entry."""
+"""The options that several commands share, one entry for each option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _report = partial(Option, job="Output", common=True)
 
 
 def _generator_of(seed: int) -> object:
-    """Return the generator of random numbers that a seed starts."""
+    """Return a random generator with the given seed."""
     import torch
 
     return torch.Generator().manual_seed(seed)
@@ -37,7 +37,7 @@ CONFIG = Option(
     reads_config=True,
 )
 
-# The reports.
+# Options for reports.
 JSON = _report(
     "--json",
     "Write JSON to FILE, or print it. Without FILE, as the last argument, print JSON and nothing else.",
@@ -52,7 +52,7 @@ MARKDOWN = _report(
 )
 HTML = _report("--html", "Write a self-contained page with plots.", accepts=FILE, metavar="FILE")
 
-# Of tables.
+# Options for tables.
 COLUMNS = Option(
     "--columns",
     "The columns to compare; all by default. Of predictions, the columns that are classes.",
@@ -89,7 +89,7 @@ CONFIDENCE = of_tables(
     default=0.95,
 )
 
-# Of language models.
+# Options for language models.
 MODEL_OPTIONS = (
     of_models(
         "--context",
@@ -162,7 +162,7 @@ SEED = Option(
 
 
 def limits(above: str, below: str, metrics: str) -> tuple[Option, Option, Option]:
-    """Return the options of gates, with an example of each side and the `metrics` in their help."""
+    """Return the options for gates; their help contains the examples `above` and `below`, and `metrics`."""
     of_limits = partial(Option, job="Limits", common=True, metavar="METRIC=LIMIT", repeatable=True)
     decide = "Exit with status 3 if the data do not decide. Repeatable."
     return (

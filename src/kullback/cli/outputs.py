@@ -1,4 +1,4 @@
-"""The files of a command: checks before the computation, and reports after it."""
+"""The files of a command: they are checked before the computation, and reports are written after the computation."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Outputs(NamedTuple):
     """The reports of a command.
 
     Attributes:
-        json: the path of the JSON, or ``-`` for the standard output, or None.
-        html: the path of the page, or None.
-        markdown: the path of the summary in Markdown, or None.
-        config: the file of options, which no report may replace, or None.
+        json: the path of the JSON report; ``-`` for standard output; None for no JSON.
+        html: the path of the HTML page; None for no page.
+        markdown: the path of the summary in Markdown; None for no summary.
+        config: the path of the file of options, which no report may overwrite; None if there is no such file.
         full: whether to print every table and note.
     """
 
@@ -45,13 +45,13 @@ class Outputs(NamedTuple):
 
     @classmethod
     def of(cls, settings: Settings, *, full: bool = True) -> Outputs:
-        """Return the reports that the options ask for."""
+        """Return the reports that the options request."""
         flags = ("--json", "--html", "--markdown", "--config")
         return cls(*(settings[flag] for flag in flags), full=full)
 
     @property
     def files(self) -> list[Path]:
-        """The files to be written."""
+        """The paths of the files to write."""
         json = [Path(self.json)] if self.json not in (None, STANDARD_OUTPUT) else []
         return json + [path for path in (self.html, self.markdown) if path is not None]
 
@@ -59,15 +59,15 @@ class Outputs(NamedTuple):
 def check_files(
     inputs: Iterable[tuple[str, Path | None]], outputs: Sequence[Path], others: Sequence[str] = ()
 ) -> None:
-    """Refuse files that cannot be read or written, and outputs that are other files of the command, before its work.
+    """Raise an error if a file cannot be read or written, or if an output is also another file of the command.
 
     Arguments:
-        inputs: the files to read, by their names in messages; None for a file that was not given.
-        outputs: the files to write.
-        others: further arguments that may be files to read.
+        inputs: pairs of a name for error messages and a path to read. The path is None if no file was given.
+        outputs: the paths to write.
+        others: further arguments that may be paths to read.
 
     Raises:
-        FileError: there is such a file.
+        FileError: a file cannot be read or written, or an output is also another file.
     """
     read: list[Path | str] = []
     for name, path in inputs:
@@ -86,13 +86,13 @@ def check_outputs(
     *,
     state: Path | None = None,
 ) -> None:
-    """Refuse inputs that cannot be read and outputs that cannot be written, before the computation.
+    """Raise an error before the computation if an input cannot be read or an output cannot be written.
 
     Arguments:
-        outputs: the reports.
-        inputs: the files to read.
-        others: further files to write.
-        state: the file that ``--resume`` names, which is read and written.
+        outputs: the reports to write.
+        inputs: the paths to read; None for a file that was not given.
+        others: further paths to write.
+        state: the path of ``--resume``, which is read and written; None without this option.
     """
     if outputs.html:
         for library in ("jinja2", "matplotlib"):
@@ -113,18 +113,18 @@ def write_reports(
     others: Mapping[Path, str | bytes] = MappingProxyType({}),
     **options: Any,
 ) -> Sequence[Verdict]:
-    """Write all files, `others` by path first, and print the table or the JSON.
+    """Write all files, `others` first, and print the table or the JSON.
 
     Arguments:
-        result: the result.
-        verdicts: the verdicts of its gates.
-        outputs: where the reports go.
-        table: prints something else than the result's tables.
-        others: further files, by path.
-        options: further arguments of the result's document.
+        result: the result to report.
+        verdicts: the verdicts of the gates for `result`.
+        outputs: the paths of the reports.
+        table: a function that prints something other than the tables of `result`; None prints these tables.
+        others: the contents of further files, by path.
+        options: further arguments for `kullback.report.document`.
 
     Returns:
-        the verdicts, of all batches if there are several.
+        the verdicts; if `result` has several batches, the verdicts of all batches.
     """
     from kullback.report import document, html, json, markdown, terminal
 

@@ -30,7 +30,7 @@ def pairs(p: str | None, q: str | None, settings: Settings) -> None:
     kullback pairs Normal Gamma
     kullback pairs Normal --json
 
-    Where the rule depends on the parameters, the rule for typical parameters is shown.
+    If the rule depends on the parameters, the rule for typical parameters is shown.
     """
     from kullback.cli.pairs_table import show_pairs
 

@@ -1,4 +1,4 @@
-"""The rule for each pair of torch's distributions, as ``kullback pairs`` shows it."""
+"""The output of ``kullback pairs``: the rule for each pair of torch's distributions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = "kullback.pairs/1"
-# One sign and one color for each rule, so that the whole matrix fits a screen.
+# Each rule has a sign of one character, so that the whole matrix fits on a screen, and a color.
 SIGNS = {
     "closed_form": ("C", "bold green"),
     "series": ("S", "bold green"),
@@ -33,12 +33,12 @@ SIGNS = {
 
 
 def show_pairs(names: tuple[str, ...], style: str | None, *, full: bool) -> None:
-    """Print the rule of each pair, of one family's pairs, or of two families, both ways.
+    """Print the rules of all pairs, of the pairs with one family, or of two families in both directions.
 
     Arguments:
-        names: none, one or two families.
+        names: the names of at most two families.
         style: ``"json"`` or ``"markdown"``; None prints a matrix, or the rules of `names` in words.
-        full: print the rules of one family as a table.
+        full: whether to print the rules of one family as a table.
     """
     known = [kind.__name__ for kind in families()]
     for name in names:
@@ -71,7 +71,7 @@ def show_pairs(names: tuple[str, ...], style: str | None, *, full: bool) -> None
 
 
 def _print_summary(family: str, entries: list[Entry], console: Console) -> None:
-    """Print the types that each rule serves together with one family, both ways."""
+    """Print, for each rule, the types whose pairs with one family use the rule, in both directions."""
     as_p = {entry.q: entry.rule for entry in entries if entry.p == family}
     as_q = {entry.p: entry.rule for entry in entries if entry.q == family}
     for title, rules, is_comparable in (
@@ -88,7 +88,7 @@ def _print_summary(family: str, entries: list[Entry], console: Console) -> None:
 
 
 def _print_family(family: str, entries: list[Entry], console: Console) -> None:
-    """Print the rules of one family with all others, both ways."""
+    """Print a table of the rules for pairs of one family with every family, in both directions."""
     rules = {(entry.p, entry.q): entry.rule for entry in entries}
     table = Table("X", f"KL({family} ‖ X)", f"KL(X ‖ {family})")
     for kind in families():
@@ -102,7 +102,7 @@ def _in_words(rule: str) -> Text:
 
 
 def _print_matrix(entries: list[Entry], console: Console) -> None:
-    """Print one sign for each pair, and what the signs mean."""
+    """Print a matrix with one sign for each pair, and a legend of the signs."""
     rules = {(entry.p, entry.q): entry.rule for entry in entries}
     names = [kind.__name__ for kind in families()]
     console.print("KL(P ‖ Q): P down, Q across, by number", style="bold")
@@ -123,10 +123,10 @@ def _print_matrix(entries: list[Entry], console: Console) -> None:
 
 
 def page(entries: list[Entry]) -> str:
-    """Return the page of the documentation, in Markdown: what the rules mean, and the rules of every P.
+    """Return the page of the documentation in Markdown: the meaning of each rule, and the rules of every P.
 
     Arguments:
-        entries: the matrix.
+        entries: the pairs of families with their rules.
     """
     names = [kind.__name__ for kind in families() if kind.__name__ in {entry.p for entry in entries}]
     counts = Counter(entry.rule for entry in entries)
@@ -161,7 +161,7 @@ def page(entries: list[Entry]) -> str:
     return "\n".join(lines)
 
 
-# The columns of the page; a pair that cannot be compared is in none of them.
+# The page has a column for each of these rules. Pairs that cannot be compared are in no column.
 _SHOWN = tuple(rule for rule in MEANING if rule != "not_comparable")
 
 

@@ -1,4 +1,4 @@
-"""The command ``kullback compare`` for predictions: from two files to reports."""
+"""The part of the command ``kullback compare`` that compares two files of predictions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_prediction_comparison(
 ) -> Sequence[Verdict]:
     """Compare two files, write the reports, and return the verdicts of the gates.
 
-    All workers that torchrun started call this together; rank 0 writes the reports and prints the gates.
+    All workers that torchrun started call this function together. Only the worker with rank 0 writes the reports.
     """
     outputs = Outputs.of(settings, full=bool(settings["--full"]))
     tokens, resume = settings["--tokens"], settings["--resume"]
@@ -77,7 +77,7 @@ def run_prediction_comparison(
 
 
 def prints_as_llama_cpp(settings: Settings, outputs: Outputs) -> bool:
-    """Return whether llama.cpp's lines are asked for, and refuse to print JSON, too."""
+    """Return whether ``--format llama.cpp`` was given; raise an error if JSON would be printed too."""
     as_llama_cpp = settings["--format"] == LLAMA_CPP
     if as_llama_cpp and outputs.json == STANDARD_OUTPUT:
         raise ArgumentValueError.at(
@@ -92,7 +92,7 @@ def prints_as_llama_cpp(settings: Settings, outputs: Outputs) -> bool:
 
 
 def print_llama_cpp(result: Comparison, _: Console | None = None) -> None:
-    """Print llama.cpp's lines in UTF-8, as llama.cpp does, whatever the terminal's encoding is."""
+    """Print llama.cpp's lines in UTF-8, as llama.cpp does, even if the terminal has another encoding."""
     click.echo(llama_cpp_lines.render(result).encode(), nl=False)
     if result.llama_cpp is not None and result.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:
         print_error(

@@ -1,4 +1,4 @@
-"""The command ``kullback record``: a model's predictions over a text as a reference file."""
+"""The command ``kullback record``, which writes a model's predictions over a text to a reference file."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def record(model: str, settings: Settings) -> None:
     kullback compare llama-8b.klref q4.gguf
 
     MODEL is a folder of a Hugging Face model or a .gguf file. For each scored token, the file has the most probable
-    tokens, the mass of all others, and random draws from the others. With it, you can compare another model with this
-    one without having this one.
+    tokens, the total probability of all other tokens, and random draws from these. With this file, you can compare
+    another model with MODEL even where MODEL is not available.
     """
     from kullback.common.constraints import taken
     from kullback.models import Cut, Loading, record_reference

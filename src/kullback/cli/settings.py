@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         values: the value of each option.
-        places: where each option was given: its flag, or a file and the key; options that were not given are absent.
+        places: the place of each given option: its flag, or the path of a file and a key. Other options are absent.
     """
 
     values: Mapping[Option, Any]
@@ -32,7 +32,7 @@ class Settings:
         return {option.flag: value for option, value in self.values.items()}[flag]
 
     def arguments(self, subject: Subject | None = None) -> dict[str, Any]:
-        """Return the library's arguments from the options that a subject takes; those without a value are left out."""
+        """Return the library's arguments from the options of a subject; arguments without a value are left out."""
         arguments = {
             option.into: value if option.convert is None or value is None else option.convert(value)
             for option, value in self.values.items()
@@ -41,7 +41,7 @@ class Settings:
         return {name: value for name, value in arguments.items() if value is not None}
 
     def arguments_of(self, function: Callable[..., object]) -> dict[str, Any]:
-        """Return those of the library's arguments that a function takes."""
+        """Return only the library's arguments that are parameters of `function`."""
         names = inspect.signature(function).parameters
         return {name: value for name, value in self.arguments().items() if name in names}
 
@@ -52,14 +52,14 @@ class Settings:
 
     @property
     def mean_rows(self) -> bool:
-        """Whether a given option says that the sides are not tables."""
+        """Whether some given option shows that the sides are not tables."""
         return any(option.means_rows for option in self.places)
 
     def refuse_other_subjects(self, subject: Subject) -> None:
-        """Refuse the given options that the comparison of this subject does not take.
+        """Raise an error if an option was given that a comparison of this subject does not take.
 
         Raises:
-            ArgumentValueError: there is one.
+            ArgumentValueError: such an option was given.
         """
         remedies = {
             "tables": ", or add --as table if P and Q are tables",
@@ -79,7 +79,7 @@ class Settings:
 
 
 def settings_of(ctx: click.Context, options: Sequence[Option]) -> Settings:
-    """Return the settings of a command that click has read."""
+    """Return the settings of a command from the context of click."""
     places: dict[Option, str] = {}
     for option in options:
         source = ctx.get_parameter_source(option.name)

@@ -11,7 +11,7 @@ class Status(IntEnum):
     SUCCESS = 0
     GATE_FAILED = 1
     WRONG_INPUT = 2  # a wrong argument, or a file or table that cannot be used
-    UNCLEAR = 3  # no gate fails, and the data do not decide at least one of them
-    UNEXPECTED = 70  # an error inside of this package, EX_SOFTWARE of sysexits.h
-    INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
-    CLOSED_PIPE = 141  # as a shell reports a program that SIGPIPE ended
+    UNCLEAR = 3  # no gate fails, and at least one gate is unclear
+    UNEXPECTED = 70  # an unexpected error in this package; EX_SOFTWARE of sysexits.h has this number
+    INTERRUPTED = 130  # the status that a shell reports for a program ended by Ctrl-C
+    CLOSED_PIPE = 141  # the status that a shell reports for a program ended by SIGPIPE

@@ -1,4 +1,4 @@
-"""The standard streams, which may be closed, on a full disk, a pipe that nobody reads, or read by a build server."""
+"""Safe output to standard streams that are closed, cannot be written, or are read by a build server."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ NAMES = "stdout", "stderr"
 
 
 class CheckedStream:
-    """A text stream on which no name from the data is a command to a build server (`without_commands`).
+    """A text stream that escapes commands to build servers, because names in the data may look like such commands.
 
     Arguments:
         stream: the stream to write to.
     """
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._line = stream, ""  # the beginning of the line that is not ended
+        self._stream, self._line = stream, ""  # `_line` is the beginning of an incomplete line
 
     def write(self, text: str) -> int:
         """Write the text, with commands escaped."""
         if not isinstance(text, str):
-            return self._stream.write(text)  # which raises
+            return self._stream.write(text)  # this call raises a TypeError
         whole = self._line + text
         escaped = without_commands(whole)[len(self._line) :]
         self._line = whole.rpartition("\n")[2][:100]
@@ -43,14 +43,17 @@ class CheckedStream:
 
 
 def open_closed() -> None:
-    """Open the null device in the place of streams that were closed before the start: output there is not wanted."""
+    """Replace each standard stream that was closed before the program started by the null device."""
     for name in NAMES:
         if getattr(sys, name) is None:
             _discard(name)
 
 
 def discard_unwritable() -> None:
-    """Drop what a stream does not take: the interpreter, writing it at its end, would change the exit status."""
+    """Replace each stream that cannot be written by the null device.
+
+    Otherwise, the interpreter would fail to write the rest at exit, and change the exit status.
+    """
     for name in NAMES:
         try:
             getattr(sys, name).flush()
@@ -60,7 +63,10 @@ def discard_unwritable() -> None:
 
 @contextmanager
 def closed_pipe_allowed() -> Generator[None]:
-    """Skip the rest of the output if its reader has left, as ``head`` does: the exit status is then up to the gates."""
+    """Skip the rest of the output if its reader (such as ``head``) has closed the pipe.
+
+    The exit status then depends only on the gates.
+    """
     try:
         yield
         sys.stdout.flush()
@@ -69,11 +75,11 @@ def closed_pipe_allowed() -> Generator[None]:
 
 
 def print_error(line: str, file: IO[Any] | None = None) -> None:
-    """Print a line to standard error, or to `file`; if it cannot be written, only the exit status reports it.
+    """Print a line to standard error, or to `file`; if printing fails, only the exit status shows the error.
 
     Arguments:
-        line: the line.
-        file: where to print it instead.
+        line: the text without a newline.
+        file: the stream to print to; by default standard error.
     """
     stream = sys.stderr if file is None else file
     if stream is not None:
@@ -83,4 +89,4 @@ def print_error(line: str, file: IO[Any] | None = None) -> None:
 
 
 def _discard(name: str) -> None:
-    setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - open to the end
+    setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - open until the process ends

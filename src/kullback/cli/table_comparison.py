@@ -1,4 +1,4 @@
-"""The command ``kullback compare`` for tables: from two files to reports."""
+"""The part of the command ``kullback compare`` that compares two tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_table_comparison(p: Path, q: Path, settings: Settings, gates: Sequence[G
     outputs = Outputs.of(settings, full=bool(settings["--full"]))
     check_outputs(outputs, [p, q])
     arguments = settings.arguments("tables")
-    if "cluster" in arguments:  # the name of a column, here
+    if "cluster" in arguments:  # for tables, `cluster` is the name of a column
         arguments["cluster"] = str(arguments["cluster"])
     with (
         in_options(settings.flags),

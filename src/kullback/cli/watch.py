@@ -55,12 +55,13 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     kullback watch reference.parquet monday.csv tuesday.csv
     kullback watch reference.parquet today.csv --bins 10
 
-    The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made. One
-    BATCH is reported in full, several in one line each; --json, --html and --markdown write all in full.
+    The profile is made once and saved. It has a few KB of counts, but no row of the data. Without a BATCH, the command
+    only makes the profile. One BATCH is reported in full, and several BATCHes in one line each. The files of --json,
+    --html and --markdown have full reports of all batches.
     p-values are corrected for all columns of all batches of one command. In separate commands, each batch shows a false
-    difference with a probability of about 5%, so most months of 22 daily batches have one.
-    Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails, 3 if a gate cannot
-    tell, and 2 on a wrong argument.
+    difference with a probability of about 5%, so most months with 22 daily batches have a false difference.
+    Files are parquet, csv or ndjson, or saved profiles. The exit status is 1 if a gate fails, 3 if a gate is unclear,
+    and 2 on a wrong argument.
     """
     gates = gates_of(settings, OF_TABLES)
     outputs = Outputs.of(settings)
@@ -82,7 +83,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together
 
     place = place or profiles.profile_path(reference)
-    # The profile is read, and written too where it is made; whatever else is written must not be one of these.
+    # The profile is read, or made and written. No other output may overwrite the profile or an input.
     check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
     if not profiles.is_profile(reference):
         refuse_overwriting([place], [reference, *batches, outputs.config])
@@ -129,7 +130,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
 
 
 def _refuse_reports(settings: Settings, gates: Sequence[Gate]) -> None:
-    """Refuse limits on a batch, and reports on it, where there is none."""
+    """Raise an error if limits or reports were requested, because there is no batch."""
     if gates:
         limit = gates[0].limit
         raise ArgumentValueError.at(

@@ -1,1 +1,1 @@
-"""Helpers that any package may import: files, inputs, numbers, displays. It knows no divergence."""
+"""Helpers for files, inputs, numbers and displays, which any package may import. They contain no divergence."""

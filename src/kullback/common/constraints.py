@@ -162,7 +162,7 @@ class Whole(Constraint):
             is_too_large = int(value) > _MOST == self.most
         except (TypeError, ValueError, OverflowError, RuntimeError):
             is_too_large = False
-        if is_too_large and not self.wanted:  # the description leaves the bound out, which is here the fault
+        if is_too_large and not self.wanted:  # the usual description does not contain the upper bound
             return replace(self, wanted=f"an integer from {self.least} to {_MOST:,}").refusal(
                 call, argument, value
             )
@@ -288,13 +288,13 @@ class Arguments:
         return checked
 
     def settle(self, settings: object) -> None:
-        """Check the attributes of a frozen dataclass, and replace each by its checked value."""
+        """Check the attributes of a frozen dataclass, and replace each attribute by its checked value."""
         for name, value in self.check(**vars(settings)).items():
             object.__setattr__(settings, name, value)
 
 
 def taken(kind: type[_Settings], options: dict[str, Any]) -> _Settings:
-    """Return a settings object, a dataclass, of the options that are its attributes, and remove them from `options`.
+    """Return a dataclass `kind` made from the options that are its fields, and remove these from `options`.
 
     Example:
         >>> from kullback.models import Cut

@@ -47,10 +47,9 @@ class Shown:
 
         Arguments:
             flat: if True, return only the numbers, in one dict. Each key is a path, such as
-                ``"divergences/kl_pq/mean"`` or
-                ``"columns/age/psi/interval/upper"``. True and False become 1 and 0. Infinities and NaN stay floats.
-                None, strings and lists of rows without names are left out. Weights & Biases, MLflow and TensorBoard
-                accept such a dict.
+                ``"divergences/kl_pq/mean"`` or ``"columns/age/psi/interval/upper"``. True and False become 1 and 0.
+                Infinities and NaN stay floats. None, strings and lists of rows without names are left out. Weights &
+                Biases, MLflow and TensorBoard accept such a dict.
 
         Example:
             >>> from torch.distributions import Normal
@@ -71,7 +70,7 @@ class Shown:
         return self._report("frame").to_pandas(self)
 
     def __str__(self) -> str:
-        """Return the text report, as wide as the terminal if rich is installed; that of a single number is one line."""
+        """Return the text report, or one line for a single number; with rich, the report is as wide as the terminal."""
         page, terminal = self._report("subjects").document(self), self._report("terminal")
         if page.in_one_line:
             return page.outcome
@@ -83,7 +82,7 @@ class Shown:
         return without_commands(lines)
 
     def _repr_html_(self) -> str | None:
-        """Return the main table of the HTML page; None without jinja2, for which a notebook shows the repr instead."""
+        """Return the main blocks of the HTML page; without jinja2, return None, and a notebook shows the repr."""
         return str(self._report("html").render_table(self)) if is_installed("jinja2") else None
 
     def _report(self, medium: str) -> Any:

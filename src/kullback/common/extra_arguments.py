@@ -1,4 +1,4 @@
-"""The error for arguments that a function does not have: another keyword, or a position for a named argument."""
+"""The error for arguments that a function does not accept: unknown keywords, or too many positional arguments."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def extra_arguments(
     example: str,
     remedies: Mapping[str, str] = _NO_REMEDIES,
 ) -> ArgumentTypeError:
-    """Return the error for a call with arguments that the function does not have.
+    """Return the error for a call with arguments that the function does not accept.
 
     Arguments:
-        function: the function.
-        positional: the positional arguments beyond those that the function takes.
-        unknown: the keywords that the function does not have, with their values.
-        example: a call that is right.
-        remedies: for keywords that users of other libraries expect: the code to write instead.
+        function: the called function.
+        positional: the positional arguments that are too many.
+        unknown: the unknown keywords and their values.
+        example: the code of a correct call.
+        remedies: the code to write instead of a keyword that other libraries have, by keyword.
     """
     parameters = inspect.signature(function).parameters.values()
     call = function.__name__
@@ -53,11 +53,11 @@ def extra_arguments(
 
 
 def by_name(example: str, remedies: Mapping[str, str] = _NO_REMEDIES) -> Callable[[_Function], _Function]:
-    """Return a decorator for a function with required keywords, which says how to name them if a call does not.
+    """Return a decorator for a function with keyword-only arguments; a wrong call raises an error with a remedy.
 
     Arguments:
-        example: a call that is right.
-        remedies: as in `extra_arguments`.
+        example: the code of a correct call.
+        remedies: the code to write instead of a keyword that other libraries have, by keyword.
 
     Example:
         >>> @by_name("area(width=2, height=3)")

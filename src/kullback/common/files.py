@@ -29,7 +29,7 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def file_stamp(path: Path) -> tuple[int, int, str]:
-    """Return the size and time of change of a file, and a digest of its beginning, its end and places between."""
+    """Return the size and the modification time of a file, and a digest of 16 parts from its beginning to its end."""
     status = path.stat()
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
@@ -41,7 +41,7 @@ def file_stamp(path: Path) -> tuple[int, int, str]:
 
 
 def file_stamps(name: str) -> list[tuple[str, tuple[int, int, str]]]:
-    """Return the name and the `file_stamp` of a file, or of every file in a folder; nothing for other names."""
+    """Return the name and the `file_stamp` of a file, or of every file in a folder; an empty list for other names."""
     path = Path(name)
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     return [(each.name, file_stamp(each)) for each in files if each.is_file()]
@@ -154,7 +154,7 @@ def write(path: PathLike, text: str) -> None:
 
     Arguments:
         path: the file to write.
-        text: its content.
+        text: the content of the file.
 
     Raises:
         FileError: the file cannot be written; an existing file is unchanged.
@@ -170,7 +170,7 @@ def write(path: PathLike, text: str) -> None:
 
 
 def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files one after the other, each as `write` does; texts in UTF-8.
+    """Write several files one after the other, in the same way as `write`. Texts are encoded in UTF-8.
 
     Raises:
         FileError: a file cannot be written, so it is unchanged; the message names the files that were written before.
@@ -212,9 +212,9 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 def _created(target: Path) -> tuple[BinaryIO, Path | None]:
-    """Create a file beside `target`; return it and its name, which is None if the system supports unnamed files.
+    """Create a file beside `target`; return the file and its path. The path of an unnamed file is None.
 
-    A killed run leaves nothing of an unnamed file.
+    The file is unnamed if the system supports such files, because a killed run leaves no unnamed file behind.
     """
     name = None
     try:
@@ -289,9 +289,9 @@ def write_errors(path: PathLike, more: str = "", after: Sequence[PathLike] = ())
     """Convert a system error in the context into a FileError that names the file.
 
     Arguments:
-        path: the file.
-        more: appended to the remedy.
-        after: the files that were written before, which the message names.
+        path: the file to write.
+        more: a text to append to the remedy.
+        after: the files that were written before; the message names these files.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Formats of numbers and names: the same in one line, in the terminal, on the page and in a plot."""
+"""Formats of numbers and names, which all media share: single lines, the terminal, the page and plots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format a number to so many significant digits, without an exponent from 1e-7 to 1e7.
+    """Format a number with `digits` significant digits, without an exponent from 1e-7 to 1e7.
 
     Example:
         >>> [number(x) for x in (0.0, 0.5, 1.23456e-05, 12.3456, 12345.6, float("inf"), float("nan"))]
@@ -31,7 +31,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """Format a number to at most so many significant digits, with an exponent where that is shorter.
+    """Format a number with at most `digits` significant digits, and with an exponent if that is shorter.
 
     Example:
         >>> significant(0.25), significant(1.23456e-05), significant(2 / 3, 2), significant(float("nan"))
@@ -41,7 +41,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def decimal(value: float) -> str:
-    """Format a number to three decimals; "0" stands for exactly 0 alone.
+    """Format a number with three decimals; only exactly 0 becomes "0".
 
     Example:
         >>> [decimal(x) for x in (0.0, 0.0004, 0.1234, 12.3456, 1234.5, float("inf"), float("nan"))]
@@ -57,7 +57,7 @@ def decimal(value: float) -> str:
 
 
 def p_value(value: float) -> str:
-    """Format a p-value to three decimals; no p-value is 0.
+    """Format a p-value with three decimals; a p-value of 0 becomes "<0.001".
 
     Example:
         >>> [p_value(x) for x in (1.0, 0.8154, 0.0123, 3e-5, 0.0, float("nan"))]
@@ -67,7 +67,7 @@ def p_value(value: float) -> str:
 
 
 def interval(ends: tuple[float, float] | None, write: Callable[[float], str] = number) -> str:
-    """Format the ends of an interval with a format of numbers; n/a if there is none.
+    """Format the limits of an interval with the function `write`; without an interval, return "n/a".
 
     Example:
         >>> interval((0.05, float("inf")), decimal), interval(None)
@@ -77,7 +77,7 @@ def interval(ends: tuple[float, float] | None, write: Callable[[float], str] = n
 
 
 def span(low: float, high: float, write: Callable[[float], str] = number) -> str:
-    """Format the least and the largest of some numbers: as one number if both read the same.
+    """Format the smallest and the largest of some numbers, or one number if both texts are equal.
 
     Example:
         >>> span(1.0, 2.0), span(1.0, 1.0)
@@ -88,14 +88,14 @@ def span(low: float, high: float, write: Callable[[float], str] = number) -> str
 
 
 class Unit(NamedTuple):
-    """A unit of divergences that suits their size: its name, and how many of it make a nat."""
+    """A unit of divergences: the name of the unit, and the number of units in a nat."""
 
     name: str
     per_nat: float
 
     @classmethod
     def of(cls, value: float) -> Unit:
-        """Return nat, mnat or µnat for a divergence in nats.
+        """Return the unit (nat, mnat or µnat) that suits a divergence in nats.
 
         Example:
             >>> [Unit.of(x).name for x in (2.0, 0.05, 0.0002, 1e-12, float("inf"))]
@@ -106,7 +106,7 @@ class Unit(NamedTuple):
         return cls("nat", 1.0)
 
     def text(self, value: float) -> str:
-        """Format a divergence in nats with this unit.
+        """Convert a divergence from nats to this unit, and format it with the name of the unit.
 
         Example:
             >>> Unit.of(0.0002018).text(0.0002018)
@@ -115,9 +115,9 @@ class Unit(NamedTuple):
         return f"{self.write([value])[0]} {self.name}"
 
     def write(self, values: Sequence[float]) -> list[str]:
-        """Format divergences in nats as numbers of this unit, all with as many decimals.
+        """Convert divergences from nats to this unit, and format them with the same number of decimals.
 
-        The smallest has three significant digits, or three decimals. "0" stands for exactly 0 alone.
+        The smallest number has three significant digits, but at most three decimals. Only exactly 0 becomes "0".
 
         Example:
             >>> Unit.of(0.0002).write([0.0002018, 0.0001845, 0.0057474, 0.0, float("inf")])
@@ -141,7 +141,7 @@ class Unit(NamedTuple):
 
 
 def percent(proportion: float) -> str:
-    """Format a proportion in percent; "100.00%" and "0.00%" stand for exactly 1 and 0 alone.
+    """Format a proportion in percent; only exactly 1 becomes "100.00%", and only exactly 0 becomes "0.00%".
 
     Example:
         >>> [percent(x) for x in (1.0, 0.99999, 0.98765, 1e-6, 0.0)]
@@ -157,7 +157,7 @@ def percent(proportion: float) -> str:
 
 
 def probability(value: float) -> str:
-    """Format a probability in five characters; "0" and "1" stand for exact values alone.
+    """Format a probability with at most five characters; only exactly 0 becomes "0", and only exactly 1 becomes "1".
 
     Example:
         >>> [probability(x) for x in (1.0, 0.99999, 0.25, 1e-9, 0.0, float("nan"))]
@@ -171,7 +171,7 @@ def probability(value: float) -> str:
 
 
 def on_axis(value: float) -> str:
-    """Format a number on an axis: with separators, and an exponent only where it needs one.
+    """Format a number on an axis, with thousands separators below 1e7, and an exponent only for extreme numbers.
 
     Example:
         >>> [on_axis(x) for x in (1234.0, -0.5, 1e20, 12345678)]
@@ -188,7 +188,7 @@ def on_axis(value: float) -> str:
 
 
 def power_of_ten(value: float) -> str:
-    """Format a power of ten on a logarithmic axis, and nothing for other numbers.
+    """Format a power of ten on a logarithmic axis; return an empty text for other numbers.
 
     Example:
         >>> [power_of_ten(value) for value in (1e-12, 0.1, 1.0, 1000.0, 20.0)]
@@ -201,7 +201,7 @@ def power_of_ten(value: float) -> str:
 
 
 def byte_unit(size: float) -> tuple[float, str]:
-    """Return the number of bytes in the unit that suits a size, and the name of the unit.
+    """Return the unit that suits a size: the number of bytes in the unit, and the name of the unit.
 
     Example:
         >>> byte_unit(4_920_000_000), byte_unit(12)
@@ -211,7 +211,7 @@ def byte_unit(size: float) -> tuple[float, str]:
 
 
 def byte_count(size: int | None) -> str:
-    """Format a size in bytes; empty if it is unknown.
+    """Format a size in bytes; return an empty text if the size is None.
 
     Example:
         >>> byte_count(4_920_000_000), byte_count(740_000), byte_count(None)
@@ -224,17 +224,17 @@ def byte_count(size: int | None) -> str:
 
 
 def bit_count(value: float) -> str:
-    """Format a number of bits to two decimals: ``4.85``."""
+    """Format a number of bits with two decimals, such as ``4.85``."""
     return f"{value:.2f}"
 
 
 def count(value: int) -> str:
-    """Format an integer with thousands separators: ``12,345``."""
+    """Format an integer with thousands separators, such as ``12,345``."""
     return f"{value:,}"
 
 
 def counted(value: int, noun: str, plural: str | None = None) -> str:
-    """Format a number of things.
+    """Format a number with a noun in the singular or plural.
 
     Example:
         >>> counted(1, "row"), counted(1234, "row"), counted(2, "class", "classes")
@@ -244,11 +244,11 @@ def counted(value: int, noun: str, plural: str | None = None) -> str:
 
 
 def visible(text: str, *, space: str = " ") -> str:
-    """Return a text with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab, ``\\x1b`` for others.
+    """Return a text with marks for invisible characters: ``⏎`` for a newline, ``⇥`` for a tab, and codes (``\\x1b``).
 
     Arguments:
         text: any text.
-        space: what stands for a blank.
+        space: the mark for a blank.
 
     Example:
         >>> visible(" a\\n\\x1b"), visible(" a", space="␣")
@@ -259,7 +259,7 @@ def visible(text: str, *, space: str = " ") -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return the beginning of a text, with an ellipsis for what is left out.
+    """Return a text with at most `longest` characters; an ellipsis replaces the end of a longer text.
 
     Example:
         >>> shortened("divergence", 10), shortened("divergence", 5)
@@ -269,5 +269,5 @@ def shortened(text: str, longest: int) -> str:
 
 
 def token_text(tokens: Sequence[str] | None, index: int) -> str:
-    """Return the text of a class of a language model, or its number."""
+    """Return the text of a class of a language model, or the class index in brackets if the text is unknown."""
     return tokens[index] if tokens is not None and index < len(tokens) else f"[{index}]"

@@ -1,6 +1,6 @@
-"""Quantiles, limits of proportions, normal scores and combined p-values, for all rooms that make intervals and tests.
+"""Quantiles, limits of proportions, normal scores and combined p-values, for intervals and tests.
 
-The functions import SciPy when they are called, because `import kullback` loads no other package.
+The functions import SciPy when they are called, so that `import kullback` does not load SciPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kullback.common.arrays import Floats
 
-# If one of two p-values is 1, their Cauchy combination would be 1 too. So larger p-values count as this number.
+# If one of several p-values were 1, the Cauchy combination would be 1 too. So this number replaces larger p-values.
 _LARGEST_P = 0.99
 
 
@@ -26,7 +26,7 @@ def normal_quantile(probability: float) -> float:
 
 
 def normal_scores(shares: Any) -> Floats:
-    """Return the normal scores of the values with these shares of the ranks below them, the normal quantiles."""
+    """Return the normal scores of values: the normal quantiles of `shares`, the fractions of ranks below the values."""
     from scipy.special import ndtri
 
     return ndtri(shares)
@@ -40,7 +40,7 @@ def student_quantile(probability: float, dof: float) -> float:
 
 
 def student_quantiles(quantile: float, dof: Tensor) -> Tensor:
-    """Return the quantiles of Student's t with the probability that the normal `quantile` has."""
+    """Return the quantiles of Student's t at the probability for which `quantile` is the normal quantile."""
     from scipy.special import ndtr, stdtrit
 
     return torch.as_tensor(stdtrit(dof.cpu().numpy(), ndtr(quantile))).to(dof)
@@ -63,18 +63,19 @@ def two_sided_quantile(confidence: float, groups: float | None = None) -> float:
 
 
 def student_ratio(confidence: float, groups: float) -> float:
-    """Return the ratio of the two-sided quantile of Student's t, for `groups`, to the normal one."""
+    """Return the ratio of the two-sided quantile of Student's t, for `groups` groups, to the normal quantile."""
     return two_sided_quantile(confidence, groups) / two_sided_quantile(confidence)
 
 
 def wilson_limit(events: Any, number: Any, quantile: Any, side: int) -> Any:
-    r"""Return Wilson's limit of the proportion of `events` in `number` draws: the lower for side -1, the upper for 1.
+    r"""Return Wilson's limit of a proportion, from `events` in `number` draws. `side` is -1 (lower) or 1 (upper).
 
     .. math:: \frac{x + z^2 / 2 \pm z \sqrt{x (1 - x / n) + z^2 / 4}}{n + z^2}
 
-    The arguments are numbers, arrays or tensors. Half an event less for the lower limit, and half an event more for the
-    upper limit, are the continuity correction. Probable inference, the law of succession, and statistical inference
-    (Wilson, 1927)
+    The arguments are numbers, arrays or tensors. For the continuity correction, pass half an event less for the lower
+    limit, and half an event more for the upper limit.
+
+    Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
     # SciPy's limits, `binomtest(...).proportion_ci`, accept neither arrays nor effective numbers of draws, which are
     # not whole: `test_scipys_limits_of_proportions_accept_whole_numbers_only`.
@@ -105,8 +106,9 @@ def chi_square_scores(ratio: Any, dof: Any) -> Any:
 
 
 def false_discovery_rates(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple testing: at most 5 % of the corrected ones below 0.05 are expected to be false
-    positives. NaN marks a test that was not made.
+    """Return p-values that are corrected for multiple testing. NaN marks a test that was not made.
+
+    At most 5 % of the tests with a corrected p-value below 0.05 are expected to be false positives.
 
     Controlling the false discovery rate (Benjamini and Hochberg, 1995)
     """

@@ -144,7 +144,7 @@ def whole_from(x: object) -> int | None:
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
     """Return the source text of an expression that converts `x`, called `name`, to a tensor; None if none exists.
 
-    `floating` says whether the tensor must be floating-point.
+    If `floating` is True, the tensor must be floating-point.
     """
     if hasattr(x, "to_numpy") or isinstance(x, np.ndarray):
         return _array_remedy(name, x, floating=floating)
@@ -171,7 +171,7 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
 def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
     """Return the source text of an expression that converts the array or Series `x`, called `name`, to a tensor.
 
-    If `x` is not numeric, return None. `floating` says whether the tensor must be floating-point.
+    If `x` is not numeric, return None. If `floating` is True, the tensor must be floating-point.
     """
     try:
         array = x if isinstance(x, np.ndarray) else array_of(x)

@@ -1,8 +1,8 @@
-"""Sources that take turns and miss some of them: dependence that no lag, and no block of rows, shows.
+"""A filter that detects sources that take turns and miss some turns. Correlations at lags do not show this dependence.
 
 In a panel that is sorted by time, the rows of one unit are about one period apart. If units are missing at some times,
-all later rows move. So the correlation of a unit's rows is spread over many lags. A filter follows the number of rows
-since the unit of a row had its last turn, and predicts the row from the earlier rows of that unit.
+all later rows move. So the correlation of a unit's rows is spread over many lags. The filter tracks the number of rows
+since the last turn of a row's unit, and predicts the row from the earlier rows of this unit.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from kullback.common.inference import normal_scores
 
 # `tests/estimators/test_dependence.py` measures false alarms and detection with the constants of this file.
 
-# The fewest rows between two turns, the fewest turns, and the largest number of rows that are examined.
+# The smallest number of rows between two turns, the smallest number of turns, and the most rows that are examined.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
 # The correlation of one source's rows, the probability that a missed turn lengthens (or shortens) the distance by one,
-# and the probability that the distance becomes any other one.
+# and the probability that the distance becomes any other distance.
 _SAME_SOURCE, _CHANGED, _LOST = 0.42, 0.12, 0.005
-# The log-ratio of likelihoods that is significant; and the one, after half of the rows, with which the filter goes on.
+# A log-likelihood ratio above `_EVIDENCE` is significant. After half of the rows, the filter stops if no log-likelihood
+# ratio has reached `_PROMISING`.
 _EVIDENCE, _PROMISING = 1.5, -1.5
 
 
 def missed_turns(*sides: Floats) -> dict[int, int]:
-    """Return the columns that show sources which miss turns, with the usual number of rows between two turns.
+    """Return the columns with evidence of sources that miss turns, and the usual number of rows between two turns.
 
-    Numbers become normal scores, and equal numbers get their scores in random order. Then the likelihood ratio is a
-    martingale for independent rows, so that a ratio above e^1.5 has a probability of at most 22 %. It is far smaller:
-    in 1,800 simulations of 100 to 1,000 independent rows with one to five columns, 2 were above it. With k columns, the
-    ratio of one of them must exceed k^2 e^1.5.
+    Numbers become normal scores, and ties get their scores in random order. Then the likelihood ratio is a martingale
+    for independent rows, so that a ratio above e^1.5 has a probability of at most 22 %. The actual probability is far
+    smaller: the ratio was above e^1.5 in 2 of 1,800 simulations of 100 to 1,000 independent rows with one to five
+    columns. With k columns, the ratio of a column must exceed k^2 e^1.5.
 
     Arguments:
         sides: the numbers of one or two data sets, shape (rows, columns), with the same columns.
@@ -45,16 +46,16 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
         return {}
     lengths, scores = np.repeat(list(map(len, sides)), columns), _scores_of_sides(sides, n)
     # The state is the number of rows since the last turn. Each row keeps a mean and a variance of its source, mixed
-    # over the states. The latest row is first, so that the rows at all distances are a slice. A row depends on rows
-    # at least `_FEWEST_BETWEEN` before it. So the sources of that many rows are compared with the data at once.
+    # over the states. The latest row is first, so that the rows at all distances are a slice. A row depends only on
+    # rows that are at least `_FEWEST_BETWEEN` rows earlier. So blocks of `_FEWEST_BETWEEN` rows are computed at once.
     count, noise = scores.shape[1], 1 - _SAME_SOURCE
-    # A source's mean, the gain of its next row, and the row's 1 / standard deviation and -1 / (2 variance).
+    # The mean of a source, the gain of its next row, and 1 / standard deviation and -1 / (2 variance) of this row.
     at_first = np.array([0.0, _SAME_SOURCE, 1.0, -0.5]).reshape(4, 1, 1)
     sources = np.tile(at_first, (1, count, n + states + _FEWEST_BETWEEN))
     means, gains, scales, precisions = sliding_window_view(sources, states, axis=2).swapaxes(1, 2)
     unchanged = (1 - 2 * _CHANGED) * (1 - _LOST)
     changed = _CHANGED * (1 - _LOST) / unchanged
-    # Each state, and one beyond each end, also has the weight that comes from all other states.
+    # `lost` is the weight that each state gets from all other states. One more state is added at each end.
     lost = _LOST / states / unchanged / (1 + 2 * changed)
     weights, evidence = np.full((count, states + 2), lost), np.zeros(count)
     shorter, same, longer = weights[:, :-2], weights[:, 1:-1], weights[:, 2:]
@@ -62,7 +63,7 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     predicted, followed = np.empty((count, states)), np.zeros((count, states))
     half = n // 2 + 1
     for start in (*range(0, half, _FEWEST_BETWEEN), *range(half, n, _FEWEST_BETWEEN)):
-        # No row depends on another row of its block.
+        # No row depends on another row of the same block.
         rows = range(start, min(start + _FEWEST_BETWEEN, half if start < half else n))
         if start == half and (evidence.reshape(-1, columns).sum(0) < _PROMISING).all():
             break
@@ -95,18 +96,18 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     evidence = evidence.reshape(-1, columns)
     distances = _FEWEST_BETWEEN + followed.argmax(1).reshape(-1, columns)
     significant = np.flatnonzero(evidence.sum(0) > _EVIDENCE + 2 * math.log(columns))
-    # Of two sides, the clearer one determines the distance.
+    # The side with more evidence determines the distance.
     chosen = distances[evidence[:, significant].argmax(0), significant]
     return dict(zip(significant.tolist(), chosen.tolist(), strict=True))
 
 
 def _scores_of_sides(sides: Sequence[Floats], n: int) -> Floats:
-    """Return the normal scores of the first `n` rows, the columns of all sides side by side; 0 after a side's end."""
+    """Return the normal scores of the first `n` rows of all sides, side by side; shorter sides end with zeros."""
     columns, rng = sides[0].shape[1], np.random.default_rng(0)
     scores = np.zeros((n, len(sides) * columns))
     for place, side in enumerate(sides):
         some = side[:n]
-        ranks = np.argsort(np.lexsort((rng.random(some.shape), some), axis=0), axis=0)  # equal ones by chance
+        ranks = np.argsort(np.lexsort((rng.random(some.shape), some), axis=0), axis=0)  # ties: random order
         normal = normal_scores((ranks + 0.5) / len(some))
         scores[: len(some), place * columns : (place + 1) * columns] = normal
     return scores

@@ -31,10 +31,10 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
 
     True and False become 1 and 0; infinities and NaN stay floats. None and strings are left out.
 
-    The path to a number in a dict ends with its key. The limits of an ``interval`` get the keys ``lower`` and
-    ``upper``. The only number of a list gets the path of the list, and the numbers of a longer list get their positions
-    as keys. The key of a dict in a list is the name of its column, model or batch or, if two dicts have the same name,
-    its position. Lists of dicts without names, such as the worst rows, are left out.
+    The path to a number in a dict ends with the key of the number. The limits of an ``interval`` get the keys ``lower``
+    and ``upper``. The only number of a list gets the path of the list, and the numbers of a longer list get their
+    positions as keys. The key of a dict in a list is the name of its column, model or batch or, if two dicts have the
+    same name, its position. Lists of dicts without names, such as the worst rows, are left out.
 
     Arguments:
         value: the fields of a result.

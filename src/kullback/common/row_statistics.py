@@ -1,7 +1,7 @@
-"""The statistics of a comparison of predictions: a record for each number of a row, from which all else follows.
+"""The statistics of a comparison of predictions, with one `RowStatistic` for each number of a row.
 
-The name, the bounds and the rows that count are stated here alone. The measured columns, the intervals, the notes,
-every report and the gates read them.
+Only this module states the names and bounds of statistics, and which rows count. The code for measured columns,
+intervals, notes, reports and gates reads these facts from this module.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ class RowStatistic:
     """A number of each row, whose mean over rows is reported.
 
     Attributes:
-        name: the key in results, in JSON and of gates.
-        title: what reports and notes call it.
-        low: the least value of a row.
-        high: the largest value of a row.
+        name: the key in results and in JSON, and the name in gates.
+        title: the name in reports and notes.
+        low: the smallest possible value of a row.
+        high: the largest possible value of a row.
         of_labels: whether only rows with a label count.
         binary: whether every value is 0 or 1.
-        examined: whether its order shows that rows depend on each other; other numbers vary with these.
+        examined: whether the dependence of rows is measured on this statistic. Other statistics vary in step with the
+            examined statistics.
         is_mean: whether the mean over rows is reported.
-        rows: for a statistic of your own: the function of (p, q, labels) that returns the values of some rows.
+        rows: for a registered statistic, the function of (p, q, labels) that returns the values of rows; otherwise
+            None.
     """
 
     name: str
@@ -63,7 +65,7 @@ _DIVERGENCES = (
     RowStatistic("js", "JS", 0.0, math.log(2)),
     RowStatistic("tv", "TV", 0.0, 1.0, examined=True),
 )
-# In the order of the columns of a measured row.
+# The built-in statistics, in the order of the columns of a measured row.
 BUILT_IN = (
     *_DIVERGENCES,
     RowStatistic("confidence", "P's confidence", 0.0, 1.0, is_mean=False),
@@ -77,7 +79,7 @@ BUILT_IN = (
     *_top_k("accuracy_p", "the top-k accuracy", of_labels=True),
     *_top_k("accuracy_q", "the top-k accuracy", of_labels=True),
 )
-# The names of gates that stand for other statistics, so that a statistic of the user cannot have them.
+# Names that gates use for built-in statistics. A registered statistic must not have one of these names.
 GATES = {
     "mean", "top1", "acceptance", "ppl_ratio", "ppl_difference", "min", "median", "max", "p1", "p5", "p10", "p90",
     "p95", "p99",
@@ -88,32 +90,34 @@ _ARGUMENTS = Arguments(
     high=Number(example=1.0),
     of_labels=FLAG,
 )
-# The statistics of the user, by their names.
+# The registered statistics, by name.
 FURTHER: dict[str, RowStatistic] = {}
 
 
 def register_statistic(
     name: str, title: str, *, low: float = -math.inf, high: float = math.inf, of_labels: bool = False
 ) -> Callable[[_Function], _Function]:
-    r"""Make a function a statistic of every comparison of predictions: its mean over rows, with error and interval.
+    r"""Register a function as a statistic, whose mean over rows every comparison of predictions computes.
 
-    The mean stands in `Comparison.further` under its name, in every report, and is a gate: ``--fail-above NAME=LIMIT``
-    and ``NAME.value=LIMIT``. Comparisons that know only some classes, as of a reference file, leave it out.
+    The mean, with standard error and interval, is in `Comparison.further` under `name`, and in every report. Gates can
+    limit the mean: ``--fail-above NAME=LIMIT`` and ``NAME.value=LIMIT``. Comparisons that know only some classes, such
+    as comparisons with a reference file, leave the statistic out.
 
     Arguments:
-        name: its name: a Python identifier that no other number has.
-        title: what reports call it.
-        low: the least value that a row can have.
+        name: the name of the statistic, a Python identifier that no other statistic has.
+        title: the name of the statistic in reports.
+        low: the smallest value that a row can have.
         high: the largest value that a row can have.
         of_labels: whether only rows with a label count.
 
     Returns:
-        a decorator of a function of (p, q, labels): the probabilities under P and Q, float64 of shape (rows, classes),
-        and the true classes, int64 of shape (rows,), -100 for none, or None without labels. It returns the values of
-        the rows, of shape (rows,). It is called in several threads, with some rows at a time.
+        a decorator for a function of (p, q, labels). `p` and `q` are the probabilities, float64 of shape (rows,
+        classes). `labels` contains the true classes, int64 of shape (rows,), with -100 for unknown classes; it is None
+        without labels. The function returns the values of the rows, shape (rows,). Several threads call the function,
+        each with some of the rows.
 
     Raises:
-        ArgumentValueError: the name is taken or no identifier.
+        ArgumentValueError: `name` is in use, or is not an identifier.
 
     Example:
         >>> import torch

@@ -1,11 +1,11 @@
-r"""Serial dependence of rows, measured from their order and from repeated rows, and nearly independent blocks.
+r"""Measurement of the serial dependence of rows from their order and from repeated rows; nearly independent blocks.
 
 Let :math:`V_L` be the variance of the means of blocks of L rows, relative to independent rows:
 
 .. math:: V_L = \frac{L \operatorname{Var}(\bar x_L)}{\operatorname{Var}(x)}
     = 1 + 2 \sum_{k < L} \Bigl(1 - \frac kL\Bigr) \rho_k.
 
-It rises with L to the integrated autocorrelation time :math:`\tau`. Then n rows have as much information as
+:math:`V_L` rises with L to the integrated autocorrelation time :math:`\tau`. So n rows have as much information as
 :math:`n / \tau` independent rows. :math:`V_L` is measured for L = 1, 2, 4, ... on ranks, and on the distances of the
 ranks from the middle rank. These distances detect a changing spread. Blocks of :math:`5 \tau` to :math:`12 \tau` rows
 have nearly uncorrelated means.
@@ -32,38 +32,39 @@ Kind = Literal["blocks", "period", "uneven", "pattern", "repeats"]
 # `tests/common/test_serial_dependence.py` and `tests/estimators/test_dependence.py` measure false alarms and coverage
 # with the constants of this file.
 
-# The smallest number of blocks for a standard error, which then has an error of about a quarter.
+# The smallest number of blocks for a standard error, which then has a relative error of about a quarter.
 FEWEST_BLOCKS = 10
 # The smallest number of rows to test, and the largest number of rows in the search for a period.
 _FEWEST_ROWS, _MOST_ROWS_FOR_PERIOD = 20, 1 << 16
-# The smallest block length in autocorrelation times; the largest multiple of it; and the number of blocks that must
-# remain if blocks are longer than the smallest length. The variance of block means is 10 % too small for blocks of 5
-# autocorrelation times, and 4 % for 12.
+# The smallest block length in autocorrelation times; the largest multiple of this length; and the number of blocks that
+# must remain if blocks are longer than the smallest length. The variance of block means is 10 % too small for blocks of
+# 5 autocorrelation times, and 4 % too small for blocks of 12.
 _FEWEST_TIMES_IN_A_BLOCK, _MOST_TIMES, _USUAL_BLOCKS = 5.0, 2.4, 20
 # V_L is measured only for lengths with at least this many blocks.
 _FEWEST_COMPARED = 8
 # The probability of a false alarm for independent rows; the search for a period has the same probability in addition.
 _FALSE_ALARMS = 1e-4
-# Residuals with a standard deviation up to this are constant, for scores with standard deviation 1.
+# Scores have the standard deviation 1. Residuals with a standard deviation up to this number count as constant.
 _ROUNDING = 1e-6
-# The largest number of columns (beyond it, as many random directions are used), the number of categories that get their
-# own score, and the number of random halves of the categories.
+# The largest number of columns (this number of random directions replaces more columns), the number of categories that
+# get their own score, and the number of random halves of the categories.
 _MOST_COLUMNS, _MOST_CATEGORIES, _HALVES = 32, 8, 8
-# At half of all rows, the correlation of a grid's lines is below this share of the one of neighboring lines.
+# The correlation of a grid's lines that are half of all rows apart is below this fraction of the correlation of
+# neighboring lines.
 _FADED = 0.6
-# Sources that take turns do not cause a larger correlation of neighboring rows.
+# If neighboring rows have a larger correlation, the dependence does not come from sources that take turns.
 _NEIGHBORS = 0.3
 # A convolution with these weights sums the values at distances 2 to 10 before and after each value.
 _AROUND = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
-# The smallest share of continuous rows with an equal row that counts as repetition.
+# Rows count as repeated only if at least this fraction of the rows equals another row.
 _LEAST_REPEATED = 0.1
-# The probability that the atoms of data that also have a density appear to repeat evenly.
+# For a mixture of atoms and a density, the probability that the atoms appear to repeat equally often by chance.
 _FALSE_ALARMS_OF_ATOMS = 1e-3
-# Repeated values with more rows each than the first number are atoms if the values that occur once are more than the
-# second number times those that geometrically repeated records would have. They are also atoms if they are fewer than
-# the squared number of their rows, divided by the third number.
+# Let m be the mean number of rows of a repeated value. Repeated values are atoms if m is above `_SELDOM`, and more
+# values occur once than `_MOST_SINGLES` times the number expected for geometrically repeated records. They are also
+# atoms if there are fewer of them than m^2 / `_FEW_VALUES`.
 _SELDOM, _MOST_SINGLES, _FEW_VALUES = 3.0, 3.0, 3.0
-# If a larger share of the repeated values occurs in the other data set, they are atoms of both.
+# If more than this fraction of the repeated values occurs in the other data set, these values are atoms.
 _MOST_ELSEWHERE = 0.1
 
 
@@ -73,8 +74,8 @@ class SerialDependence:
 
     Attributes:
         kind: ``"blocks"``: neighboring rows are similar. ``"period"``: rows at the distance of one period are similar,
-            for example because sources take turns. ``"uneven"``: so are rows at about that distance, which varies, for
-            example because sources miss turns. ``"pattern"``: the period is shorter than `FEWEST_BLOCKS` rows; it may
+            for example because sources take turns. ``"uneven"``: similar rows are at varying distances, for example
+            because sources miss turns. ``"pattern"``: the period is shorter than `FEWEST_BLOCKS` rows; the period may
             be a design, and rows count as independent. ``"repeats"``: whole rows are equal.
         rows: the number of rows.
         time: the number of rows with as much information as one independent row.
@@ -114,8 +115,8 @@ def number_scores(x: Floats) -> Floats:
     """Convert numbers of shape (n, d) to scores of shape (n, c), for the measurement of their dependence.
 
     The scores are the ranks of each unsorted column (or of random directions, if there are many columns), and then the
-    distances of the ranks from the middle. Sorted columns are left out: any column can be sorted, so their order says
-    nothing about dependence.
+    distances of the ranks from the middle. Sorted columns are left out: any column can be sorted, so the order of a
+    sorted column is no evidence of dependence.
     """
     x = x[:, ~((x[1:] >= x[:-1]).all(0) | (x[1:] <= x[:-1]).all(0))]
     if x.shape[1] > _MOST_COLUMNS:
@@ -128,12 +129,13 @@ def number_scores(x: Floats) -> Floats:
 
 
 def category_scores(codes: Integers) -> Floats:
-    """Convert categories 0, 1, ... to scores of shape (n, c), for the measurement of their dependence; c = 0 if sorted.
+    """Convert categories 0, 1, ... to scores of shape (n, c), for the measurement of their dependence.
 
-    The scores are indicators of the most frequent categories, and of random halves of all categories.
+    The scores are indicators of the most frequent categories, and of random halves of all categories. If the rows are
+    sorted by category, there are no scores (c = 0).
     """
     counts = np.bincount(codes)
-    if np.count_nonzero(np.diff(codes)) < np.count_nonzero(counts):  # one run of each category
+    if np.count_nonzero(np.diff(codes)) < np.count_nonzero(counts):  # each category has one run
         return np.zeros((len(codes), 0))
     frequent = np.argsort(-counts, kind="stable")[:_MOST_CATEGORIES]
     scores = [codes == category for category in frequent if counts[category]]
@@ -144,11 +146,11 @@ def category_scores(codes: Integers) -> Floats:
 
 
 def serial_dependence(scores: Floats) -> SerialDependence | None:
-    """Return the serial dependence of rows; None if it is not statistically significant.
+    """Return the serial dependence of rows; None if the dependence is not statistically significant.
 
     Arguments:
         scores: the scores of each row from `number_scores` or `category_scores`, shape (rows, columns). Rows are
-            dependent if any column is.
+            dependent if any column is dependent.
     """
     n = len(scores)
     spread = scores.std(0) if n >= _FEWEST_ROWS else np.zeros(scores.shape[1])
@@ -172,10 +174,10 @@ def serial_dependence(scores: Floats) -> SerialDependence | None:
 
 
 def _or_uneven(scores: Floats, dependence: SerialDependence) -> SerialDependence:
-    """Return the dependence of sources that miss turns if that is likelier than a period or blocks.
+    """Return the dependence of sources that miss turns if such sources are likelier than a period or blocks.
 
-    Such sources can look like blocks, because a long block has several rows of a source. But neighbors are seldom
-    alike.
+    Such sources can look like blocks, because a long block has several rows of a source. But neighboring rows of such
+    sources are seldom similar.
     """
     if dependence.is_open or dependence.grid:
         return dependence
@@ -192,7 +194,7 @@ def uneven(rows: int, distance: int) -> SerialDependence:
 
 
 def _of_period(scores: Floats, period: _Period) -> SerialDependence | None:
-    """Return the dependence of rows with a period; None if only neighboring rows are alike, as in a season."""
+    """Return the dependence of rows with a period; None if only neighboring rows are similar, as in a season."""
     n, length = len(scores), period.rows
     phases = np.arange(n) % length
     sums = np.stack([np.bincount(phases, column, length) for column in scores.T])
@@ -200,7 +202,7 @@ def _of_period(scores: Floats, period: _Period) -> SerialDependence | None:
     rest = rest[:, rest.std(0) > _ROUNDING]
     rest /= rest.std(0)
     if period.smooth and length >= FEWEST_BLOCKS:
-        # A season is in the means of the phases; the lines of a grid are also alike without these.
+        # A season affects only the means of the phases. The lines of a grid are similar even without these means.
         is_grid = rest.shape[1] and _period(rest, _shape(rest)) and _fades(scores, length)
         return _of_grid(scores, length) if is_grid else None
     serial = bool(rest.shape[1]) and bool(_variance_ratios(rest, _shape(rest))[1].any())
@@ -213,7 +215,7 @@ def _of_period(scores: Floats, period: _Period) -> SerialDependence | None:
 
 
 def _fades(scores: Floats, period: int) -> bool:
-    """Return whether the correlation at the distance of one period is lost over many; a season's is not."""
+    """Return whether the correlation of rows one period apart fades over many periods; for a season, it does not."""
     n = len(scores)
     size, lags = 1 << (2 * n - 1).bit_length(), n // 2
     power = np.square(np.abs(np.fft.rfft(scores, size, axis=0)))
@@ -224,11 +226,12 @@ def _fades(scores: Floats, period: int) -> bool:
 
 
 def _of_grid(scores: Floats, line: int) -> SerialDependence:
-    """Return the dependence of the points of a grid, line after line: its blocks are whole lines, or layers of lines.
+    """Return the dependence of the points of a grid, line after line. The blocks are whole lines, or layers of lines.
 
-    Blocks of a part of a line, or of a few lines, are as alike as the lines. So the autocorrelation time is measured
-    on the means of lines, and a block has as many lines as other blocks have rows. From few lines, ratios of variances
-    are too small; the time of an autoregression with the correlation of neighboring lines is a bound for smooth fields.
+    Parts of a line, or a few lines, would be blocks as similar as neighboring lines. So the autocorrelation time is
+    measured on the means of lines, in lines, and the block length is a number of lines. From few lines, ratios of
+    variances are too small. The time of an autoregression with the correlation of neighboring lines is a bound for
+    smooth fields.
     """
     n = len(scores)
     while True:
@@ -241,7 +244,7 @@ def _of_grid(scores: Floats, line: int) -> SerialDependence:
             break
         line *= layer.rows
     correlation = (centered[1:] * centered[:-1]).mean(0)
-    # The mean of the correlation from so few lines is too low by this (Note on bias in the estimation of
+    # The mean of the estimated correlation is too low by the added term (Note on bias in the estimation of
     # autocorrelation, Kendall, 1954).
     correlation = np.clip(correlation + (1 + 3 * correlation) / lines, 0.0, 1 - 1 / lines)
     times = (1 + correlation) / (1 - correlation)
@@ -257,9 +260,9 @@ def _of_grid(scores: Floats, line: int) -> SerialDependence:
 
 
 def _drifts(scores: Floats, period: int) -> bool:
-    """Return whether the phases of the second half of rows are alike those of the first half at another distance.
+    """Return whether the phase means of the second half of the rows match the first half after a shift of phases.
 
-    One row that is missing moves all later ones by one phase.
+    A missing row moves all later rows by one phase.
     """
     half = len(scores) // period // 2 * period
     if not half:
@@ -292,14 +295,16 @@ def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | 
     """Return the dependence from repeated rows of continuous numbers, shape (n, d); None if rows do not repeat.
 
     Rounded numbers and mixtures with atoms also have equal values. Rows count as repeated only if three conditions
-    hold. First, no row is far more frequent than the others. Second, some column is continuous among the distinct rows:
-    its values seldom repeat, and they are not on a lattice, where the gaps between neighboring values are equal. Third,
-    all rows repeat about equally often, as independent draws do not; or the values have more digits than prices, and
-    many distinct rows repeat. A few values that many rows share are atoms, also beside a density (`_are_atoms`).
+    hold. First, no row is far more frequent than the other rows. Second, some column is continuous among the distinct
+    rows: its values seldom repeat, and they are not on a lattice, where the gaps between neighboring values are equal.
+    Third, all rows repeat about equally often, as independent draws do not; or the values have more digits than prices,
+    and many distinct rows repeat. A few values that many rows share are atoms, even if other values have a density
+    (`_are_atoms`).
 
     Arguments:
         x: the rows.
-        other: the numbers of another data set, shape (m, 1). Numbers that repeat here and occur there are atoms.
+        other: the numbers of another data set, shape (m, 1), or None. Numbers that repeat in `x` are atoms if they
+            occur in `other`.
     """
     n = len(x)
     if n < _FEWEST_ROWS:
@@ -328,11 +333,12 @@ def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | 
 
 
 def _are_atoms(counts: Integers) -> bool:
-    """Return whether few values repeat often, from how often each value occurs.
+    """Return whether the repeated values are atoms, from the number of rows of each value.
 
-    They are fewer than a third of the square of the mean number of their rows. Or many values occur once, as those of a
-    density do. Of records that come geometrically often, with mean mu, those that come again come mu + 1 times on
-    average, and 1 / (mu - 1) times their number come once.
+    Repeated values are atoms if there are few: fewer than a third of the square of their mean number of rows. They are
+    also atoms if many other values occur once, as the values of a density do. For comparison, let the numbers of copies
+    of records be geometric with mean mu. Then repeated records have mu + 1 copies on average, and the number of single
+    records is 1 / (mu - 1) times the number of repeated records.
     """
     again = counts[counts > 1]
     often, once = float(again.mean()), len(counts) - len(again)
@@ -347,13 +353,13 @@ def _is_continuous(distinct: Floats) -> bool:
     gaps = np.diff(values / 2)  # half the values, because their range could overflow
     if len(values) < 0.9 * len(distinct) or len(gaps) < 2:
         return False
-    # For independent gaps, the smaller of two neighbors is above 0.98 times the larger in 1 % of cases.
+    # For independent gaps, the smaller of two neighboring gaps is above 0.98 times the larger gap in 1 % of cases.
     alike = np.minimum(gaps[1:], gaps[:-1]) > 0.98 * np.maximum(gaps[1:], gaps[:-1])
     return bool(alike.mean() < 0.03 + 0.2 / math.sqrt(len(gaps)))
 
 
 def has_few_digits(values: Floats) -> bool:
-    """Return whether all values have at most two decimal places, or all at most six digits, also as float32."""
+    """Return whether all values (float64 or float32) have at most two decimals, or at most six significant digits."""
     single = values.astype(np.float32)
     kind = np.float32 if (single == values).all() else np.float64
     if (np.round(values, 2).astype(kind) == values.astype(kind)).all():
@@ -362,18 +368,19 @@ def has_few_digits(values: Floats) -> bool:
 
 
 def _are_even(counts: Integers, false_alarms: float) -> bool:
-    """Return whether the counts vary significantly less than Poisson numbers of at least their smallest possible one.
+    """Return whether the counts vary significantly less than truncated Poisson numbers with the same mean.
 
-    This is 1 if some value occurs once, else 2. Draws of equally likely values have such counts.
+    The smallest truncated Poisson number is 1 if some value occurs once, otherwise 2. Draws of equally likely values
+    have such Poisson counts.
     """
     least, mean, values = min(int(counts.min()), 2), float(counts.mean()), len(counts)
     if mean == least:
         return True
-    reach = 12 * math.sqrt(mean) + 30  # more standard deviations have no probability
+    reach = 12 * math.sqrt(mean) + 30  # larger deviations have negligible probability
     k = np.arange(max(least, math.floor(mean - reach)), math.ceil(mean + reach), dtype=np.float64)
     log_factorial = np.array([math.lgamma(number + 1) for number in k])
     shares = np.full(len(k), 1 / len(k))
-    low, high = 0.0, mean  # of the rate of the truncated Poisson distribution with this mean
+    low, high = 0.0, mean  # bounds for the rate of the truncated Poisson distribution
     for _ in range(60):
         rate = (low + high) / 2
         logs = k * math.log(rate) - log_factorial
@@ -387,7 +394,7 @@ def _are_even(counts: Integers, false_alarms: float) -> bool:
 
 
 def _ranks(x: Floats) -> Floats:
-    """Return ranks scaled to -1/2 to 1/2; equal values get their mean rank."""
+    """Return ranks scaled to the range from -1/2 to 1/2; ties get their mean rank."""
     _, codes, counts = np.unique(x, return_inverse=True, return_counts=True)
     return ((np.cumsum(counts) - (counts + 1) / 2) / max(len(x) - 1, 1) - 0.5)[codes]
 
@@ -405,7 +412,7 @@ def _variance_ratios(scores: Floats, shape: tuple[Floats, Floats]) -> tuple[Floa
         sums = sums[: blocks - 1 : 2] + sums[1::2]
         length *= 2
     ratios = np.stack(by_length)
-    others = 2.0 ** np.arange(1, len(ratios))[:, None] - 1  # the rows of a block but one
+    others = 2.0 ** np.arange(1, len(ratios))[:, None] - 1  # the number of rows in a block, minus one
     z = chi_square_scores(ratios[1:], n / others)
     z, pairs = np.vstack([lag_one * math.sqrt(n), z]), np.vstack([[n], n * others / 2])
     return ratios, np.logical_or.reduce(z > _limit(limit, *shape, pairs), axis=0)
@@ -448,7 +455,7 @@ def _period(scores: Floats, shape: tuple[Floats, Floats]) -> _Period | None:
         # The standard error of an autocorrelation of dependent rows (On the theoretical specification and sampling
         # properties of autocorrelated time-series, Bartlett, 1946).
         error = np.sqrt((1 + 2 * float(np.square(correlation[1:near]).sum())) / pairs)
-        # Long-range dependence raises the correlations at all lags, a period only around its own lag.
+        # Long-range dependence raises the correlations at all lags. A period raises them only around its own lag.
         around = np.convolve(correlation, _AROUND)[10:-10] / number_around
         clear = (correlation - np.maximum(around, 0) > bound * error) & (np.arange(lags + 1) >= near)
         if near and clear.any() and correlation[clear].max() > highest:

@@ -1,6 +1,6 @@
-"""Constraints on arguments of the library that are options of the command line, too: each is declared once, for both.
+"""Constraints that arguments of the library share with options of the command line.
 
-The help of the command line shows them, so this module imports no torch.
+The help of the command line shows these constraints. Help must be quick, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from kullback.common.constraints import Number, OneOf, Whole
 from kullback.common.words import REPRESENTATION_NAMES
 
 Score = Literal["second-half", "all", "assistant"]
-# A window has at least one token before the first scored token, in each of its halves.
+# With fewer tokens, the second half of a window would have no scored token.
 FEWEST_TOKENS = 3
-# The exponential of -100 is below float32, and a step of the codes is then 0.0015 nats.
+# With this floor, e^-100 is below the normal numbers of float32, and neighboring codes are 0.0015 nats apart.
 MOST_FLOOR = 100
 
 REPRESENTATION = OneOf(
@@ -31,7 +31,7 @@ SCORE = OneOf(get_args(Score), example="all")
 WINDOWS = Whole(least=1, example=100, optional=True)
 DTYPE = OneOf(("auto", "float32", "bfloat16", "float16", "float64"), example="auto")
 SERVER_TOP = Whole(least=1, example=20)
-# A reference file has so many of the most probable classes of each token, and so many draws of the others.
+# For each token, a reference file has `STORED_TOP` most probable classes, and `TAIL_DRAWS` draws from other classes.
 STORED_TOP, TAIL_DRAWS = Whole(least=1, example=32), Whole(least=0, example=32)
 SEED = Whole(least=0, example=32)
 

@@ -1,14 +1,16 @@
-r"""Sources that take turns and miss some of them, seen in the periodogram of the rows.
+r"""Detection of sources that take turns and miss some turns, from the periodogram of the rows.
 
-In a panel that is sorted by time, the rows of one unit are about m rows apart. If units are missing at some times,
-this distance varies: for a share g of gaps, its variance after k turns is about :math:`k g m`. Let a source have a
-share s of the variance, and keep a part c of its deviation from turn to turn. Then the rows have the spectral density
+In a panel that is sorted by time, the rows of one unit are about m rows apart. If units are missing at some times, this
+distance varies. If a fraction g of the rows is missing, the variance of the distance after k turns is about
+:math:`k g m`. Let s be the fraction of the variance that is due to sources, and let c be the fraction of a source's
+deviation that remains at its next turn. Then the rows have the spectral density
 
 .. math:: S(f) = 1 - s + s \operatorname{Re} \frac{1 + z}{1 - z},
     \quad z = c \exp\bigl(2 \pi i f m - 2 \pi^2 f^2 g m\bigr).
 
 Independent rows have the density 1, and the ordinates of their periodogram are nearly independent exponential numbers.
-Then the ratio of the likelihoods of both densities has the mean 1. So has its average over many m, g, s and c.
+So for independent rows, the likelihood ratio of the two densities has the mean 1. The average of the ratios for many m,
+g, s and c has the same mean.
 
 References:
     Estimation and information in stationary time series (Whittle, 1953)
@@ -26,35 +28,35 @@ from kullback.common.arrays import Floats
 # `tests/common/test_turn_spectrum.py` and `tests/estimators/test_dependence.py` measure false alarms and detection with
 # the constants of this file.
 
-# The fewest rows between two turns, the fewest turns, and the largest number of rows that are examined.
+# The smallest number of rows between two turns, the smallest number of turns, and the most rows that are examined.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
-# The highest frequency that is examined. With gaps, the density is flat beyond it.
+# Higher frequencies are not examined, because the density with gaps is flat there.
 _HIGHEST_FREQUENCY = 0.2
-# The shares of gaps; and the sources' shares of the variance, each with the part that they keep from turn to turn.
+# The values of g, and the pairs of values of s and c, in the formula above.
 _GAPS, _SOURCES = (0.03, 0.1, 0.3), ((0.3, 0.95), (0.6, 0.85))
-# The same for sources that miss no turn.
+# The values of s and c for sources that miss no turn; all combinations are used.
 _REGULAR_SHARES, _REGULAR_PARTS = map(
     np.ravel, np.meshgrid([0.1, 0.3, 0.6, 0.9, 0.99], [0.5, 0.75, 0.9, 0.97, 0.99])
 )
-# The half widths of the peaks of cycles in ordinates, and the heights of these peaks.
+# The half widths, in ordinates, and the heights of the peaks that cycles have in the periodogram.
 _WIDTHS, _HEIGHTS = (0.4, 1.5, 5.0), (3.0, 12.0, 50.0)
-# Neighboring rows are alike, so that cycles are considered, if their correlation has this many standard errors.
+# Cycles are considered only if the correlation of neighboring rows is above this number of standard errors.
 _ALIKE = 1.0
-# The log-ratio of likelihoods that is significant; and how much larger it must be for scores with an excess kurtosis,
-# divided by their number. Of 1,000 sets of independent rows, at most one is above it.
+# A log-likelihood ratio is significant above `_EVIDENCE` plus `_BY_KURTOSIS` times the excess kurtosis of the scores,
+# divided by the number of scores. Of 1,000 sets of independent rows, at most one is above this limit.
 _EVIDENCE, _BY_KURTOSIS = 5.0, 30.0
-# A singular value below this part of the largest one is a rounding error.
+# A singular value below this fraction of the largest singular value counts as a rounding error.
 _ROUNDING = 1e-6
 
 
 def spectral_turns(*sides: Floats, searches: int = 1, regular: int = 0) -> int | None:
-    """Return the usual number of rows between two turns; None if rows show no sources that miss turns.
+    """Return the usual number of rows between two turns; None without evidence of sources that miss turns.
 
     Arguments:
         sides: the scores of the rows of one or two data sets, shape (rows, columns).
-        searches: the number of searches, such as one for each column of a table. The evidence must be larger for more.
-        regular: another explanation of dependence that rows have: sources that return after so many rows and miss no
-            turn. 1 if neighboring rows are alike.
+        searches: the number of searches, such as one for each column of a table. More searches need more evidence.
+        regular: the period of another explanation of the dependence: sources that return after `regular` rows and miss
+            no turn. 1 if neighboring rows are similar; 0 for no such explanation.
     """
     longest = min(max(map(len, sides)), _MOST_ROWS)
     if longest < 2 * _FEWEST_TURNS * _FEWEST_BETWEEN:
@@ -71,11 +73,11 @@ def spectral_turns(*sides: Floats, searches: int = 1, regular: int = 0) -> int |
         powers.append(power)
         logs.append(power @ gains - independent.shape[1] * losses)
         excess = max(excess, float((np.square(np.square(independent)).sum(0) - 3 / n).max(initial=0.0)))
-    logs = np.stack([*logs, np.add.reduce(logs)])  # of each side, and of all sides with the same turns
+    logs = np.stack([*logs, np.add.reduce(logs)])  # the last row is for equal turns in all sides
     highest = logs.max(1)
     evidence = highest + np.log(np.exp(logs - highest[:, None]).mean(1))
     clearest = int(evidence.argmax())
-    # A period is dependence that is known, so the more likely explanation of it is enough.
+    # For a period, the dependence is already significant, so it is enough that missed turns are the likelier cause.
     limit = 0.0 if regular >= _FEWEST_BETWEEN else _EVIDENCE + _BY_KURTOSIS * excess + math.log(searches)
     if evidence[clearest] <= limit:
         return None
@@ -88,7 +90,7 @@ def spectral_turns(*sides: Floats, searches: int = 1, regular: int = 0) -> int |
 
 @lru_cache(maxsize=8)
 def _missed(rows: int, longest: int) -> tuple[Floats, Floats]:
-    """Return the terms of each density's log-ratio: one to add for each ordinate, one to subtract for each column."""
+    """Return the terms of the log-ratio of each density: factors of the ordinates, and a constant for each column."""
     between = 2 * longest / np.arange(2 * _FEWEST_TURNS, 2 * longest // _FEWEST_BETWEEN + 1)
     phases = 2 * math.pi * np.outer(_frequencies(rows), between)
     cosines, spreads = 2 * np.cos(phases), np.square(phases) / between / 2
@@ -98,9 +100,10 @@ def _missed(rows: int, longest: int) -> tuple[Floats, Floats]:
 
 
 def _otherwise(columns: Floats, power: Floats, longest: int, regular: int) -> float:
-    """Return the log-ratio of the likelihoods of other explanations of the dependence; 0 if independence is likelier.
+    """Return the log-likelihood ratio of other explanations of the dependence; 0 if independence is likelier.
 
-    Cycles have one peak, and sources have more. They are likely only if neighboring rows are alike.
+    One explanation is cycles, whose density has one peak; the density of sources has several peaks. Cycles are
+    considered only if neighboring rows are similar. The other explanation is sources that miss no turn.
     """
     n, number = columns.shape
     frequencies, explained = _frequencies(n), 0.0
@@ -127,7 +130,7 @@ def _frequencies(rows: int) -> Floats:
 
 
 def _density(cosines: Floats, share: Floats | float, part: Floats) -> Floats:
-    """Return the spectral density, from twice the cosines of the phases of z, and the sizes of z."""
+    """Return the spectral density; `cosines` is twice the cosine of the phase of z, and `part` is |z|."""
     square = part * part
     return 1 - share + share * (1 - square) / (1 - cosines * part + square)
 

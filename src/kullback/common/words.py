@@ -47,7 +47,7 @@ def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
     """Return whether a name on the command line means a model rather than a file of predictions.
 
-    `hub` says whether the name of a missing file counts as a model on the Hugging Face Hub.
+    If `hub` is True, the name of a missing file counts as a model on the Hugging Face Hub.
 
     Example:
         >>> [is_model(name) for name in ("q4.gguf", "http://localhost:8000", "float32.npy")]
@@ -61,7 +61,7 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that is most like `name`, whatever its case; None if none is like it.
+    """Return the name that is most similar to `name`, ignoring case; None if no name is similar.
 
     Example:
         >>> nearest("Agee", ["income", "age"]), nearest("city", ["income", "age"])

@@ -20,8 +20,9 @@ class Case:
     """The arguments of a call and the facts about them; P is `target`, and Q is `input`.
 
     `paired` contains both tensors after `repair`, so that their rows match. `axes` has the dimensions of the classes.
-    If both tensors are normalized along another dimension only, it becomes `axes`. Several dimensions are joined to the
-    dimension `dim` of `input` and `target`. `forward` is KL(target || input), and `backward` is KL(input || target).
+    If both tensors are normalized only along another dimension, `axes` is that dimension. Several dimensions are joined
+    to the dimension `dim` of `input` and `target`. `forward` is KL(target || input), and `backward` is KL(input ||
+    target).
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class Case:
     def _read(self) -> int | None:
         """Infer the contents before any classes are cut off, because shortened rows do not sum to one.
 
-        Return the other dimension along which both tensors are normalized; a single one becomes that of the classes.
+        Return the other dimension along which both tensors are normalized, or None. If `axes` is a single dimension,
+        the other dimension replaces it.
         """
         is_cut = self.paired is None or self.repair.how == "cut-classes"
         a, b = (self.input, self.target) if is_cut or self.paired is None else self.paired
@@ -84,7 +86,7 @@ class Case:
         other, dim = self.read_input.other_dim, self.dim
         if is_cut or other is None or other != self.read_target.other_dim:
             return None
-        if self.axes.are_several:  # only the dimensions behind the joined ones keep their numbers
+        if self.axes.are_several:  # joining changes the numbers of all dimensions before `dim`
             return other if other > dim else None
         self.axes = ClassAxes((other,))
         self.read_input, self.read_target = (

@@ -1,4 +1,4 @@
-"""The checks of a call of `F.kl_div`, a table: code, level, condition, message and remedy of each finding."""
+"""The checks of a call of `F.kl_div`, as a table of the code, level, condition, message and remedy of each finding."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _Subject = TypeVar("_Subject")
 class Check(Generic[_Subject]):
     """A check of a subject, which is the call or one of its arguments.
 
-    Where `when` is true, there is a finding. Code, message and remedy are templates, in which `it` is the subject. A
-    message or remedy that depends on more than attributes is a function of the subject.
+    There is a finding if `when` returns a true value. Code, message and remedy are templates, in which `it` is the
+    subject. A message or remedy that needs more than attributes of the subject is a function of the subject.
     """
 
     code: str
@@ -110,7 +110,7 @@ def _are_floating(case: Case) -> bool:
 
 
 def _has_mean(case: Case) -> bool:
-    """Return whether torch returns a number for each reduction, of at least one entry."""
+    """Return whether torch raises no error, and `input` has at least one entry."""
     return bool(case.values and case.input.numel())
 
 
@@ -136,7 +136,7 @@ def _halves(case: Case) -> list[str]:
 
 
 def _rounding(case: Case) -> float:
-    """Return the relative error of torch's sum, or NaN if this sum is not the divergence or infinite."""
+    """Return the relative error of torch's sum, or NaN if the sum is infinite or is not the divergence."""
     exact, total = case.forward, case.values.get("sum")
     if not (case.as_expected and exact and exact.rows == case.rows and 0 < exact.mean < math.inf):
         return math.nan
@@ -221,7 +221,7 @@ _CLASSES: tuple[Check[Case], ...] = (
       "For yes-or-no probabilities compare Bernoulli distributions, or write out both classes: [1 - p, p]."),
     Check("labels-are-independent", "error", lambda it: it.are_independent,
       "input ({it.read_input.why}) and target ({it.read_target.why}) have values of one probability for each label, "
-      "as sigmoids give, and rows that do not sum to 1. The call leaves out that a label may be absent.",
+      "as sigmoids give, and rows that do not sum to 1. The call ignores the probability that a label is absent.",
       "Compare one Bernoulli distribution for each label, and sum over the labels; a softmax over the labels would "
       "compare another thing."),
     Check("arguments-reversed", "error", lambda it: it.reversed and not it.are_independent,
@@ -285,7 +285,7 @@ _SOFTMAX: tuple[Check[Reading], ...] = (
       "{it.name} is probably the {it.softmax} of probabilities: in no row is a class more than e times as "
       "probable as another, or its logarithm more than 1/{it.classes} below the mean. This is always true for "
       "a softmax of probabilities, but rare for a softmax of scores with this spread.",
-      "Apply softmax to scores only, once. (A second log_softmax on log-probabilities changes nothing.)"),
+      "Apply softmax only once, and only to scores. (A second log_softmax on log-probabilities changes nothing.)"),
 )  # fmt: skip
 _RESULTS: tuple[Check[Case], ...] = (
     Check("masked-on-both-sides", "error", lambda it: it.overlap.both.count,
@@ -316,7 +316,7 @@ _RESULTS: tuple[Check[Case], ...] = (
     Check("half-precision", "warning", lambda it: _halves(it) and not _rounding(it) <= 0.01,
       _half_precision, _TAKE_FLOAT32),
 )  # fmt: skip
-# The groups of checks in the order of the findings, each with its subjects.
+# The groups of checks, in the order of the findings. Each group has a function that returns its subjects.
 _GROUPS: tuple[tuple[Callable[[Case], Iterable[Any]], tuple[Check[Any], ...]], ...] = (
     *((_arguments, _EMPTY), (_call, _SHAPES), (_arguments, _DTYPES), (_call, _CLASSES)),
     *((_unexplained, _CONTENTS), (_call, _DIMENSIONS)),

@@ -12,7 +12,7 @@ from kullback.diagnosis.scan import normalized_along
 
 @dataclass(frozen=True)
 class ClassAxes:
-    """The negative dimensions of the classes, in order: one for most calls."""
+    """The dimensions of the classes, as negative numbers in order. Most calls have one such dimension."""
 
     dims: tuple[int, ...]
 
@@ -22,7 +22,7 @@ class ClassAxes:
 
     @property
     def shown(self) -> int | tuple[int, ...]:
-        """The dimension, or the tuple of several ones, as a user writes `dim`."""
+        """The dimension, or a tuple of several dimensions, in the form of the argument `dim`."""
         return self.dims if self.are_several else self.dims[0]
 
     @property

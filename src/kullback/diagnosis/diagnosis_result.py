@@ -44,15 +44,15 @@ class TensorSummary:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Shown):
-    """The result of `diagnose`: ``print`` and notebooks show a report for readers, and `to_dict` gives one for scripts.
+    """The result of `diagnose`. ``print`` and notebooks show a report, and `to_dict` returns its content for scripts.
 
     Attributes:
         call: the code of the call.
         direction: the divergence that the call computes.
         input, target: a description of each argument.
         dim: the dimension of the classes, negative; a tuple if one distribution extends over several dimensions.
-        values: torch's value for each reduction, and the shape of the result for ``"none"``. Empty if the call raises
-            an error.
+        values: torch's value for each reduction, and the shape of the result for ``"none"``. `values` is empty if the
+            call raises an error.
         raises: the message of the error that the call raises, or None.
         meanings: for each reduction, the relation of its value to the divergence of a row.
         kl_target_input, kl_input_target: the divergence of each pair of rows in both directions, computed by kullback

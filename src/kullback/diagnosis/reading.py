@@ -19,7 +19,7 @@ _LOG_SIGNIFICANCE = -9.2
 
 
 class Role(NamedTuple):
-    """An argument of the call: its name, its code with the dimensions of the classes joined, and what it needs."""
+    """An argument of the call: its name, its code with joined class dimensions, and whether logarithms are needed."""
 
     name: str
     code: str
@@ -30,12 +30,12 @@ class Reading(Scan):
     """The inferred content of a tensor, with the evidence.
 
     `representation` is the content, and `why` the evidence. `other_dim` is another dimension along which every row is
-    normalized, if rows along the dimension of the classes are not.
+    normalized, if rows along the dimension of the classes are not normalized.
 
     Arguments:
         x: the tensor, which is not empty.
         dim: the dimension of the classes.
-        role: the argument that the tensor is. Where logarithms are required, entries that are all 0 are logits.
+        role: the facts about the argument. If the argument needs logarithms, a tensor of zeros counts as logits.
         are_labels: whether the entries are class indices.
     """
 
@@ -58,7 +58,7 @@ class Reading(Scan):
             self.other_dim = next(along, None)
 
     def holds(self, *contents: Representation) -> bool:
-        """Whether the content is one of these, along the dimension of the classes."""
+        """Whether the content is one of `contents`, along the dimension of the classes."""
         return self.other_dim is None and self.representation in contents
 
     @property
@@ -79,7 +79,7 @@ class Reading(Scan):
 
     @property
     def softmax(self) -> str:
-        """The name of the function that gives such distributions."""
+        """The name of the softmax function that returns distributions in this form."""
         return "log_softmax" if self.in_logs else "softmax"
 
     @property

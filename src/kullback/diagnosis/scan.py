@@ -70,7 +70,7 @@ class Occurrences:
 
     @property
     def places(self) -> str:
-        """How many of all entries (or rows), and the index of the first occurrence, in words."""
+        """The number of occurrences among all entries (or rows), and the index of the first occurrence, in words."""
         return f"{self.count} of {self._size}{'' if self._rows else ' entries'}, {self.where}"
 
     @property
@@ -96,7 +96,7 @@ class Occurrences:
 
 
 class RowSums:
-    """The smallest and the largest sum of a row, and how many sums are 1 within the tolerance or approximately 1."""
+    """The smallest and largest sum of a row, and the numbers of sums that are 1 within the tolerance or nearly 1."""
 
     def __init__(self, x: Tensor, dim: int) -> None:
         self.low, self.high = math.inf, -math.inf
@@ -120,7 +120,7 @@ class RowSums:
 
     @property
     def are_near(self) -> bool:
-        """Whether all sums are approximately one, as those of rounded probabilities are."""
+        """Whether all sums are approximately one, but fewer than half of them are one within the tolerance."""
         return self.near == self.rows > 2 * self.exact
 
     def add(self, sums: Tensor, counted: Tensor, offset: int) -> None:

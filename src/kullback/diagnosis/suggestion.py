@@ -99,7 +99,7 @@ def suggest(case: Case) -> Suggestion | None:
 
 
 def _value(case: Case) -> float | None:
-    """Return the value of the suggested code, or None if it is not one number."""
+    """Return the value of the suggested code, or None if the value is unknown or is not a single number."""
     kl = case.backward if case.reversed else case.forward
     if case.reduction == "none" or not (kl and kl.rows):
         return None
@@ -122,7 +122,7 @@ def _independent_labels(case: Case, readings: tuple[Reading, Reading]) -> Sugges
 
 
 def _prepared(case: Case, readings: tuple[Reading, Reading]) -> tuple[list[str], Sequence[str], ClassAxes]:
-    """Return the code of both tensors and the dimensions of their classes, after lines that leave rows out, if any."""
+    """Return lines of code that leave rows out (or no lines), the code of both tensors, and the class dimensions."""
     a, b = readings
     codes = [case.repair.input, case.repair.target]
     if case.input.device != case.target.device:
@@ -173,7 +173,7 @@ def _side(name: str, code: str, case: Case, reading: Reading, axes: ClassAxes) -
 
 def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:
     dims = p.axes.shown
-    if p.axes.are_several and not (p.exact and q.exact):  # a side that is not normalized has to be joined
+    if p.axes.are_several and not (p.exact and q.exact):  # `log_softmax` and `normalize` need one dimension
         dims = p.axes.joined_dim
         p, q = (replace(side, code=side.code + side.axes.code) for side in (p, q))
     masked = case.overlap.both.count > 0

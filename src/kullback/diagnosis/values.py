@@ -112,7 +112,7 @@ def _represented_labels(labels: Tensor, reading: Reading) -> Representation:
 
 
 def largest_cut(x: Tensor, reading: Reading, dim: int, kept: int) -> float:
-    """Return the largest total probability in a row of all classes after the first `kept` classes."""
+    """Return the largest probability, among all rows, of the classes after the first `kept` classes together."""
     largest = 0.0
     for block in row_blocks(x, dim):
         rows = upcast(block)

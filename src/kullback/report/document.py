@@ -1,7 +1,7 @@
-"""A result as a document: blocks that every medium renders in its own way.
+"""`Document`: the content of a report, in blocks that every medium renders in its own way.
 
-A subject writes a `Document` in one function; a medium is one function of a `Document`. Texts are plain: media escape
-them, and the page sets the two bars of KL(P||Q) as one sign.
+One function for each type of result makes a `Document`, and one function for each medium renders a `Document`. Texts
+are plain, and each medium escapes them. The page shows the two bars of KL(P||Q) as one character.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-# The fields of a JSON document by their names: numbers, texts, and lists and dicts of them.
+# The fields of a JSON document, by name. A value is a number, a string, None, or a list or dict of such values.
 Fields: TypeAlias = dict[str, object]
 Column: TypeAlias = "Sequence[object] | NDArray[np.generic]"
 Tone: TypeAlias = Literal["bad", "warning", "good", "unknown", ""]
@@ -29,7 +29,7 @@ TONES: dict[Outcome, Tone] = {"failed": "bad", "unclear": "warning", "passed": "
 
 @dataclass(frozen=True)
 class Figure:
-    """A main number, with its unit and its interval; the first four are tiles on the page."""
+    """A main number of a result, with its unit and its interval. The page shows the first four figures as tiles."""
 
     title: str
     value: str
@@ -39,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Headline:
-    """The outcome in a sentence, with what it is compared; the names of the sides, the amount of data, main numbers."""
+    """The outcome in one sentence, the reason for it, the amount of data, the names of P and Q, and main numbers."""
 
     outcome: str
     reason: str = ""
@@ -54,16 +54,16 @@ class Table:
     """A table with text in its first column and numbers in the others.
 
     Attributes:
-        title: its subject.
+        title: the title of the table.
         headings: a heading for each column.
         rows: the cells of each row.
-        caption: sentences below it.
-        tones: the tone of each row's second cell, which is a word; by default none.
-        links: the names of the drawings to which the first cells lead.
-        dropped_first: the columns that a narrow medium leaves out, one after the other.
-        is_main: whether summaries and notebooks show it.
-        is_open: whether a page shows it unfolded.
-        ends_in_text: whether the last column is text too, which may fold.
+        caption: sentences below the table.
+        tones: for each row, the tone of the second cell, which is then a word; empty if no cell has a tone.
+        links: for each row, the name of the drawing to which the first cell links; empty without links.
+        dropped_first: the indexes of the columns that a narrow medium leaves out, in this order.
+        is_main: whether summaries and notebooks show the table.
+        is_open: whether a page shows the table unfolded.
+        ends_in_text: whether the last column also contains text, which may fold.
     """
 
     title: str
@@ -80,7 +80,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """Source text, which every medium shows as it is, and sentences below it."""
+    """Source code, which every medium shows unchanged, and sentences below the code."""
 
     title: str
     text: str
@@ -90,7 +90,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot, drawn on axes of matplotlib; its name is unique in the document."""
+    """A plot, which `draw` draws on matplotlib axes. The name of the plot is unique in the document."""
 
     name: str
     title: str
@@ -101,7 +101,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Bar:
-    """A class, category or bin: the lengths of P's and Q's bar from 0 to 1, and their numbers as text."""
+    """The bars of P and Q for a class, category or bin: their lengths from 0 to 1, and the proportions as text."""
 
     label: str
     p: float
@@ -114,7 +114,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """P's and Q's bars side by side."""
+    """A chart with a bar for P and a bar for Q in each row."""
 
     name: str
     title: str
@@ -126,7 +126,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Plots and bars; media without drawings show `table` in their place."""
+    """Plots and bars. Media without drawings show `table` instead of `items`."""
 
     title: str
     items: Sequence[Plot | Bars]
@@ -136,7 +136,10 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Token:
-    """A token: its text, its color from 0 to 1, a sentence on it, and text, P and Q of the most probable ones."""
+    """A token of a text, with the strength of its color from 0 to 1, and a sentence about the token.
+
+    `top` contains the texts of the most probable tokens, and their probabilities under P and under Q.
+    """
 
     text: str
     strength: float
@@ -146,7 +149,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage: where it is, the text before it, and its tokens."""
+    """A passage of a text: a sentence about its position, the text before the passage, and the tokens."""
 
     about: str
     before: str
@@ -155,7 +158,10 @@ class Passage:
 
 @dataclass(frozen=True)
 class Passages:
-    """Passages colored by token, from 0 to `scale`; media without colors show `table` in their place."""
+    """Passages with colored tokens; `scale` is the divergence of the full color.
+
+    Media without colors show `table` instead of `passages`.
+    """
 
     title: str
     scale: str
@@ -166,9 +172,10 @@ class Passages:
 
 @dataclass(frozen=True)
 class Remark:
-    """A remark: its level, its sentence, and the word and the drawing that the page shows next to it.
+    """A sentence about a result, with its level.
 
-    Media without drawings leave out a remark that leads to one. A remark of a stable code has it, and its remedy.
+    The page shows `word` in place of the level, and links the sentence to the drawing named `link`. Media without
+    drawings leave out remarks with a link. If the remark has a stable code, `code` is the code and `advice` the remedy.
     """
 
     level: Level
@@ -181,7 +188,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Findings:
-    """Remarks, the most severe first; notebooks show those of a main block."""
+    """Remarks, the most severe first. Notebooks show the block if `is_main` is True."""
 
     title: str
     remarks: Sequence[Remark]
@@ -189,19 +196,22 @@ class Findings:
 
     @property
     def unlinked(self) -> list[Remark]:
-        """The remarks of media without drawings."""
+        """The remarks that media without drawings show."""
         return [remark for remark in self.remarks if not remark.link]
 
     @classmethod
     def of_notes(cls, notes: Iterable[str], *, is_main: bool = False) -> tuple[Findings, ...]:
-        """Return the block of a result's notes, or none if it has no note."""
+        """Return a tuple with one block that contains the notes; the tuple is empty without notes."""
         remarks = [Remark("note", note) for note in notes]
         return (cls("Notes", remarks, is_main),) if remarks else ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks below one title; a page folds them, and other media leave them out, if `is_open` is False."""
+    """Blocks below one title. If `is_open` is False, a page folds the blocks, and other media leave them out.
+
+    If `is_open` is None, the blocks cannot be folded.
+    """
 
     title: str
     blocks: tuple[Block, ...]
@@ -213,11 +223,11 @@ Block: TypeAlias = Table | Code | Gallery | Passages | Findings | Section
 
 @dataclass(frozen=True)
 class Brief:
-    """The numbers that decide, in few short lines: sentences, and tables without titles.
+    """The most important numbers in a few short lines: sentences, and tables without titles.
 
     Attributes:
         size: the amount of data.
-        blocks: the lines and tables, each at most 60 columns wide after a table has dropped its columns.
+        blocks: sentences and tables. Without the columns in `dropped_first`, each is at most 60 characters wide.
     """
 
     size: str
@@ -235,34 +245,36 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Frame:
-    """The columns of a data frame, and its index."""
+    """The columns and the index of a data frame; an index of None means row numbers."""
 
     columns: Mapping[str, Column]
     index: list[str] | None = None
 
     @classmethod
     def of_numbers(cls, rows: Sequence[Mapping[str, float | None]], index: list[str]) -> Frame:
-        """Return a frame of rows of numbers; None becomes NaN."""
+        """Return a frame with the given rows of numbers; None becomes NaN."""
         columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
         return cls(columns, index)
 
 
 @dataclass(frozen=True)
 class Document:
-    """What every medium shows of a result.
+    """The content of a report on one result, for every medium.
 
     Attributes:
-        title: the title of a page.
-        headline: the outcome.
-        blocks: the parts, in their order.
-        verdicts: the limits that you asked for.
-        meanings: explanations of the terms.
-        fields: returns the exact numbers for JSON, ``schema`` and ``unit`` among them.
-        frame: returns the exact numbers for a data frame.
-        maker: the command that makes such a page.
-        brief: the numbers that decide, for a terminal; None if everything is short.
-        limit: an example of a limit, of a command that takes limits.
-        in_one_line: whether `str` gives the outcome alone.
+        title: the title of the page.
+        headline: the outcome and the main numbers.
+        blocks: the parts of the report, in order.
+        verdicts: the verdicts of the limits that you set.
+        meanings: explanations of terms.
+        fields: the function that returns the fields of the JSON, including ``schema`` and ``unit``. If it is None, the
+            JSON contains the texts of the report.
+        frame: the function that returns the exact numbers for a data frame. If it is None, the data frame contains the
+            texts of the first main table.
+        maker: the name of the command or function that makes such a page.
+        brief: the most important numbers, for a terminal; None if the whole report is short.
+        limit: an example of a limit for the command; empty if the command takes no limits.
+        in_one_line: whether `str` of the result returns only the outcome.
     """
 
     title: str
@@ -279,25 +291,25 @@ class Document:
 
     @property
     def outcome(self) -> str:
-        """The verdict of all limits, and the outcome."""
+        """The verdict of all limits, followed by the outcome."""
         verdict = headline(self.verdicts)
         return f"{verdict}. {self.headline.outcome}" if verdict else self.headline.outcome
 
     @property
     def tone(self) -> Tone:
-        """The tone of the outcome: of the limits, if there are any."""
+        """The tone of the verdict of all limits or, without limits, the tone of the headline."""
         if not self.verdicts:
             return self.headline.tone
         return TONES[worst(self.verdicts)]
 
 
 def main_blocks(document: Document) -> Iterator[Table | Code | Findings]:
-    """Yield the blocks of notebooks."""
+    """Yield the blocks that notebooks show."""
     yield from (
         block for block in document.blocks if isinstance(block, Table | Code | Findings) and block.is_main
     )
 
 
 def main_tables(document: Document) -> Iterator[Table]:
-    """Yield the tables of summaries."""
+    """Yield the tables that summaries show."""
     yield from (block for block in main_blocks(document) if isinstance(block, Table))

@@ -1,4 +1,4 @@
-"""A document as a data frame: the exact numbers of its subject, or the texts of its first main table."""
+"""Converts a result to a data frame: the exact numbers of the result, or the texts of the first main table."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
     """Return a result as a data frame; its ``attrs["gates"]`` has the outcome of each limit.
 
     Arguments:
-        result: a result, or its document.
-        verdicts: the limits that you asked for.
+        result: a result of kullback, or its `Document`.
+        verdicts: the verdicts of the limits that you set.
 
     Example:
         >>> import pyarrow as pa

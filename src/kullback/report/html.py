@@ -1,4 +1,4 @@
-"""A document as one self-contained page, and its main blocks as a fragment for notebooks."""
+"""Renders a document as one self-contained page, or its main blocks as a fragment for notebooks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str:
     """Render a result as one HTML document that needs no other file and no network.
 
-    A script sorts its tables and filters its long lists; without scripts the page shows everything. It adapts to the
-    width of a phone, to light and dark, and to paper. The same result always gives the same text.
+    A script sorts tables and filters long lists; without scripts, the page shows everything. The page adapts to narrow
+    screens, to dark mode and to paper. The same result always gives the same text.
 
     Arguments:
-        result: a result, or its document.
-        verdicts: the limits that you asked for.
-        options: further arguments of the subject, such as `tokens` for a comparison of predictions.
+        result: a result of kullback, or its `Document`.
+        verdicts: the verdicts of the limits that you set.
+        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
 
     Returns:
-        The document; `kullback.report.write` writes it to a file.
+        the text of the page, which `kullback.report.write` can write to a file.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.
@@ -54,7 +54,7 @@ def render_table(result: Any) -> str:
     """Render the outcome and the main blocks as a fragment of HTML, for notebooks.
 
     Arguments:
-        result: a result, or its document.
+        result: a result of kullback, or its `Document`.
 
     Example:
         >>> import pyarrow as pa
@@ -68,7 +68,7 @@ def render_table(result: Any) -> str:
 
 
 def _rendered(template: str, **values: Any) -> str:
-    """Render a template; every value is escaped, and an undefined name is an error."""
+    """Return the text of a template with the given values; values are escaped, and an undefined name is an error."""
     jinja = load("jinja2", "the HTML page")
     environment = jinja.Environment(
         loader=jinja.PackageLoader("kullback.report"),
@@ -83,15 +83,15 @@ def _rendered(template: str, **values: Any) -> str:
 
 
 def kind(block: Block) -> str:
-    """Return the name of the macro that shows a block."""
+    """Return the name of the template macro that renders a block."""
     return type(block).__name__.lower()
 
 
 def svg(plot: Plot, name: str) -> str:
-    """Draw a plot, with ids that begin with a name."""
+    """Return a plot as an SVG element, with ids that begin with `name`."""
     return draw_svg(name, plot.draw)
 
 
 def text(words: str) -> str:
-    """Return a text without control characters, with the sign that plain text writes as two bars."""
+    """Return a text with escaped control characters, and with the mathematical sign instead of two bars."""
     return printable(words).replace("||", "‖")

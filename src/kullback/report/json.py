@@ -1,9 +1,9 @@
-"""A document as strict JSON: the exact numbers in the schema of its subject (`kullback.report.schemas`).
+"""Converts a result to strict JSON: the exact numbers in the schema of the result (`kullback.report.schemas`).
 
-A subject without a schema of its own has ``"schema": "kullback.document/1"``: ``outcome`` and ``size`` (strings),
-``numbers`` (the columns of its data frame), ``tables`` (objects ``title``, ``headings``, ``rows``, ``caption``) and
-``remarks`` (objects ``level``, ``message``). Several batches have ``"schema": "kullback.batches/1"`` and ``batches``, a
-document of `kullback.report.schemas.tables` for each. Every document has ``gates`` if you asked for limits.
+A result without a schema of its own has ``"schema": "kullback.document/1"``: ``outcome`` and ``size`` (strings),
+``numbers`` (the columns of the data frame), ``tables`` (objects ``title``, ``headings``, ``rows``, ``caption``) and
+``remarks`` (objects ``level``, ``message``). Several batches have ``"schema": "kullback.batches/1"`` and ``batches``,
+one object of `kullback.report.schemas.tables` for each batch. If you set limits, every document has ``gates``.
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
 """
 
@@ -28,9 +28,9 @@ def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False
     """Return a result as dicts, lists, strings and finite numbers, which `json.dumps` writes with ``allow_nan=False``.
 
     Arguments:
-        result: a result, or its document.
-        verdicts: the limits that you asked for.
-        flat: return only the numbers, in one dict, as `flat_numbers` names them.
+        result: a result of kullback, or its `Document`.
+        verdicts: the verdicts of the limits that you set.
+        flat: whether to return only the numbers, in one dict with the keys of `flat_numbers`.
 
     Example:
         >>> import torch
@@ -55,8 +55,8 @@ def dumps(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
     """Return a result as an indented JSON document in ASCII that ends in a newline.
 
     Arguments:
-        result: a result, or its document.
-        verdicts: the limits that you asked for.
+        result: a result of kullback, or its `Document`.
+        verdicts: the verdicts of the limits that you set.
 
     Example:
         >>> import json, pyarrow as pa

@@ -1,4 +1,4 @@
-"""A comparison of predictions in the lines of llama.cpp's ``llama-perplexity --kl-divergence``."""
+"""Renders a comparison of predictions as the lines that llama.cpp's ``llama-perplexity --kl-divergence`` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kullback.predictions import Comparison
     from kullback.predictions.prediction_results import LlamaCppFigures
 
-FEWEST_ROWS = 100  # of fewer it prints the chunks alone
+FEWEST_ROWS = 100  # for fewer rows, llama.cpp prints only the chunks
 CHUNKS = (
     "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            "
     "Same top p"
@@ -19,7 +19,7 @@ DELTA_P = [*KLD[:5], "75.0%", "Median", "25.0%", *KLD[6:]]
 
 
 def render(comparison: Comparison) -> str:
-    """Return the lines, as llama.cpp of 2025 and later prints them; empty if there are too few rows and no chunks.
+    """Return the lines that llama.cpp (2025 or later) prints; empty if there are too few rows and no chunks.
 
     Arguments:
         comparison: the result of `compare_predictions` with `llama_cpp`.
@@ -97,5 +97,5 @@ def _percents(pair: tuple[float, float]) -> str:
 
 
 def _level(name: str) -> str:
-    """Return the name of a quantile as it is printed: percentages of five characters, then two blanks."""
+    """Return the name of a quantile, right-justified in five characters and followed by blanks up to seven."""
     return f"{name:>5}".ljust(7)

@@ -1,4 +1,4 @@
-"""A document as a short summary in Markdown of GitHub's kind, for a CI run."""
+"""Renders a document as a short summary in GitHub's Markdown, for a CI run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MARKS: dict[Outcome, str] = {"passed": "✅", "failed": "❌", "unclear": "❔"
 
 
 def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
-    """Return the verdict of the gates, the outcome, the main numbers with their intervals or tables, and the remarks.
+    """Return a summary: the verdict of the gates, the outcome, the main numbers or tables, and the remarks.
 
     Arguments:
-        result: a result, or its document.
-        verdicts: the limits that you asked for.
+        result: a result of kullback, or its `Document`.
+        verdicts: the verdicts of the limits that you set.
 
     Example:
         >>> import torch
@@ -106,13 +106,13 @@ def _remarks(findings: Findings) -> list[str]:
 
 
 def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]], others: str = "---:") -> list[str]:
-    """Return the lines of a table, its first column to the left and others as stated; every cell is escaped."""
+    """Return the lines of a table with escaped cells. Columns after the first are aligned as `others` states."""
     lines = [f"| {' | '.join(map(escaped, line))} |" for line in (headings, *rows)]
     return [lines[0], "| --- |" + f" {others} |" * (len(headings) - 1), *lines[1:]]
 
 
 def escaped(text: str) -> str:
-    """Return a text as Markdown that shows it unchanged, in one line.
+    """Return one line of Markdown that displays the text unchanged.
 
     Example:
         >>> print(escaped("a|b <i> @c"))

@@ -1,4 +1,4 @@
-"""A document on a rich console; a narrow one shows fewer columns, never fewer names."""
+"""Prints a document on a rich console; tables on a narrow console have fewer columns, but always the first column."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from kullback.results.verdict import Outcome, Verdict
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
-# The word before a limit, the most urgent outcome first.
+# The text that is printed before a limit, for each outcome; the most urgent outcome is first.
 _LABELS: dict[Outcome, str] = {"failed": "FAILED", "unclear": "CANNOT TELL", "passed": "passed"}
-LONGEST_NAME = 18  # characters of a name that a table has room for; a longer one folds
+LONGEST_NAME = 18  # a table has room for this number of characters in its first column; a longer name folds
 MOST_REMARKS = 25
-MOST_LINES = 12  # of a brief report
-_INDENT = "    "  # before each line of source text
+MOST_LINES = 12  # the most lines of a brief report
+_INDENT = "    "  # stands before each line of source code
 _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 
 
@@ -39,10 +39,10 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
     Divergences are in nats. Control characters are escaped.
 
     Arguments:
-        result: a result, or its document.
+        result: a result of kullback, or its `Document`.
         console: the rich console to print on.
-        verdicts: the limits that you asked for.
-        options: further arguments of the subject, such as `tokens` for a comparison of predictions.
+        verdicts: the verdicts of the limits that you set.
+        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
 
 
 def render_plain(page: Document) -> str:
-    """Return the text of a document for where rich is not installed: nothing is colored, folded or left out.
+    """Return the text of a document without rich; lines are not colored or folded, and all columns are shown.
 
     Example:
         >>> import torch
@@ -105,14 +105,14 @@ def _plain(block: Table | Code | Gallery | Passages | Findings) -> Iterator[str]
 
 
 def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
-    """Print the numbers that decide, in at most 12 lines; a document without a short form is printed in full.
+    """Print the most important numbers in at most 12 lines; a document without a short form is printed in full.
 
-    Only a path or the name of a limit that is wider than the console takes an additional line.
+    There are more lines only if a path or the name of a limit is wider than the console.
 
     Arguments:
-        page: the document.
+        page: the document to print.
         console: the rich console to print on.
-        html: where the page is, if there is one.
+        html: the path of the HTML page; None if there is no page.
 
     Example:
         >>> import torch
@@ -157,7 +157,7 @@ def _height(block: str | Table, width: int) -> int:
 
 
 def _more(page: Document, width: int, *, has_page: bool) -> str:
-    """Return the options that show more, and how many remarks there are."""
+    """Return a line with the options that show more, and with the numbers of remarks."""
     levels = Counter(
         remark.level for each in _open(page.blocks) if isinstance(each, Findings) for remark in each.unlinked
     )
@@ -168,7 +168,7 @@ def _more(page: Document, width: int, *, has_page: bool) -> str:
 
 
 def _failures(verdict: Verdict) -> Iterator[str]:
-    """Yield descriptions of how a limit is broken or unclear, each shorter than the one before."""
+    """Yield descriptions of how a limit is broken or unclear, each description shorter than the previous one."""
     yield f": {'; '.join(verdict.sentences)}"
     if verdict.broken_by:
         others = len(verdict.broken_by) - 1
@@ -177,7 +177,7 @@ def _failures(verdict: Verdict) -> Iterator[str]:
 
 
 def _lines(block: Findings | Code) -> Iterator[str]:
-    """Yield the lines of remarks, each its sentence, or its code, sentence and remedy; or of source text."""
+    """Yield the lines of a block: source code, or remarks with their levels, codes, sentences and remedies."""
     if isinstance(block, Code):
         yield from ("", f"{block.title}:")
         yield from (_INDENT + line for line in block.text.splitlines())
@@ -199,7 +199,7 @@ def _lines(block: Findings | Code) -> Iterator[str]:
 
 
 def _open(blocks: Iterable[Block]) -> Iterator[Table | Code | Gallery | Passages | Findings]:
-    """Yield the blocks that are printed, those of open sections among them."""
+    """Yield the blocks that are printed, including the blocks of open sections."""
     for block in blocks:
         if not isinstance(block, Section):
             yield block
@@ -222,7 +222,7 @@ class _Printer:
         self.line(f"{_LABELS[verdict.outcome]}: {verdict.limit}{sentence}", STYLES[TONES[verdict.outcome]])
 
     def limits(self, page: Document, room: int) -> int:
-        """Print the verdict, and the limits that there is room for, the most urgent first; return their number."""
+        """Print the verdict, and at most `room` limits, the most urgent first; return the number of these limits."""
         if page.verdicts:
             hidden = "; --full lists them" if room < len(page.verdicts) else ""
             self.outcome(f"{headline(page.verdicts)}{hidden}", page.tone)
@@ -237,7 +237,7 @@ class _Printer:
         return len(shown)
 
     def joined(self, texts: Sequence[str]) -> list[str]:
-        """Return texts in one line if it fits, else each in a line."""
+        """Return the texts joined to one line if this line fits the console; otherwise one line for each text."""
         line = "   ".join(texts)
         return [line] * bool(line) if self._text(line).cell_len <= self._console.width else list(texts)
 
@@ -252,7 +252,7 @@ class _Printer:
         self._console.print()
 
     def line(self, text: str, style: str = "") -> None:
-        """Print a line; where it folds, it keeps its indentation, but source text does not fold."""
+        """Print a line; a folded line keeps its indentation, and lines of source code are not folded."""
         from rich.padding import Padding
 
         words = text.lstrip(" ")
@@ -273,7 +273,7 @@ class _Printer:
         return Text(printable(text).encode(encoding, "backslashreplace").decode(encoding))
 
     def _table(self, table: Table) -> None:
-        """Print a table with text in its first column, which may fold, and numbers in the others, which may not."""
+        """Print a table. Text in the first column (and in a last column of text) may fold; numbers may not."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as Grid
 
@@ -301,7 +301,7 @@ class _Printer:
             self.line(sentence)
 
     def short_table(self, table: Table) -> None:
-        """Print a table with one line for each row; a wide text in its first column loses its middle."""
+        """Print a table with one line for each row; a wide text in the first column loses its middle."""
         from rich.table import Table as Grid
 
         cells = [[self._text(cell) for cell in row] for row in table.rows]
@@ -317,7 +317,7 @@ class _Printer:
         self._console.print(grid)
 
     def _kept(self, table: Table, cells: Sequence[Sequence[Text]], *, gap: int) -> tuple[list[int], int]:
-        """Return the columns that fit, and the width that is left for the first."""
+        """Return the indexes of the columns that fit, and the width that is left for the first column."""
         widths = [
             max([len(heading), *(row[place].cell_len for row in cells)])
             for place, heading in enumerate(table.headings)
@@ -332,7 +332,7 @@ class _Printer:
         return kept, self._console.width - sum(widths[each] + gap for each in kept[1:])
 
 
-_GAP = 2  # columns between those of a short table
+_GAP = 2  # the number of blanks between the columns of a short table
 
 
 def _shortened(text: Text, width: int) -> Text:

@@ -26,7 +26,7 @@ class Estimate(ShortRepr, ShownNumber):
             give no valid interval, and `notes` then explain the reason.
         n: for an estimate from draws, the numbers of draws of P and of Q. The number for a known distribution is 0. A
             number is a tensor if the rows of a batch have different numbers of draws.
-        notes: sentences that say how far `value` can be trusted, such as warnings about the draws.
+        notes: sentences about the reliability of `value`, such as warnings about the draws.
         standard_error: for an estimate from draws, the standard error of `value`. The standard error is None for exact
             methods, and for methods that compute none.
         kind: the name of the divergence, such as ``"kl"``.

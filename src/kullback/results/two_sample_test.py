@@ -14,7 +14,7 @@ class TwoSampleTest(ShortRepr, ShownNumber):
     """The result of `two_sample_test`.
 
     Attributes:
-        p_value: the p-value: the fraction of permutations whose statistic is at least the observed statistic.
+        p_value: the fraction of permutations whose statistic is at least the observed statistic.
             `p_value` is NaN if draws are so dependent that there are fewer than 10 independent blocks; `notes` then
             report the blocks.
         statistic: the value of the statistic that `method` names.

@@ -42,7 +42,7 @@ class Value(Generic[Number]):
 
     @property
     def ends(self) -> Interval:
-        """The limits of the interval, NaN without one."""
+        """The limits of the interval; two NaN if there is no interval."""
         return self.interval or (math.nan, math.nan)
 
     @property

@@ -1,4 +1,4 @@
-"""The verdict of a gate: a limit that you asked for, and whether a result keeps it, breaks it, or leaves it open."""
+"""The verdict of a gate: a limit that you set, and whether a result keeps the limit, breaks it, or is unclear."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal
 from kullback.common.formats import count, counted
 
 Outcome = Literal["passed", "failed", "unclear"]
-"""The outcome of a limit: `unclear` if the data do not decide between the other two."""
+"""The outcome of a limit: `unclear` if the data do not decide between `passed` and `failed`."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A limit that you asked for, and how the result breaks it or leaves it open.
+    """A limit that you set, and sentences about how the result breaks the limit, or why the outcome is unclear.
 
     Attributes:
         limit: the limit in words, such as "psi at most 0.2".
         failures: a sentence for each column or candidate that breaks the limit.
         broken_by: the columns, groups of columns, or candidates that break the limit.
-        unclear: a sentence for each column or candidate of which the data do not show whether it keeps the limit.
+        unclear: a sentence for each column or candidate for which the data do not show whether the limit is kept.
     """
 
     limit: str
@@ -30,7 +30,7 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """``"failed"`` if anything breaks the limit, otherwise ``"unclear"`` if anything leaves it open."""
+        """``"failed"`` if there are failures; else ``"unclear"`` if anything is unclear; else ``"passed"``."""
         return "failed" if self.failures else "unclear" if self.unclear else "passed"
 
     @property
@@ -40,12 +40,12 @@ class Verdict:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The sentences on failures, and after them those on unclear limits."""
+        """The sentences about failures, followed by the sentences about unclear numbers."""
         return (*self.failures, *self.unclear)
 
 
 def worst(verdicts: Sequence[Verdict]) -> Outcome:
-    """Return the outcome of several limits together: failed before unclear before passed.
+    """Return the worst outcome of several limits: failed is worse than unclear, and unclear is worse than passed.
 
     Example:
         >>> worst([Verdict("mean at most 1"), Verdict("top1 at least 0.9", unclear=("top1 has no interval",))])
@@ -56,7 +56,7 @@ def worst(verdicts: Sequence[Verdict]) -> Outcome:
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
-    """Return the outcome of all limits, the beginning of every report; empty without limits.
+    """Return a summary of the outcomes of all limits, with which every report begins; empty without limits.
 
     Example:
         >>> headline([Verdict("mean at most 1"), Verdict("top1 at least 0.9", ("top1 is 0.8",))])

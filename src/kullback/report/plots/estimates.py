@@ -1,4 +1,4 @@
-"""The plot of an `Estimate`: the value of each element of its batch, with how far it may be off."""
+"""The plot of an `Estimate`: the value of each element of the batch, with its interval or error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_TICKS = 20
 
 
 class _Point(NamedTuple):
-    """An element of the batch: its place on the axis, its value, and the limits of its interval."""
+    """An element of the batch: its position on the axis, its value, and the limits of its interval."""
 
     place: int
     value: float
@@ -24,7 +24,7 @@ class _Point(NamedTuple):
 
 
 def draw(estimate: Estimate, ax: Any = None) -> Any:
-    """Plot the value of each element of the batch on a matplotlib axis, as `Estimate.plot`."""
+    """Plot the value of each element of the batch on a matplotlib axis, for `Estimate.plot`."""
     pyplot = load("matplotlib.pyplot", "Estimate.plot")
     if ax is None:
         _, ax = pyplot.subplots()
@@ -51,7 +51,7 @@ def draw(estimate: Estimate, ax: Any = None) -> Any:
 
 
 def _points(estimate: Estimate) -> list[_Point]:
-    """Return the elements; without an interval the limits are value +- standard error or error bound."""
+    """Return the points; without an interval, the limits are the value +- its standard error or error bound."""
     values = _floats(estimate.value)
     if estimate.interval is None:
         spread = estimate.error if estimate.standard_error is None else estimate.standard_error

@@ -1,4 +1,4 @@
-"""Plots of a fit: target and fit in one or two dimensions, and the history."""
+"""Plots of a fit: the target and the fitted distribution in one or two dimensions, and the history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kullback.fitting.fit_result import Fit
 
-    # Draws on axes in the colors of the target and of the fit.
+    # A painter draws on axes. The two strings are the colors of the target and of the fit.
     _Painter = Callable[[Axes, str, str], None]
 
 TARGET, FITTED, INK, FAINT = "#2b6cb0", "#c2410c", "#222222", "#cccccc"
@@ -37,7 +37,7 @@ MOST_BARS = 60
 
 
 def draw(fit: Fit) -> Figure:
-    """Draw target and fit, if they have one or two dimensions, next to the history."""
+    """Draw the target and the fit, if they have one or two dimensions, and the history beside them."""
     style, figures = (load(f"matplotlib.{module}", "fit(...).plot()") for module in ("style", "figure"))
     colors = {name: value for name, value in STYLE.items() if not isinstance(value, str) or value[:1] != "#"}
     with style.context(["default", {**colors, "axes.edgecolor": INK, "grid.color": FAINT}]):
@@ -49,7 +49,7 @@ def draw(fit: Fit) -> Figure:
 
 
 def draw_plots(fit: Fit) -> list[Plot]:
-    """Return the same plots in the colors of a page."""
+    """Return the plots of `draw` in the colors of a page."""
     return [
         Plot(f"fit-{place}", title, caption, lambda axes, paint=paint: paint(axes, FIRST, SECOND))
         for place, (title, caption, paint) in enumerate(_painters(fit))
@@ -57,7 +57,7 @@ def draw_plots(fit: Fit) -> list[Plot]:
 
 
 def unit(fit: Fit, before: str = " ") -> str:
-    """Return the unit after a blank or other joining text; empty for a divergence without a logarithm."""
+    """Return the text `before` and the unit; empty for a divergence without a logarithm."""
     return f"{before}nats" if fit.kind.logarithmic else ""
 
 
@@ -97,7 +97,7 @@ def _is_whole(d: Distribution) -> bool:
 
 
 def _draws(d: Any) -> Tensor | None:
-    """Return draws from the first element of a batch."""
+    """Return the samples of `d`, or draws from the first element of a batch; None for a log-density function."""
     if isinstance(d, Samples):
         return d.tensor if d.tensor.shape[-1] > 1 else d.tensor[:, 0]
     if not isinstance(d, Distribution):
@@ -107,9 +107,9 @@ def _draws(d: Any) -> Tensor | None:
 
 
 def _density(d: Any, x: Tensor) -> Tensor:
-    """Return the density of the first element of a batch at points, 0 outside the support.
+    """Return the density of the first element of a batch at the points `x`, with 0 outside the support.
 
-    A log-density is normalized over the points.
+    If `d` is a log-density function, return its density, scaled so that the maximum is 1.
     """
     with torch.no_grad():
         if not isinstance(d, Distribution):

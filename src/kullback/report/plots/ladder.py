@@ -1,4 +1,4 @@
-"""The ladder: a mean divergence among values that kullback measured on known changes of one model."""
+"""The ladder: a mean divergence among reference values that were measured for known changes of one model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCE = (
 
 
 def place_on_ladder(mean: float) -> str:
-    """Say between which reference values a mean divergence lies; nothing if it is 0 or infinite.
+    """Return a sentence with the reference values next to a mean divergence; empty if it is 0 or infinite.
 
     Example:
         >>> place_on_ladder(0.001)
@@ -46,10 +46,10 @@ def place_on_ladder(mean: float) -> str:
 
 
 def draw_ladder(means: Sequence[tuple[str, float]]) -> list[Plot]:
-    """Return the plot of mean divergences among the reference values: none if no mean is positive and finite.
+    """Return the plot of mean divergences among the reference values; empty if no mean is positive and finite.
 
     Arguments:
-        means: names of at most 18 characters, and mean divergences in nats.
+        means: pairs of a name with at most 18 characters and a mean divergence in nats.
     """
     own = [(mean, name, FIRST) for name, mean in means if is_drawable(mean)]
     if not own:

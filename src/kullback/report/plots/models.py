@@ -1,4 +1,4 @@
-"""The plots of a comparison of language models: the ladder, and divergence against size."""
+"""The plots of a comparison of language models: the ladder, and the divergence against the size of the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_NAME = 18
 
 
 def draw_plots(result: ModelComparison) -> list[Plot]:
-    """Return the ladder, and the plot of mean KL against size on disk, where two or more candidates have both."""
+    """Return the ladder and, if at least two candidates can be drawn, the plot of mean KL against size on disk."""
     means = [(_label(each), each.comparison.divergences["kl_pq"].mean) for each in result.candidates]
     if result.noise_floor is not None:
         means.append(("rounding noise", result.noise_floor.comparison.divergences["kl_pq"].mean))

@@ -1,4 +1,4 @@
-"""The plots of a comparison of predictions: ladder, distribution, quantiles, segments of rows, P's confidence."""
+"""The plots of a comparison of predictions: ladder, distribution, quantiles, segments of rows, and P's confidence."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 KL_PQ = "kl_pq"
 KL_OF_A_ROW = "KL(P‖Q), nats"
-MARKED_SEGMENTS = 40  # up to so many get a dot each: a line through a single point is invisible
+MARKED_SEGMENTS = 40  # up to this number, segments have dots: a line through a single point is invisible
 QUANTILE_TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999)
 
 
 def draw_plots(comparison: Comparison) -> list[Plot]:
-    """Return the plots that have positive finite values to draw: none for identical predictions."""
+    """Return the plots that have positive finite values to draw; identical predictions give no plots."""
     plots = (
         _distribution(comparison),
         _quantiles(comparison),
@@ -77,7 +77,7 @@ def _quantiles(comparison: Comparison) -> Plot | None:
     def draw(axes: Axes) -> None:
         shares, values = zip(*points, strict=True)
         axes.plot(shares, values, color=FIRST, linewidth=2)
-        # Equal steps from 90% to 99% to 99.9%: the tail is where models differ.
+        # The axis has equal steps from 90% to 99% to 99.9%, because models differ in the tail.
         axes.set_xscale("function", functions=(_tail_scale, _inverse_tail_scale))
         axes.set_xlim(0, shares[-1])
         ticks = [tick for tick in QUANTILE_TICKS if tick <= shares[-1]]

@@ -1,7 +1,8 @@
-"""Plots as inline SVG that takes its colors and its font from the page.
+"""Plots as inline SVG with the colors and the font of the page.
 
-matplotlib draws with marker colors, which become CSS variables in the SVG, so that one drawing serves light and dark.
-Its settings change only inside its own context manager, pyplot is not imported, and the output is deterministic.
+matplotlib draws with marker colors. In the SVG, CSS variables replace these colors, so that a drawing suits light and
+dark mode. The settings of matplotlib change only inside a context manager. pyplot is not imported. The output is
+deterministic.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ STYLE = {
     "figure.constrained_layout.use": True,
     "figure.facecolor": "none",
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that every machine measures alike
+    "font.sans-serif": ["DejaVu Sans"],  # is part of matplotlib, so text has the same width everywhere
     "font.size": 11.0,
     "grid.linewidth": 0.6,
     "legend.borderaxespad": 0.2,
@@ -52,7 +53,7 @@ STYLE = {
 
 
 def plain(text: str, longest: int | None = None) -> str:
-    """Return a text, or its beginning, without what matplotlib would read as mathematics or cannot draw."""
+    """Return a text, at most `longest` characters, with escapes for control characters and for formulas ($)."""
     shown = printable(text)
     return (shown if longest is None else shortened(shown, longest)).replace("$", r"\$")
 
@@ -90,7 +91,7 @@ def draw_svg(name: str, draw: Callable[[Axes], None]) -> str:
         load(f"matplotlib.{module}", "the plots of the page")
         for module in ("style", "backends.backend_svg", "figure")
     )
-    # From matplotlib's defaults, not the user's style sheet.
+    # The settings begin with matplotlib's defaults, because the user's style sheet must have no effect.
     with style.context(["default", {**STYLE, "svg.hashsalt": name}]):
         figure = figures.Figure(figsize=SIZE)
         draw(figure.add_subplot())

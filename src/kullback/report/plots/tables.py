@@ -1,4 +1,4 @@
-"""The plots of the page on tables: P and Q at the scale of each column's numbers."""
+"""The plots of a comparison of tables: P and Q over the numbers of each column, and the PSI of several batches."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     )
 
 MOST_TICKS = 8
-ROOM = 34  # characters of all ticks' labels together
-CROWDED = 30  # times the least distance of two values, beyond which bars at their true places are too thin
+ROOM = 34  # the number of characters for which the axis has room, in all tick labels together
+# If the range of the values is more than this number times the smallest gap, bars at their values would be too thin.
+CROWDED = 30
 MICROSECONDS_A_DAY = 86_400_000_000
 LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970
-FARTHEST = 1e300  # beyond which matplotlib's arithmetic overflows
+FARTHEST = 1e300  # for larger numbers, matplotlib's arithmetic overflows
 UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
 
 
 def draw_column(column: ColumnComparison, name: str) -> Plot | None:
-    """The distributions of P and Q over a column of numbers; None if there is none, or a single value.
+    """Return a plot of P and Q over the numbers of a column; None for fewer than two bins, or for huge numbers.
 
-    The drawing contains no text of the user's.
+    The drawing contains no text from the data.
 
     Arguments:
-        column: the column.
-        name: an id for the drawing, unlike any other on the page.
+        column: the comparison of the column.
+        name: an id for the drawing, which must be unique on the page.
     """
     inside = [each for each in column.histogram if math.isfinite(each.low) and math.isfinite(each.high)]
     if len(inside) < 2 or max(abs(inside[0].low), abs(inside[-1].high)) > FARTHEST:
@@ -72,7 +73,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
 
 
 def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
-    """The PSI of several batches against one reference, of the columns with the largest: none without columns."""
+    """Return a plot of the PSI of each batch, for the columns with the largest PSI; empty if there are no columns."""
     history: dict[str, list[float]] = {}
     for place, comparison in enumerate(comparisons):
         for column in comparison.columns:
@@ -105,21 +106,21 @@ def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
 
 
 def totals(compared: ColumnComparison | JointComparison) -> tuple[float, float]:
-    """Return the weight of P and of Q in all bins."""
+    """Return the total weight of P, and the total weight of Q, in all bins."""
     return sum(part.p for part in compared.bins), sum(part.q for part in compared.bins)
 
 
 def percentage(weight: float, total: float) -> str:
-    """Return a bin's proportion in percent."""
+    """Return the proportion of a bin in percent; n/a if the total is 0."""
     return percent(weight / total) if total else "n/a"
 
 
 def _draw_bars(
     axes: Axes, values: Sequence[HistogramBin], heights: Sequence[Sequence[float]], column_type: str
 ) -> None:
-    """Draw two bars for each value, or for each range of integers that may contain only one.
+    """Draw two bars for each bin, which is one value or a range of integers.
 
-    They are at its place on the axis, or side by side if they would be too thin.
+    The bars are at their values on the axis, or at equal distances if the bars would be too thin at their values.
     """
     places = [(float(each.low) + max(each.low, each.high - 1)) / 2 for each in values]
     steps = [after - before for before, after in pairwise(places)]
@@ -142,7 +143,7 @@ def _draw_bars(
 def _draw_stairs(
     axes: Axes, bins: Sequence[HistogramBin], heights: Sequence[Sequence[float]], column_type: str
 ) -> None:
-    """Draw the outlines of two histograms."""
+    """Draw the outlines of the histograms of P and Q."""
     from matplotlib.dates import AutoDateLocator
     from matplotlib.ticker import MaxNLocator
 
@@ -175,7 +176,7 @@ def _labels(values: Sequence[float], column_type: str) -> list[str]:
 
 
 def _days(days: Sequence[float]) -> list[str]:
-    """Dates; times if only these differ; a number of days beyond the year 9999."""
+    """Return dates as texts, with more detail if shorter texts would be equal; beyond the year 9999, return numbers."""
     if any(abs(day) > LAST_DAY for day in days):
         return [on_axis(day) for day in days]
     timestamps = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=float(day)) for day in days]

@@ -1,1 +1,1 @@
-"""The JSON schemas of the results, and the exact numbers below their names."""
+"""The JSON schemas of the results, and the functions that return their fields."""

@@ -4,18 +4,18 @@ The document is one object with ``"schema": "kullback.diagnosis/1"`` and the att
 `kullback.diagnosis.Diagnosis` under their own names:
 
 * ``call``, ``direction``, ``reduction`` (strings); ``raises`` (string or null); ``ok`` (boolean); ``codes`` (strings);
-  ``dim`` (an integer, or several).
+  ``dim`` (an integer, or an array of integers).
 * ``input``, ``target``: objects with ``shape`` (integers), ``dtype``, ``device``, ``representation``, ``why`` (strings
   or null), ``row_sums`` ([smallest, largest], or null), and ``zeros``, ``minus_infinities``, ``plus_infinities``,
-  ``nans``, each [number, index of the first, or null].
-* ``values``, ``meanings``: for each reduction torch's value (for ``"none"`` the shape) and a sentence.
+  ``nans``, each [number, index of the first entry or null].
+* ``values``, ``meanings``: for each reduction, torch's value (for ``"none"``, the shape) and a sentence.
 * ``kl_target_input``, ``kl_input_target``: null, or ``mean``, ``low``, ``high`` (numbers), ``rows``, ``infinite``,
   ``undefined`` (integers).
 * ``findings``: objects with ``code``, ``message``, ``level``, ``advice`` (strings), ``column`` (null).
 * ``suggestion``: null, or ``kullback``, ``torch`` (strings), ``needs`` (strings), ``value`` (number or null).
 
-Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Within version 1 names may be added,
-never removed or changed.
+Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Later releases may add names to
+version 1, but do not remove or change names.
 """
 
 from __future__ import annotations

@@ -7,22 +7,21 @@ The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": 
 * ``candidates``: objects, in the order of the mean KL(base || candidate), with ``model`` (as ``base``),
   ``comparison`` (as `kullback.report.schemas.predictions` writes it, without ``schema`` and ``unit``),
   ``shared_classes`` (integer or null), ``known`` (``"all classes"``, ``"reference"`` or ``"top classes"``),
-  ``certain`` (null, or for each divergence the least and the most that its mean over these tokens can be), ``drawn``
+  ``certain`` (null, or for each divergence the smallest and the largest possible mean over these tokens), ``drawn``
   (null, or for each divergence ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the sampling), and
-  ``passages``: objects ``window``,
-  ``first``, ``text_before``, ``tokens`` (objects ``index``, ``text``, ``kl``, ``p``, ``q``, ``top``: objects
-  ``index``, ``text``, ``p``, ``q``). Where ``known`` is ``"top classes"``, the divergences of ``comparison`` are lower
-  bounds, and their intervals reach up to the upper ones.
-* ``differences``: the mean KL of each candidate but the first minus that of the one before, with ``standard_error``,
-  ``interval`` and ``reason``.
-* ``noise_floor``: the base against itself with rounding noise, as a candidate, or null.
-* ``gates``, if you asked for limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
+  ``passages``: objects ``window``, ``first``, ``text_before``, ``tokens`` (objects ``index``, ``text``, ``kl``, ``p``,
+  ``q``, ``top``: objects ``index``, ``text``, ``p``, ``q``). If ``known`` is ``"top classes"``, the divergences of
+  ``comparison`` are lower bounds, and their intervals extend to the upper bounds.
+* ``differences``: for each candidate except the first, its mean KL minus the mean KL of the candidate before, with
+  ``standard_error``, ``interval`` and ``reason``.
+* ``noise_floor``: the comparison of the base with itself plus rounding noise, in the form of a candidate, or null.
+* ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
-  ``broken_by`` (the candidates beyond it).
+  ``broken_by`` (the candidates that break the limit).
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
-Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Within version 1 names may be added,
-never removed or changed.
+Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Later releases may add names to
+version 1, but do not remove or change names.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
 
 * ``p_name``, ``q_name`` (strings); ``rows``, ``classes`` (integers); ``clusters`` (integer or null).
 * ``divergences``: for each of ``kl_pq``, ``kl_qp``, ``js``, ``tv`` an object with ``mean``, ``standard_error``,
-  ``interval`` ([from, to] of the 95 % interval, or null), ``reason`` (why an end of it is open, or null), ``minimum``,
+  ``interval`` ([from, to] of the 95 % interval, or null), ``reason`` (why a limit is unknown, or null), ``minimum``,
   ``p001`` (the 0.1 % quantile), ``p01``, ``p05``, ``p10``, ``p25``, ``median``, ``p75``, ``p90``, ``p95``, ``p99``,
   ``p999``, ``maximum``.
 * ``acceptance_rate``: ``mean``, ``standard_error``, ``interval``, ``reason``.
@@ -19,25 +19,25 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
 * ``by_confidence``: objects ``low``, ``high``, ``rows``, ``kl_mean``, ``kl_p99``, ``top1_agreement``.
 * ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.
 * ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
-* ``infinite``: for each divergence, in how many rows it is infinite.
-* ``gates``, if you asked for limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
+* ``infinite``: for each divergence, the number of rows in which the divergence is infinite.
+* ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
   ``broken_by`` (empty).
-* ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
-  ``interval`` of ``kl_pq`` allows for it.
-* ``further``, if statistics were registered: for each its ``title``, ``mean``, ``standard_error``, ``interval``,
-  ``reason``.
+* ``unseen``: the largest proportion of rows (or blocks or clusters) that may be of a kind absent from these data; 0 if
+  the ``interval`` of ``kl_pq`` takes such rows into account.
+* ``further``, if statistics were registered: for each statistic, ``title``, ``mean``, ``standard_error``,
+  ``interval``, ``reason``.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
-* ``llama_cpp``: null, or, if you asked for it, the numbers that llama.cpp prints: ``chunks`` (a list) and ``total``,
+* ``llama_cpp``: null or, if you request them, the numbers that llama.cpp prints: ``chunks`` (a list) and ``total``,
   objects with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``,
   ``log_ratio``, ``ratio``, ``difference``, ``kld``, ``delta_p``, ``delta_p_rms``, ``same_top``; ``kld_quantiles``,
   ``delta_p_quantiles`` (numbers, from the maximum to the minimum).
 
 JSON has no infinity and no NaN: the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` stand for them, as in the
-JSON mapping of Protocol Buffers; Python's ``float`` and JavaScript's ``Number`` convert them back. Finite floats have
-as many digits as reading the same float again needs.
+JSON mapping of Protocol Buffers. Python's ``float`` and JavaScript's ``Number`` convert these strings to numbers.
+Finite floats have enough digits to recover the same float.
 
-Within version 3 names may be added, never removed or changed.
+Later releases may add names to version 3, but do not remove or change names.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fields(comparison: Comparison) -> Fields:
 
 
 def mean_fields(value: Any) -> Any:
-    """Return the fields of a value with the name that a mean has in the schema; what is no value is unchanged."""
+    """Return the fields of a value with ``value`` renamed to ``mean``; return an argument that is no dict unchanged."""
     if not isinstance(value, dict):
         return value
     return {"mean" if name == "value" else name: number for name, number in value.items()}

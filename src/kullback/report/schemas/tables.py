@@ -8,22 +8,22 @@ The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": 
 * ``columns``: objects, the largest PSI first, with ``name``, ``column_type`` (``"numeric"``, ``"datetime"``,
   ``"boolean"``, ``"categorical"``, ``"text"``); ``kl_pq``, ``kl_qp``, ``js``, ``psi``, ``tv``, each an object with
   ``value``, ``standard_error`` (numbers or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``;
-  ``ks`` (number, or null for categories); ``words`` (number, or null where no words were compared);
+  ``ks`` (number, or null for categories); ``words`` (number, or null if no words were compared);
   ``missing_p``, ``missing_q`` (proportions); ``new``, ``vanished`` (strings); ``bins``; ``histogram``; ``notes``
   (strings).
 * ``histogram``: objects with ``low``, ``high`` (numbers; equal for a single value), ``p``, ``q`` (weights); empty for
   categories.
 * ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
 * ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
-* ``gates``, if you asked for limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
+* ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
-  ``broken_by`` (the columns beyond it).
+  ``broken_by`` (the columns that break the limit).
 * ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 
 Numbers are written as in `kullback.report.schemas.predictions`: the strings ``"Infinity"``, ``"-Infinity"`` and
-``"NaN"`` stand for numbers that JSON lacks. Within version 2 names and codes may be added, never removed or
-changed.
+``"NaN"`` stand for numbers that JSON lacks. Later releases may add names and codes to version 2, but do not remove or
+change them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def fields(comparison: TableComparison) -> Fields:
 
 
 def _named_first(values: Any) -> Fields:
-    """Return the fields with the names of the columns and their type first; values have no reason here.
+    """Return the fields in a new order: the names of the columns and their type are first.
 
-    Findings tell the content of a column.
+    The fields ``content`` and ``reason`` are removed; a finding reports the content of a column.
     """
     values.pop("content", None)
     for name in TABLE_DIVERGENCE_NAMES:

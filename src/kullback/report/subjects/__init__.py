@@ -1,4 +1,4 @@
-"""The document of each kind of result: one function each."""
+"""The functions that make the `Document` of a result, one function for each type of result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["document"]
 
-# The functions of kullback's own results; their modules are imported at their first use.
+# The functions for kullback's types of results. The module of a function is imported when the function is first used.
 _FUNCTIONS = {
     "Comparison": "predictions.document",
     "Diagnosis": "diagnosis.document",
@@ -29,14 +29,14 @@ _FUNCTIONS = {
 
 @singledispatch
 def document(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> Document:
-    """Return the document of a result, which every medium renders; a document itself is returned unchanged.
+    """Return the document of a result, which every medium renders. A `Document` is returned unchanged.
 
-    ``@document.register(Type)`` adds the function of another type of result.
+    ``@document.register(Type)`` adds a function for another type of result.
 
     Arguments:
         result: a result of kullback.
-        verdicts: the limits that you asked for.
-        options: further arguments of the subject, such as `tokens` for a comparison of predictions.
+        verdicts: the verdicts of the limits that you set.
+        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
 
     Example:
         >>> import torch

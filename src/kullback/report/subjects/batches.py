@@ -1,4 +1,4 @@
-"""Several batches, each compared with one reference, as a document."""
+"""The document of several batches that are compared with one reference."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ CORRECTED = "The p-values are corrected for all columns of all batches."
 
 @dataclass(frozen=True)
 class Batches:
-    """Comparisons of batches with one reference, each with the verdicts of its gates.
+    """Comparisons of several batches with one reference, and the verdicts of the gates.
 
     Attributes:
-        comparisons: the comparisons; the names of the batches are their ``q_name``.
-        verdicts: the verdicts of each.
+        comparisons: the comparison of each batch; ``q_name`` is the name of the batch.
+        verdicts: the verdicts for each batch.
     """
 
     comparisons: tuple[TableComparison, ...]
@@ -45,9 +45,10 @@ class Batches:
 
     @property
     def lines(self) -> list[str]:
-        """The outcome of each batch, after the number of batches that fail or are unclear if there are gates.
+        """A first line, and then the outcome of each batch.
 
-        Without gates, the first line states how p-values are corrected.
+        With gates, the first line has the number of batches that fail or are unclear. Without gates, the first line
+        states how p-values are corrected.
         """
         number = counted(len(self.comparisons), "batch", "batches")
         outcomes = [worst(verdicts) for verdicts in self.verdicts]
@@ -62,13 +63,13 @@ class Batches:
 
     @property
     def pages(self) -> list[Document]:
-        """The document of each batch, under its name."""
+        """The document of each batch, with the name of the batch as its title."""
         pages = map(tables.document, self.comparisons, self.verdicts)
         return [_named(each.q_name, page) for each, page in zip(self.comparisons, pages, strict=True)]
 
 
 def _named(name: str, page: Document) -> Document:
-    """Return a document under the name of its batch, which the names of its drawings and its limits have too."""
+    """Return a document with the name of its batch as title, and at the beginning of each limit and sentence."""
     verdicts = (
         Verdict(
             f"{name}: {each.limit}",
@@ -118,7 +119,7 @@ def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
 
 
 def _fields(batches: Batches) -> Fields:
-    """Return ``batches``, a document of the schema ``kullback.tables`` for each."""
+    """Return the fields of the JSON; ``batches`` has an object of the schema ``kullback.tables`` for each batch."""
     return {
         "schema": "kullback.batches/1",
         "unit": "nats",
@@ -127,7 +128,7 @@ def _fields(batches: Batches) -> Fields:
 
 
 def _frame(pages: Sequence[Document]) -> Frame:
-    """Return the rows of each batch, after its name."""
+    """Return the rows of all batches; the first column contains the name of the batch."""
     frames = [(page.title, page.frame()) for page in pages if page.frame is not None]
     names = [name for name, frame in frames for _ in frame.columns["column"]]
     columns = {

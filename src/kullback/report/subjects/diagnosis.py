@@ -1,4 +1,4 @@
-"""A diagnosis of a call to `F.kl_div` as a document."""
+"""The document of a diagnosis of a call to `F.kl_div`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _arguments(diagnosis: Diagnosis) -> Table:
 
 
 def _evidence(side: TensorSummary) -> str:
-    """Return why a tensor seems to hold what it does, and which unusual entries it has."""
+    """Return the evidence for the inferred content of a tensor, and the numbers of its unusual entries."""
     entries = {
         "zeros": side.zeros,
         "-inf": side.minus_infinities,
@@ -52,7 +52,7 @@ def _evidence(side: TensorSummary) -> str:
 
 
 def _values(diagnosis: Diagnosis) -> Iterator[Table]:
-    """Yield the table of torch's value for each reduction, with a mark at that of the call."""
+    """Yield the table of torch's value for each reduction, with a mark at the reduction of the call."""
     if not diagnosis.values:
         return
     rows: list[list[str]] = []
@@ -100,7 +100,7 @@ def _remarks(diagnosis: Diagnosis) -> list[Remark]:
 
 
 def _code(diagnosis: Diagnosis) -> Iterator[Code]:
-    """Yield the corrected code, with kullback and, if it is not the call itself, with torch alone."""
+    """Yield the corrected code with kullback and, unless the call is already right, with torch alone."""
     code = diagnosis.suggestion
     if code is None:
         return

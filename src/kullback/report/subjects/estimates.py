@@ -1,4 +1,4 @@
-"""An `Estimate` and a `TwoSampleTest` as documents; each is also one sentence."""
+"""The documents of an `Estimate` and of a `TwoSampleTest`, whose headlines contain all main numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of_estimate(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Documen
 
 
 def of_test(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
-    """Return the document of the result of `two_sample_test`, and of the estimate of how much the two differ."""
+    """Return the document of the result of `two_sample_test`, including the estimate of the divergence."""
     p_value, method = significant(test.p_value, 3), _words(test.method)
     cells = {
         "p-value": p_value,
@@ -150,7 +150,7 @@ def _range(x: int | Tensor, write: Callable[[int], str]) -> str:
 
 
 def _table(estimate: Estimate) -> Table:
-    """Return the table of values and errors of at most 20 elements, with the method below it."""
+    """Return the table of values and errors of at most 20 elements, with the method below the table."""
     columns = {"value": _numbers(estimate.value)}
     for name, numbers in (
         ("bound on the error", estimate.error),

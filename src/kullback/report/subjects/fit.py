@@ -1,4 +1,4 @@
-"""A fit as a document."""
+"""The document of a fit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _frame(fit: Fit) -> Frame:
 
 
 def _outcome(fit: Fit) -> str:
-    """Name the fitted distribution and its distance to the target."""
+    """Return the type of the fitted distribution, and the divergence between fit and target, as text."""
     count = fit.value.numel()
     name = type(fit.distribution).__name__
     if count == 1:
@@ -53,7 +53,7 @@ def _outcome(fit: Fit) -> str:
 
 
 def _rows(fit: Fit) -> list[tuple[str, str]]:
-    """Return the table of two columns."""
+    """Return the rows of a table with two columns: names, and values as text."""
     rows = [
         (fit.quantity, f"{_range(fit.value)}{unit(fit)}{_error(fit.error, fit.standard_error)}"),
         ("at the start", f"{_range(fit.before)}{unit(fit)}"),
@@ -67,7 +67,7 @@ def _rows(fit: Fit) -> list[tuple[str, str]]:
 
 
 def _parameters(distribution: Any) -> list[tuple[str, str]]:
-    """Return the names and the numbers of the parameters, the first few of many."""
+    """Return the names of the parameters, and the first few numbers of each parameter."""
     if isinstance(distribution, Representation):
         return [(type(distribution).__name__, _numbers(distribution.tensor))]
     if not isinstance(distribution, Distribution):

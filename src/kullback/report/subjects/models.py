@@ -1,4 +1,4 @@
-"""A comparison of language models as a document."""
+"""The document of a comparison of language models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from kullback.report.subjects.predictions import (
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-WORST = 5  # tokens of each candidate in a table
+WORST = 5  # the most tokens in the table of a candidate's worst tokens
 DROPPED_FIRST = (9, 8, 7, 5, 4, 2, 3, 6)
 MEANINGS = (
     KL,
@@ -126,7 +126,7 @@ def _brief(result: ModelComparison) -> Brief:
 
 
 def _brief_scoreboard(result: ModelComparison) -> Table:
-    """Return the closest candidates, all in one unit."""
+    """Return a table of the closest candidates, with all divergences in one unit."""
     candidates = result.candidates[:WORST_IN_BRIEF]
     divergences = [each.comparison.divergences[KL_PQ] for each in candidates]
     unit = Unit.of(divergences[0].mean)
@@ -151,7 +151,7 @@ def _brief_scoreboard(result: ModelComparison) -> Table:
 
 
 def _scale(candidate: Candidate) -> float:
-    """Return the divergence of the full color: the 99 % quantile, or the largest of a token that is finite."""
+    """Return the divergence of the full color: the 99 % quantile, or else the largest finite divergence of a token."""
     p99 = candidate.comparison.divergences[KL_PQ].p99
     tokens = [token.kl for passage in candidate.passages for token in passage.tokens if token.kl < math.inf]
     return p99 if 0 < p99 < math.inf else max(tokens, default=0.0)
@@ -206,7 +206,7 @@ def _token(result: ModelComparison, token: ReadToken, scale: float) -> Token:
 
 
 def _worst(result: ModelComparison, candidate: Candidate, *, several: bool) -> Table | None:
-    """Return the tokens in which a candidate differs most, with the text before them."""
+    """Return a table of the tokens at which a candidate differs most, with the text before each token."""
     if not candidate.comparison.worst:
         return None
     windows = result.text
@@ -285,7 +285,7 @@ def _scoreboard(result: ModelComparison) -> Table:
 
 
 def _certain(result: ModelComparison) -> list[str]:
-    """Return the bounds of each partly known candidate, and the estimate from the draws."""
+    """Return a sentence for each partly known candidate, with the bounds and the estimate from the draws."""
     sentences: list[str] = []
     for candidate in result.candidates:
         if candidate.certain is None:
@@ -310,7 +310,7 @@ def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
 
 
 def _outcome(result: ModelComparison) -> str:
-    """The outcome in one sentence."""
+    """Return the outcome in one sentence."""
     best = result.candidates[0]
     kl = best.comparison.divergences[KL_PQ]
     same = percent(best.comparison.top1_agreement.value)
@@ -332,7 +332,7 @@ def _outcome(result: ModelComparison) -> str:
 
 
 def _is_clear(difference: Value[float]) -> bool:
-    """Whether the second of two adjacent candidates is significantly farther from the base than the first."""
+    """Return whether the second of two adjacent candidates is significantly farther from the base than the first."""
     return difference.interval is not None and difference.interval[0] > 0
 
 
@@ -341,7 +341,7 @@ def _least(candidate: Candidate) -> str:
 
 
 def _size(result: ModelComparison) -> str:
-    """Say how much text was read."""
+    """Return a description of the amount of text that was read."""
     rows = result.candidates[0].comparison.rows
     scored = {
         "second-half": "the second half of each",
@@ -356,8 +356,7 @@ def _size(result: ModelComparison) -> str:
 
 
 def _differences(result: ModelComparison) -> list[str]:
-    """Return, for adjacent candidates on the scoreboard, the difference of the mean KL and whether it is
-    significant."""
+    """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear."""
     sentences: list[str] = []
     for (a, b), mean in zip(pairwise(result.candidates), result.differences, strict=True):
         if a.is_lower_bound:
@@ -379,7 +378,7 @@ def _differences(result: ModelComparison) -> list[str]:
 
 
 def _noise(result: ModelComparison) -> list[str]:
-    """Return the size of the noise floor, and the candidates below it."""
+    """Return a sentence with the size of the noise floor, and the candidates that are not above it."""
     if result.noise_floor is None:
         return []
     floor = number(result.noise_floor.comparison.divergences[KL_PQ].mean)
@@ -392,7 +391,7 @@ def _noise(result: ModelComparison) -> list[str]:
 
 
 def _hidden(result: ModelComparison) -> list[str]:
-    """Return the candidates that are as close to the base as its rounding noise."""
+    """Return the names of candidates whose mean KL is at most twice the mean KL of rounding noise."""
     if result.noise_floor is None:
         return []
     floor = result.noise_floor.comparison.divergences[KL_PQ]
@@ -404,7 +403,7 @@ def _hidden(result: ModelComparison) -> list[str]:
 
 
 def _reason(result: ModelComparison) -> str:
-    """Compare the best candidate's mean KL with the ladder and with the noise floor, where they are known and not 0."""
+    """Return a comparison of the best candidate's mean KL with the ladder and, if it is known, the noise floor."""
     best = result.candidates[0]
     kl = best.comparison.divergences[KL_PQ].mean
     floor = 0.0 if result.noise_floor is None else result.noise_floor.comparison.divergences[KL_PQ].mean
@@ -416,6 +415,6 @@ def _reason(result: ModelComparison) -> str:
 
 
 def _notes(result: ModelComparison) -> list[str]:
-    """Return the notes of the whole and of every candidate, each once."""
+    """Return the notes of the comparison and of every candidate, without duplicates."""
     every = [note for candidate in result.candidates for note in candidate.comparison.notes]
     return list(dict.fromkeys([*result.notes, *every]))

@@ -1,4 +1,4 @@
-"""A comparison of predictions as a document."""
+"""The document of a comparison of predictions."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ from kullback.results.verdict import Verdict
 
 LONGEST_TOKEN, LONGEST_IN_BRIEF = 16, 9
 WORST_IN_BRIEF = 3
-# The text of each class; None, or a class beyond the end, has none.
+# The text of each class. A class has no text if its entry is None, or if its index is beyond the end.
 Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
 # The keys of Comparison.divergences, in the order of the reports, with their names in plain text.
 QUANTITIES = {each.name: each.title for each in BUILT_IN if each.name in DIVERGENCE_NAMES}
-# The attributes of a summary that are quantiles, by name.
+# The attributes of `Summary` that are quantiles, with their titles.
 QUANTILES = {
     "minimum": "minimum", "p001": "0.1%", "p01": "1%", "p05": "5%", "p10": "10%", "p25": "25%", "median": "median",
     "p75": "75%", "p90": "90%", "p95": "95%", "p99": "99%", "p999": "99.9%", "maximum": "maximum",
@@ -70,7 +70,10 @@ def precisely(value: float) -> str:
 
 
 class LabelStatistic(NamedTuple):
-    """A statistic at the true classes: its name in the table, and among the main numbers if it is one of them."""
+    """A statistic at the true classes.
+
+    `title` is the name in the table. `figure` is the name among the main numbers; empty if it is not a main number.
+    """
 
     title: str
     figure: str = ""
@@ -98,8 +101,9 @@ def document(
 
     Arguments:
         comparison: the result of `compare_predictions`.
-        verdicts: the limits that you asked for.
-        tokens: the text of each class, shown with its number; None, or a class beyond the end, has none.
+        verdicts: the verdicts of the limits that you set.
+        tokens: the text of each class, shown next to the class index. A class has no text if its entry is None, or if
+            its index is beyond the end. If `tokens` is None, no texts are shown.
     """
     blocks: list[Block] = [Findings("Findings", remarks)] if (remarks := infinite(comparison)) else []
     if plots := draw_plots(comparison):
@@ -157,7 +161,7 @@ def _class(index: int, tokens: Tokens | None) -> str:
 
 
 def brief_numbers(comparison: Comparison, *, at_least: str = "") -> Table:
-    """Return the mean KL(P||Q), in a unit that suits it, and how often the top class is the same."""
+    """Return a table of the mean KL(P||Q), of how often the top class is the same, and of registered statistics."""
     kl, same = comparison.divergences[KL_PQ], comparison.top1_agreement
     unit = Unit.of(kl.mean)
     value, *ends = unit.write([kl.mean, *(kl.interval or ())])
@@ -182,7 +186,7 @@ def _brief_interval(mean: Value[float], ends: Iterable[str], unit: str = "") -> 
 
 
 def brief_remarks(comparison: Comparison) -> list[str]:
-    """Return a line on rows where Q gives probability 0 and P does not, or on the absent kinds of rows."""
+    """Return a sentence about rows with infinite KL(P||Q), or else about kinds of rows that these data may lack."""
     if rows := comparison.infinite.get(KL_PQ, 0):
         return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
     if not comparison.unseen:
@@ -218,7 +222,7 @@ MEANINGS = (
 
 
 def numbers(comparison: Comparison) -> list[Table]:
-    """Return the tables of divergences, of the top classes, of the true class, and last by confidence."""
+    """Return the tables of divergences, top classes, the true class and registered statistics, and by confidence."""
     labels = comparison.labels
     columns = [_summary_cells(comparison.divergences[key]) for key in QUANTITIES]
     accuracy = "; accuracy is how often the true class is among the k" if labels is not None else ""
@@ -297,7 +301,7 @@ def numbers(comparison: Comparison) -> list[Table]:
 
 
 def _figures(comparison: Comparison) -> tuple[Figure, ...]:
-    """Return the main numbers, the page's tiles first."""
+    """Return the main numbers; the first four are tiles on the page."""
     kl, labels = comparison.divergences[KL_PQ], comparison.labels
     titles = {name: f"mean {title}" for name, title in QUANTITIES.items()}
     unit = Unit.of(kl.mean)
@@ -393,7 +397,7 @@ def _worst_tokens(rows: Sequence[WorstRow], tokens: Tokens) -> Table:
 
 
 def _frame(comparison: Comparison) -> Frame:
-    """Return a row for each divergence: its mean, with its error and interval, and its quantiles over rows, in nats."""
+    """Return a row for each divergence: the mean with its error and interval, and the quantiles over rows."""
     rows = []
     for summary in comparison.divergences.values():
         low, high = summary.ends
@@ -409,7 +413,7 @@ def _rate(rate: Value[float], of: str = "") -> str:
 
 
 def _summary_cells(summary: Summary) -> dict[str, str]:
-    """Return a column of the table of divergences, by the titles of its rows."""
+    """Return a column of the table of divergences, as a mapping from titles of rows to cells."""
     low, high = map(number, summary.ends)
     quantiles = {
         f"{title} quantile" if "%" in title else title: number(getattr(summary, name))
@@ -426,7 +430,7 @@ def _summary_cells(summary: Summary) -> dict[str, str]:
 
 
 def label_rows(labels: LabelStatistics) -> list[list[str]]:
-    """Return name, mean, standard error and the ends of the interval of each statistic at the true classes."""
+    """Return the name, mean, standard error and limits of the interval of each statistic at the true classes."""
     rows: list[list[str]] = []
     for name, (title, _, write) in LABEL_STATISTICS.items():
         mean = getattr(labels, name)
@@ -435,7 +439,7 @@ def label_rows(labels: LabelStatistics) -> list[list[str]]:
 
 
 def _delta_prob_rows(change: Summary) -> list[list[str]]:
-    """Return the quantiles of the change in the label's probability, each lower one next to its upper one."""
+    """Return the quantiles of the change in the label's probability: lower quantiles beside upper quantiles."""
     cells = [[title, number(getattr(change, name))] for name, title in QUANTILES.items()]
     middle = len(cells) // 2
     pairs = zip(cells[:middle], reversed(cells), strict=False)
@@ -454,14 +458,14 @@ def _top_k_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _sizes(comparison: Comparison, each: str = "each a distribution over ") -> str:
-    """Say how many rows, clusters and classes there are."""
+    """Return the numbers of rows, clusters and classes as text."""
     clusters = "" if comparison.clusters is None else f" in {counted(comparison.clusters, 'cluster')}"
     classes = counted(comparison.classes, "class", "classes")
     return f"{counted(comparison.rows, 'row')}{clusters}, {each}{classes}"
 
 
 def token_of(index: int, tokens: Tokens | None, *, longest: int = 24) -> str:
-    """Return the text of a class with marks for what cannot be seen, cut to `longest`; empty if it has none."""
+    """Return the text of a class with marks for invisible characters, cut to `longest`; empty without a text."""
     text = tokens[index] if tokens is not None and 0 <= index < len(tokens) else None
     return shortened(visible(text or "", space="␣"), longest)
 
@@ -472,7 +476,7 @@ def top_classes(row: WorstRow) -> tuple[TopClass, TopClass]:
 
 
 def summary(comparison: Comparison) -> str:
-    """The outcome in one sentence: the mean divergence of a row, and how often both choose the same class."""
+    """Return the outcome in one sentence: the mean divergence of a row, and how often the top class is the same."""
     mean = comparison.divergences[KL_PQ]
     same = f"both have the same top class in {percent(comparison.top1_agreement.value)} of rows"
     if mean.maximum == 0:
@@ -484,14 +488,14 @@ def summary(comparison: Comparison) -> str:
 
 
 def with_interval(mean: Value[float], unit: str = "") -> str:
-    """Format a mean divergence, in a unit that suits it and then per `unit`, with its interval."""
+    """Format a mean divergence with its interval, in a suitable unit; `unit` is appended, such as " per token"."""
     size = Unit.of(mean.value)
     value, *ends = size.write([mean.value, *(mean.interval or ())])
     return f"{value} {size.name}{unit}" + (f" (95% CI {' to '.join(ends)})" if ends else "")
 
 
 def unseen(comparison: Comparison) -> str:
-    """Return the sentence on absent kinds of rows, which the interval leaves out, if they may matter."""
+    """Return a sentence about unseen kinds of rows, which the interval leaves out; empty if there are none."""
     if not comparison.unseen:
         return ""
     share = percent(comparison.unseen)
@@ -499,7 +503,7 @@ def unseen(comparison: Comparison) -> str:
 
 
 def tone_of(comparison: Comparison) -> Tone:
-    """The color of the outcome: bad if a KL(P||Q) is infinite; a finite one is judged by your limits alone."""
+    """Return "bad" if some KL(P||Q) is infinite, otherwise "", because only your limits judge finite divergences."""
     return "bad" if comparison.infinite.get(KL_PQ, 0) else ""
 
 

@@ -1,4 +1,4 @@
-"""A comparison of tables as a document."""
+"""The document of a comparison of tables."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from kullback.tables.table_results import (
     least,
 )
 
-MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
+MOST_DRAWN = 40  # the most columns whose distributions are shown; the page then has some hundred kB
 WORST_IN_BRIEF = 3
-MOST_BINS = 8  # categories of a column that are shown
-MOST_CONTRIBUTORS = 2  # bins of a column in a remark
-MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # columns in the table of bins, and bins of each
+MOST_BINS = 8  # the most categories of a column that are shown
+MOST_CONTRIBUTORS = 2  # the most bins of a column in a remark
+MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # the most columns in the table of bins, and the most bins of a column
 HEADINGS = ("found", "PSI", "{} CI", "p", "KL(P||Q)", "KL(Q||P)", "JS", "TV")
 DROPPED_FIRST = (7, 6, 5, 8, 3)
 SIGNIFICANT = 0.05
-# The rule of thumb of credit scoring for PSI.
+# By the rule of thumb of credit scoring, a shift is moderate or large if its PSI is at least this number.
 MODERATE, LARGE = 0.1, 0.25
 Compared = ColumnComparison | JointComparison
 MEANINGS = (
@@ -152,7 +152,7 @@ def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
 
 
 def _brief_cells(column: ColumnComparison) -> list[str]:
-    """Return the PSI, its interval, the p-value and the largest contributor; of texts, whichever PSI is larger."""
+    """Return the PSI, its interval, the p-value and the largest contributor; or the PSI of words if it is larger."""
     p, words = p_value(column.p_adjusted), words_psi(column) or 0.0
     if words > least(column.psi):
         return [f"{decimal(words)} of words", "", p, ""]
@@ -202,7 +202,7 @@ def _contributors_table(comparison: TableComparison) -> Table | None:
 
 
 def _remarks(comparison: TableComparison, drawn: Sequence[Plot | Bars]) -> list[Remark]:
-    """The findings by severity; of one severity, those about columns that differ come first."""
+    """Return remarks on shifts and findings by severity; findings are also sorted by the shift of their column."""
     severity = {"error": 0, "warning": 1, "note": 2}
     drift = {column.name: _shift(column) for column in differing(comparison)}
     ranked = sorted(
@@ -231,7 +231,7 @@ def _shift_remark(column: ColumnComparison, link: str) -> Remark:
 
 
 def _picture(column: ColumnComparison, name: str, verdicts: Sequence[Verdict]) -> Plot | Bars:
-    """A column's distributions: a drawing of its bins, or its largest categories."""
+    """Return a drawing of a column's distributions: a histogram, or the bars of its largest categories."""
     badge: tuple[str, Tone] = meaning(column, verdicts)
     of_text = " (its length)" if column.column_type == "text" else ""
     about = f"{column.column_type}{of_text}, PSI {value_text(column.psi)} ({interval(column.psi.interval, decimal)}), "
@@ -245,7 +245,7 @@ def _picture(column: ColumnComparison, name: str, verdicts: Sequence[Verdict]) -
 
 
 def _largest(compared: Compared) -> list[Bin]:
-    """The bins that contribute most, and then the most frequent, in their own order."""
+    """Return the bins with the largest contributions, in their original order; ties go to more frequent bins."""
     chosen = sorted(compared.bins, key=lambda part: (-part.contribution, -part.p - part.q))[:MOST_BINS]
     return [part for part in compared.bins if part in chosen]
 
@@ -279,14 +279,14 @@ def _frame(comparison: TableComparison) -> Frame:
 
 
 class Shift(NamedTuple):
-    """The meaning of a column's numbers, in a word or two, and as a color."""
+    """The meaning of a column's numbers, in one or two words and as a tone."""
 
     words: str
     tone: Tone
 
 
 def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
-    """Return the meaning of a column's numbers, from your limits, its p-value and its PSI.
+    """Return the meaning of a column's numbers, from the verdicts of your limits, the p-value and the PSI.
 
     Example:
         >>> import pyarrow as pa
@@ -296,7 +296,7 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
         Shift(words='large shift', tone='bad')
     """
     psi = compared.psi.value
-    # Without an interval few rows are what may hide a shift.
+    # Without an interval, there are so few rows that a shift may be hidden.
     hidden = psi is None or (compared.psi.interval is None and len(compared.bins) > 1)
     content = compared.content if isinstance(compared, ColumnComparison) else None
     if any(compared.label in verdict.broken_by for verdict in verdicts):
@@ -313,7 +313,10 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
 
 
 def _significant(psi: float, *, doubtful: bool) -> Shift:
-    """Return the meaning of a significant difference; of numbers as text, the categories may hide its size."""
+    """Return the meaning of a significant difference.
+
+    `doubtful` is for numbers as text: their division into categories may hide the size of the difference.
+    """
     if psi >= LARGE:
         return Shift("large shift", "bad")
     if psi >= MODERATE:
@@ -322,7 +325,7 @@ def _significant(psi: float, *, doubtful: bool) -> Shift:
 
 
 def words_psi(compared: Compared) -> float | None:
-    """The PSI of the words of a column of texts; None for other columns, and where words were not compared."""
+    """Return the PSI of the words of a column of texts; None for other columns, and if words were not compared."""
     return compared.words if isinstance(compared, ColumnComparison) else None
 
 
@@ -331,7 +334,7 @@ def _shift(column: ColumnComparison) -> float:
 
 
 def summary(comparison: TableComparison) -> str:
-    """The outcome in one sentence: how many columns differ, which differs most, and how many are inconclusive.
+    """Return the outcome in one sentence: the numbers of different and inconclusive columns, and the largest shift.
 
     Example:
         >>> import pyarrow as pa
@@ -344,7 +347,7 @@ def summary(comparison: TableComparison) -> str:
 
 
 def _reason(comparison: TableComparison) -> str:
-    """Say why the column that differs most is a shift: its PSI, the rule of thumb, and where most of it is."""
+    """Return why the column that differs most is a shift: the PSI, its largest contributors, and the rule of thumb."""
     different = differing(comparison)
     if not different:
         few = "" if comparison.columns else ", because there is none"
@@ -364,7 +367,7 @@ def _sentence(parts: Sequence[str]) -> str:
 
 
 def _outcome(comparison: TableComparison, *, with_name: bool) -> list[str]:
-    """Return the parts of the outcome, the first with the name of the column that differs most."""
+    """Return the parts of the outcome; with `with_name`, the first part names the column that differs most."""
     words = [meaning(column).words for column in comparison.columns]
     unknown, texts = words.count("inconclusive"), words.count("lengths alike")
     outcome = _differences(comparison, unknown + texts, with_name=with_name)
@@ -398,7 +401,7 @@ def _differences(comparison: TableComparison, unknown: int, *, with_name: bool) 
 
 
 def tone_of(comparison: TableComparison) -> Tone:
-    """The color of the outcome: the tone of the worst column."""
+    """Return the tone of the worst column; "bad" if some column was not compared."""
     if not comparison.columns or comparison.not_compared:
         return "bad"
     return worst_tone(meaning(column).tone for column in comparison.columns)
@@ -416,7 +419,7 @@ def largest_shift(comparison: TableComparison) -> float:
 
 
 def value_text(quantity: Value[float | None]) -> str:
-    """Return a divergence to three decimals, or n/a where it has no value.
+    """Return a divergence with three decimals, or n/a if it has no value.
 
     Example:
         >>> value_text(Value(0.1234, None, None)), value_text(Value(None, None, (0.0, 1.0)))
@@ -426,12 +429,12 @@ def value_text(quantity: Value[float | None]) -> str:
 
 
 def name_of(compared: Compared) -> str:
-    """The column, or the columns of a group."""
+    """Return the name of a column, or the joined names of a group of columns."""
     return compared.name if isinstance(compared, ColumnComparison) else " × ".join(compared.columns)
 
 
 def contributors(compared: Compared, most: int) -> list[Bin]:
-    """The bins that contribute most to KL(P || Q), the largest first; none where no difference is seen."""
+    """Return the bins that contribute most to KL(P || Q), the largest first; none without a significant difference."""
     if not compared.p_adjusted < SIGNIFICANT or not compared.psi.value:
         return []
     ranked = sorted(compared.bins, key=lambda part: -part.contribution)
@@ -439,7 +442,7 @@ def contributors(compared: Compared, most: int) -> list[Bin]:
 
 
 def differing(comparison: TableComparison) -> list[ColumnComparison]:
-    """The columns whose difference is significant, the largest PSI, of values or words, first; no identifiers."""
+    """Return the columns, except identifiers, with a significant difference; the largest PSI is first."""
     different = [
         column
         for column in comparison.columns
@@ -449,7 +452,7 @@ def differing(comparison: TableComparison) -> list[ColumnComparison]:
 
 
 def size(comparison: TableComparison) -> str:
-    """How much was compared, in a sentence."""
+    """Return a description of the amount of data."""
     text = f"{counted(len(comparison.columns), 'column')} of {counted(comparison.p_rows, 'row')} of P and "
     text += f"{count(comparison.q_rows)} of Q"
     text += _named(", weighted by {}", comparison.weights) + _named(", in groups of {}", comparison.cluster)
