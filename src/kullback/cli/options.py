@@ -80,7 +80,9 @@ JOINT = of_tables(
     metavar="A,B",
     repeatable=True,
 )
-BINS = of_tables("--bins", "Bins of numbers, at most.", accepts=NUMBER_OF_BINS, into="bins", default=20)
+BINS = of_tables(
+    "--bins", "About how many bins numbers get.", accepts=NUMBER_OF_BINS, into="bins", default=20
+)
 CONFIDENCE = of_tables(
     "--confidence",
     "The coverage probability of the intervals.",

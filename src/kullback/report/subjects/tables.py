@@ -456,7 +456,7 @@ def size(comparison: TableComparison) -> str:
     text = f"{counted(len(comparison.columns), 'column')} of {counted(comparison.p_rows, 'row')} of P and "
     text += f"{count(comparison.q_rows)} of Q"
     text += _named(", weighted by {}", comparison.weights) + _named(", in groups of {}", comparison.cluster)
-    return text + f"; numbers in at most {count(comparison.max_bins)} bins"
+    return text + f"; numbers in about {count(comparison.max_bins)} bins"
 
 
 def _named(form: str, name: str | None) -> str:
