@@ -335,10 +335,10 @@ def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | 
 def _are_atoms(counts: Integers) -> bool:
     """Return whether the repeated values are atoms, from the number of rows of each value.
 
-    Repeated values are atoms if there are few: fewer than a third of the square of their mean number of rows. They are
-    also atoms if many other values occur once, as the values of a density do. For comparison, let the numbers of copies
-    of records be geometric with mean mu. Then repeated records have mu + 1 copies on average, and the number of single
-    records is 1 / (mu - 1) times the number of repeated records.
+    Repeated values are atoms if there are few: fewer than a third of the square of their mean number of rows. They
+    are also atoms if many other values occur only once. Values that are drawn from a density occur only once. For
+    comparison, let the numbers of copies of records be geometric with mean mu. Then repeated records have mu + 1
+    copies on average, and the number of single records is 1 / (mu - 1) times the number of repeated records.
     """
     again = counts[counts > 1]
     often, once = float(again.mean()), len(counts) - len(again)

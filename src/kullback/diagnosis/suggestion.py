@@ -107,7 +107,7 @@ def _value(case: Case) -> float | None:
 
 
 def _independent_labels(case: Case, readings: tuple[Reading, Reading]) -> Suggestion:
-    """Return code for the sum over the labels of the divergences between Bernoulli distributions."""
+    """Return a suggestion: code that sums the divergences between Bernoulli distributions over the labels."""
     codes = [_cast(code, case, r) for code, r in zip(_NAMES, readings, strict=True)]
     q, p = (
         f"torch.distributions.Bernoulli({f'logits={code} - (-{code}.expm1()).log()' if r.in_logs else code})"
@@ -192,7 +192,7 @@ def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by
 
 
 def _cross_entropy(case: Case, labels: str, reading: Reading) -> Suggestion:
-    """Return code for KL from a one-hot distribution, which equals the cross-entropy for class indices."""
+    """Return a suggestion: code for KL from a one-hot distribution, which equals the cross-entropy of class indices."""
     classes_second = case.input.ndim == 1 or case.input.ndim + case.dim == 1
     scores = "input" if reading.in_logs else "input.log()"
     moved = scores if classes_second else f"{scores}.movedim({case.dim}, 1)"

@@ -97,7 +97,7 @@ class _PartialPairing(Pairing):
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
     ) -> tuple[list[Tensor], Tensor]:
-        """Return certain lower bounds of the divergences of each row, and further columns.
+        """Return guaranteed lower bounds of the divergences of each row, and the further columns that `result` needs.
 
         Arguments:
             p: the rows of the base, as logits or `PartialRows`.

@@ -23,8 +23,8 @@ class LlamaCpp:
     """Collects llama.cpp's sums and values from rows that arrive in order; this takes 8 bytes of memory for each row.
 
     Arguments:
-        chunks: the number of the chunk of each row, from 0 and increasing, or None if the rows are not divided into
-            chunks.
+        chunks: the index of each row's chunk, which starts at 0 and increases, or None if the rows are not
+            divided into chunks.
     """
 
     def __init__(self, chunks: Tensor | None) -> None:

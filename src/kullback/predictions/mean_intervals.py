@@ -349,7 +349,10 @@ class _Ratio:
         return self._high * self._proportion(np.count_nonzero(self._sums) / self.count)[1], None
 
     def _studentized(self, drawn: Floats, tails: tuple[float, float]) -> tuple[float, float]:
-        """Return the ends of the interval in standard errors from the mean, or from its logarithm."""
+        """Return the signed distances of the interval's ends from the mean, in standard errors of the mean.
+
+        For a quantity that is never negative, the logarithm of the mean replaces the mean.
+        """
         total = drawn[:, 1]
         with np.errstate(all="ignore"):
             shift = drawn[:, 0] / total

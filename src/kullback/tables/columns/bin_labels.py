@@ -47,7 +47,7 @@ def interval_labels(
     if edges:
         written = write(edges)
         inner = [f"{low} to {high}" for low, high in pairwise(written)]
-        # A bin below the grid's center, or directly above it, excludes its lower edge.
+        # Each bin below the grid's center excludes the bin's own lower edge. So does the bin directly above the center.
         beyond = [cut < 0 or cut == 1 for cut in (begins[0], begins[-1])]
         first, last = "≤" if beyond[0] else "<", ">" if beyond[1] else "≥"
         labels = [f"{first} {written[0]}", *inner, f"{last} {written[-1]}"]

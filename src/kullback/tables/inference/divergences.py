@@ -318,8 +318,8 @@ class _Comparison:
     def total_variation(self, random: np.random.Generator) -> Value[float | None]:
         """Return the plug-in estimate minus the bootstrap estimate of the bias, with an interval by simulated errors.
 
-        If the sign of p - q is certain in a bin, the bin's error may raise or lower the total. Otherwise the error only
-        raises the total.
+        For the lower limit, a sampling error may raise or lower the total variation in a bin where the sign of p - q is
+        certain. In any other bin, it only raises the total variation.
         """
         from scipy.special import ndtr
 
@@ -391,7 +391,7 @@ def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
 
 
 def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """Return the largest number that satisfies a condition that all smaller numbers satisfy too; 0 if 0 does not."""
+    """Return the end of the range from 0 on which a condition holds; 0 if the condition does not hold at 0."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, max(start, 1.0)

@@ -135,7 +135,7 @@ class _ErrorRows(ProportionErrors):
 
 
 class ClusteredRows(_ErrorRows):
-    """The sampling errors of counts of rows in independent clusters, which may have rows on both sides.
+    """The sampling errors of counts of rows in independent clusters. A cluster may have rows on both sides.
 
     Arguments:
         a: P's weight by cluster and bin, shape (G, K).
