@@ -33,8 +33,9 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
 
     The path to a number in a dict ends with the key of the number. The limits of an ``interval`` get the keys ``lower``
     and ``upper``. The only number of a list gets the path of the list, and the numbers of a longer list get their
-    positions as keys. The key of a dict in a list is the name of its column, model or batch or, if two dicts have the
-    same name, its position. Lists of dicts without names, such as the worst rows, are left out.
+    positions as keys. A dict in a list gets the name of its column, model or batch as its key. If two dicts of the list
+    have the same name, all dicts of the list get their positions as keys instead. Lists of dicts without names, such as
+    the worst rows, are left out.
 
     Arguments:
         value: the fields of a result.

@@ -30,7 +30,7 @@ class RowStatistic:
         title: the name in reports and notes.
         low: the smallest possible value of a row.
         high: the largest possible value of a row.
-        of_labels: whether only rows with a label count.
+        of_labels: whether rows without a label are left out.
         binary: whether every value is 0 or 1.
         examined: whether the dependence of rows is measured on this statistic. Other statistics vary in step with the
             examined statistics.
@@ -108,7 +108,7 @@ def register_statistic(
         title: the name of the statistic in reports.
         low: the smallest value that a row can have.
         high: the largest value that a row can have.
-        of_labels: whether only rows with a label count.
+        of_labels: whether rows without a label are left out.
 
     Returns:
         a decorator for a function of (p, q, labels). `p` and `q` are the probabilities, float64 of shape (rows,

@@ -193,7 +193,7 @@ def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distanc
     """Return the Bregman divergence, from a to a + distance, of the function f with second derivative `second`.
 
     By Taylor's formula, the divergence is distance^2 times the integral of (1 - t) f''(a + t distance) over t in [0,
-    1]. Quadrature is accurate if `distance` is much smaller than the distance from a to the singularities of f.
+    1]. The quadrature is accurate if all singularities of f are much farther than `distance` from the point `a`.
     """
     values = second(torch.stack([a + t * distance for t in _NODES]))
     mean = sum((values[i] * w for i, w in enumerate(_WEIGHTS)), torch.zeros_like(a))

@@ -106,10 +106,10 @@ class LlamaBaseFile(Reader):
     r"""llama.cpp's ``--kl-divergence-base`` file, read as logits.
 
     The stored log-probabilities are quantized, so the probabilities of a row sum to one only approximately.
-    `stored_mass` has statistics of the sums :math:`\sum_i e^{x_i}`. The representation is therefore ``"logits"``, which
-    are normalized. If a class is more than `floor` nats below the row's largest value, the file stores exactly `floor`
-    nats below the largest value. So these entries are upper bounds. (llama.cpp's own numbers differ a little, because
-    llama.cpp leaves out classes below :math:`e^{-16}` and does not renormalize.)
+    `stored_mass` has statistics of the sums :math:`\sum_i e^{x_i}`. The representation is therefore ``"logits"``: a
+    comparison normalizes each row. If a class is more than `floor` nats below the row's largest value, the file stores
+    exactly `floor` nats below the largest value. So these entries are upper bounds. (llama.cpp's own numbers differ a
+    little, because llama.cpp leaves out classes below :math:`e^{-16}` and does not renormalize.)
 
     Arguments:
         ref: the file, for errors.

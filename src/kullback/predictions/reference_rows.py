@@ -291,7 +291,8 @@ def _drawn_divergence(
     means = [torch.where(infinite, 0, x) for x in means]
     a, b = (x - x.mean(-1, keepdim=True) for x in (tail_term, control))
     unknown = mass * math.nan
-    # The unbiased second and third moments of the draws are divided by the number of draws and by its square.
+    # The variance of a mean is the unbiased variance of the draws, divided by their number. The third moment of a mean
+    # is the unbiased third moment of the draws, divided by the square of their number.
     squares = [
         mass**2 * (x * y).sum(-1) / (draws * (draws - 1)) if draws > 1 else unknown
         for x, y in ((a, a), (a, b), (b, b))

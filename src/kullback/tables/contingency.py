@@ -142,8 +142,8 @@ def column_bins(
         number: the approximate number of bins of a column of numbers.
         sizes: the effective numbers of rows of P and Q.
         together: whether the bins end at quantiles of both tables (half of the weight each) instead of P's quantiles.
-            P's quantiles lie around P's heavy rows and clusters. In bins that end there, P and Q would differ even if
-            their distributions are equal.
+            P's quantiles are close to P's clusters and to P's rows with large weights. In bins that end there, P and Q
+            would differ even if their distributions are equal.
     """
     before, after = p.columns[name], q.columns[name]
     reference = _average(before, after) if together and before.buckets and after.buckets else before

@@ -87,7 +87,7 @@ class RowOrder:
 
 
 def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
-    """Return the dependence of a table's first rows; None if the table's engine does not keep the order of rows."""
+    """Return how a table's first rows depend on each other; None if the table's engine does not keep their order."""
     columns = table.first_rows([each.name for each in fields], MOST_ROWS)
     if columns is None:
         return None

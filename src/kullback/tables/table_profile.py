@@ -204,8 +204,9 @@ def profile_table(
         columns: the names of the columns to count; None counts all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1.
-        like: a profile whose column types and grids are used, so that the two profiles can be compared and merged. Text
-            that `like` counts as numbers or dates is read in the same way. None chooses types and grids from the table.
+        like: a profile whose column types and grids are used, so that the two profiles can be compared and merged. If
+            `like` reads a column of text as numbers or dates, the text of this column is read in the same way. None
+            chooses types and grids from the table.
         progress: a function that is called with a sentence before each reading of the table; None reports nothing.
 
     Returns:
@@ -483,7 +484,7 @@ def _center_constant(column: ColumnProfile) -> None:
 
 
 def _is_narrow(column: ColumnProfile) -> bool:
-    """Whether the quartiles of a column are few buckets apart and a nearer center would separate them."""
+    """Whether a column's quartiles are only a few buckets apart, and a center closer to them would spread them out."""
     low, median, high = (column.quantile_bucket(probability) for probability in (0.25, 0.5, 0.75))
     if low is None or median is None or high is None or high - low >= PER_OCTAVE:
         return False

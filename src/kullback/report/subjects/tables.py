@@ -202,7 +202,7 @@ def _contributors_table(comparison: TableComparison) -> Table | None:
 
 
 def _remarks(comparison: TableComparison, drawn: Sequence[Plot | Bars]) -> list[Remark]:
-    """Return remarks on shifts and findings by severity; findings are also sorted by the shift of their column."""
+    """Return remarks on shifts and findings, most severe first; the column's shift sorts equally severe findings."""
     severity = {"error": 0, "warning": 1, "note": 2}
     drift = {column.name: _shift(column) for column in differing(comparison)}
     ranked = sorted(
@@ -279,7 +279,7 @@ def _frame(comparison: TableComparison) -> Frame:
 
 
 class Shift(NamedTuple):
-    """The meaning of a column's numbers, in one or two words and as a tone."""
+    """The verdict on a column in one or two words, and the tone in which media show it, such as "bad"."""
 
     words: str
     tone: Tone

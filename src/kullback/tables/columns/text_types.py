@@ -72,7 +72,7 @@ class Side(NamedTuple):
 
 
 def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
-    """Return the text columns of each side that are read as numbers or dates, with the way of writing of their values.
+    """Return, for each side, the text columns to read as numbers or dates, and the format of each column's values.
 
     Arguments:
         sides: the tables. Only columns that the first table has are read.

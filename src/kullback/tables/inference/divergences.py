@@ -178,7 +178,7 @@ def _statistics(
 
 
 def _down_to_zero(divergence: Value[float | None]) -> Value[float | None]:
-    """Return the divergence with an interval from 0 on, as required if the test does not reject."""
+    """Return the divergence with the lower limit of its interval set to 0, because the test does not reject p = q."""
     interval = None if divergence.interval is None else (0.0, divergence.interval[1])
     return Value(divergence.value, divergence.standard_error, interval)
 
@@ -318,8 +318,8 @@ class _Comparison:
     def total_variation(self, random: np.random.Generator) -> Value[float | None]:
         """Return the plug-in estimate minus the bootstrap estimate of the bias, with an interval by simulated errors.
 
-        For the lower limit, a sampling error may raise or lower the total variation in a bin where the sign of p - q is
-        certain. In any other bin, it only raises the total variation.
+        The lower limit comes from simulated errors. If the sign of p - q in a bin is certain, an error may raise or
+        lower the total variation. In any other bin, the simulation lets each error only raise the total variation.
         """
         from scipy.special import ndtr
 
@@ -391,7 +391,7 @@ def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
 
 
 def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """Return the end of the range from 0 on which a condition holds; 0 if the condition does not hold at 0."""
+    """Return the number x such that a condition holds from 0 to x only; 0 if the condition does not hold at 0."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, max(start, 1.0)
