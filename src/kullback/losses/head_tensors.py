@@ -82,8 +82,9 @@ def checked_tensors(
     rows = teacher.hidden
     if stored is not None:
         _check_absent(teacher, stored)
+        dtype = stored.result_dtype(dtype)
         stored.check_settings(HEAD_CALL, settings.kind, settings.temperature)
-        rows, dtype = stored.kept_indices, stored.result_dtype(dtype)
+        rows = stored.kept_indices
     if student.hidden.shape[:-1] != rows.shape[:-1]:
         check_positions(HEAD_CALL, student.hidden, rows, "", last="hidden size", rows="hidden states")
     names = [*STUDENT_NAMES, *TEACHER_NAMES]

@@ -8,10 +8,23 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.report.subjects.estimates import meaning_of_ends, name_and_unit
+from kullback.generators.divergence import NAMED
 from kullback.results.estimate import Estimate
 
 MOST_TICKS = 20
+_KINDS = {
+    "kl": "KL",
+    "reverse_kl": "reverse KL",
+    "jeffreys": "Jeffreys divergence",
+    "js": "JS",
+    "skew": "skew KL",
+    "renyi": "Renyi divergence",
+    "tv": "total variation",
+    "hellinger": "squared Hellinger distance",
+    "chi2": "chi-squared divergence",
+    "alpha": "alpha divergence",
+}
+_UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
 
 
 class _Point(NamedTuple):
@@ -48,6 +61,26 @@ def draw(estimate: Estimate, ax: Any = None) -> Any:
     if len(points) <= MOST_TICKS:
         ax.set_xticks(range(len(points)))
     return ax.figure, ax
+
+
+def name_and_unit(estimate: Estimate) -> tuple[str, str]:
+    """Return the name of the divergence and its unit, which is empty for a divergence without a logarithm."""
+    word, *parameters = estimate.kind.split(":")
+    name = _KINDS.get(word, estimate.kind)
+    if parameters and word in _KINDS:
+        name += f" ({', '.join(parameters)})"
+    if word in NAMED and not NAMED[word].logarithmic:
+        return name, ""
+    return name, _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
+
+
+def meaning_of_ends(estimate: Estimate) -> str:
+    """Return the meaning of the ends at each value in a plot; nothing without ends."""
+    if estimate.interval is not None:
+        return "interval" if estimate.confidence is None else f"{100 * estimate.confidence:g} % interval"
+    if estimate.standard_error is not None:
+        return "± standard error"
+    return "" if estimate.error is None else "± bound on the error"
 
 
 def _points(estimate: Estimate) -> list[_Point]:

@@ -9,26 +9,13 @@ import torch
 from torch import Tensor
 
 from kullback.common.formats import count, significant
-from kullback.generators.divergence import NAMED
 from kullback.report.document import Document, Findings, Frame, Headline, Table
+from kullback.report.plots.estimates import name_and_unit
 from kullback.results.estimate import Estimate
 from kullback.results.two_sample_test import TwoSampleTest
 from kullback.results.verdict import Verdict
 
 MOST_ROWS = 20
-_KINDS = {
-    "kl": "KL",
-    "reverse_kl": "reverse KL",
-    "jeffreys": "Jeffreys divergence",
-    "js": "JS",
-    "skew": "skew KL",
-    "renyi": "Renyi divergence",
-    "tv": "total variation",
-    "hellinger": "squared Hellinger distance",
-    "chi2": "chi-squared divergence",
-    "alpha": "alpha divergence",
-}
-_UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
 
 
 def of_estimate(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Document:
@@ -95,26 +82,6 @@ def sentence_of(estimate: Estimate) -> str:
         low, high, mean = (significant(float(x)) for x in (value.min(), value.max(), value.mean()))
         sentence = f"{name} of {shape} rows: {low} to {high}{unit}, mean {mean}"
     return ", ".join([sentence, _words(estimate.method), *_sizes(estimate.n)])
-
-
-def name_and_unit(estimate: Estimate) -> tuple[str, str]:
-    """Return the name of the divergence and its unit, which is empty for a divergence without a logarithm."""
-    word, *parameters = estimate.kind.split(":")
-    name = _KINDS.get(word, estimate.kind)
-    if parameters and word in _KINDS:
-        name += f" ({', '.join(parameters)})"
-    if word in NAMED and not NAMED[word].logarithmic:
-        return name, ""
-    return name, _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
-
-
-def meaning_of_ends(estimate: Estimate) -> str:
-    """Return the meaning of the ends at each value in a plot; nothing without ends."""
-    if estimate.interval is not None:
-        return "interval" if estimate.confidence is None else f"{100 * estimate.confidence:g} % interval"
-    if estimate.standard_error is not None:
-        return "± standard error"
-    return "" if estimate.error is None else "± bound on the error"
 
 
 def _words(method: str) -> str:
