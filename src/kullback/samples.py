@@ -63,7 +63,8 @@ class Samples:
         validate: bool = True,
     ) -> None:
         dim = _ARGUMENTS.check(dim=dim, independent=independent, validate=validate)["dim"]
-        refuse_both("Samples", independent, cluster)
+        if independent:
+            refuse_both("Samples", independent, cluster)
         self.columns, self.labels, values = None, None, x
         if not (isinstance(x, Tensor) and weights is cluster is None):  # tensors lack names and masks
             _check_indices(x, weights=weights, cluster=cluster)

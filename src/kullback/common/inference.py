@@ -20,6 +20,7 @@ from kullback.common.arrays import Floats
 _LARGEST_P = 0.99
 
 
+@lru_cache(maxsize=256)
 def normal_quantile(probability: float) -> float:
     """Return the number below which a standard normal variable lies with this probability."""
     return float(normal_scores(probability))
@@ -67,7 +68,7 @@ def student_ratio(confidence: float, groups: float) -> float:
     return two_sided_quantile(confidence, groups) / two_sided_quantile(confidence)
 
 
-def wilson_limit(events: Any, number: Any, quantile: Any, side: int) -> Any:
+def wilson_limit(events: Any, number: Any, quantile: Any, side: Any) -> Any:
     r"""Return Wilson's limit of a proportion, from `events` in `number` draws. `side` is -1 (lower) or 1 (upper).
 
     .. math:: \frac{x + z^2 / 2 \pm z \sqrt{x (1 - x / n) + z^2 / 4}}{n + z^2}

@@ -104,10 +104,9 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
 def _scores_of_sides(sides: Sequence[Floats], n: int) -> Floats:
     """Return the normal scores of the first `n` rows of all sides, side by side; shorter sides end with zeros."""
     columns, rng = sides[0].shape[1], np.random.default_rng(0)
-    scores = np.zeros((n, len(sides) * columns))
+    shares = np.full((n, len(sides) * columns), 0.5)  # with the score 0
     for place, side in enumerate(sides):
         some = side[:n]
         ranks = np.argsort(np.lexsort((rng.random(some.shape), some), axis=0), axis=0)  # ties: random order
-        normal = normal_scores((ranks + 0.5) / len(some))
-        scores[: len(some), place * columns : (place + 1) * columns] = normal
-    return scores
+        shares[: len(some), place * columns : (place + 1) * columns] = (ranks + 0.5) / len(some)
+    return normal_scores(shares)
