@@ -70,8 +70,7 @@ def compare_predictions(
 ) -> Comparison:
     r"""Compare two models' predictions of the same positions, row by row, in bounded memory.
 
-    .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and likewise for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\
-    TV(P_n, Q_n)
+    .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and so for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\ TV(P_n, Q_n)
 
     P and Q are read in step, one block at a time. Means have a standard error (the jackknife) and a 95 % interval (the
     wider of Student's t and the studentized bootstrap). The error and the interval assume that clusters are
