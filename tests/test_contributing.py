@@ -14,7 +14,6 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,14 @@ from kullback.estimators import Evidence, register_estimator, registry
 from kullback.estimators.evidence import interval_from
 from kullback.functional import TopK, distillation_loss, linear_distillation_loss
 from kullback.generators import parse
-from kullback.io import TOP_K_FORMATS, Reference, Windows, open_top_k
+from kullback.io import TOP_K_FORMATS, Reference, open_top_k
 from kullback.kernels import BACKENDS
 from kullback.kernels.backends import Backend
-from kullback.models import Cut, LanguageModel, ModelInfo, Token, Vocabulary, compare_models, record_reference
+from kullback.models import Cut, compare_models, record_reference
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from kullback.report import html, json, markdown
 from kullback.results.verdict import Verdict
+from tests.models.bytes_model import BYTES, BytesModel
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[1]
@@ -376,39 +376,21 @@ def test_a_teacher_keeps_the_promises_of_the_losses(ensemble: Any) -> None:
 
 
 # ---- A format of top tokens: a converter.
-BYTES, WINDOW, LISTED = 256, 8, 12
+WINDOW, LISTED = 8, 12
 TEXT = "how far is one distribution from another? " * 4
-
-
-@dataclass
-class Chain(LanguageModel):
-    """A model of bytes whose logits depend on the last byte."""
-
-    table: Tensor
-    vocabulary = Vocabulary([Token(bytes([byte])) for byte in range(BYTES)])
-    bos = None
-    info = ModelInfo("chain", "bytes", "float64", classes=BYTES)
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
-        for number in range(first, len(windows)):
-            tokens, scored = windows.window(number)
-            yield from self.table[tokens[scored.nonzero().squeeze(-1) - 1]].split(rows)
 
 
 @pytest.fixture
 def steps(
     page_module: ModuleMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> tuple[Path, Chain, Chain]:
+) -> tuple[Path, BytesModel, BytesModel]:
     """A file in the format of the page, of a model over the text of a reference; the model, and another."""
     monkeypatch.setitem(TOP_K_FORMATS, "steps", TOP_K_FORMATS["vllm"])  # and removed afterwards
     page_module("A format of top tokens", "steps")
     assert len(example("A format of top tokens").splitlines()) <= 40
     draw = torch.Generator().manual_seed(0)
     table, noise = 2.5 * torch.randn(2, BYTES, BYTES, generator=draw, dtype=torch.float64)
-    base, other = Chain(table), Chain(table + noise / 10)
+    base, other = BytesModel("base", table), BytesModel("other", table + noise / 10)
     record_reference(other, TEXT, tmp_path / "other.klref", cut=Cut(context=WINDOW))
     with Reference(tmp_path / "other.klref") as reference:
         windows = reference.windows
@@ -435,7 +417,9 @@ def steps(
     return path, base, other
 
 
-def test_a_format_of_the_page_is_a_side_a_reference_and_a_teacher(steps: tuple[Path, Chain, Chain]) -> None:
+def test_a_format_of_the_page_is_a_side_a_reference_and_a_teacher(
+    steps: tuple[Path, BytesModel, BytesModel],
+) -> None:
     path, base, other = steps
     reference = path.with_name("other.klref")
     true = compare_models(base, other, TEXT, cut=Cut(context=WINDOW))
@@ -462,7 +446,7 @@ def test_a_format_of_the_page_is_a_side_a_reference_and_a_teacher(steps: tuple[P
     assert 0 < loss.item() < math.log(BYTES)
 
 
-def test_a_format_of_the_page_refuses_in_one_line(steps: tuple[Path, Chain, Chain]) -> None:
+def test_a_format_of_the_page_refuses_in_one_line(steps: tuple[Path, BytesModel, BytesModel]) -> None:
     for record, words in (
         ({"prompt": 1, "steps": 3}, "steps, a list; got 3 at record 0"),
         (

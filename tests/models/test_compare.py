@@ -499,21 +499,21 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> No
     assert not state.exists()
 
 
-def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def stopped(candidate: Path, state: Path) -> None:
+    """Compare a candidate with the base, and stop after a hundred tokens."""
 
     def stop(done: int, total: int | None) -> None:
         if done > 100:
             raise _StopError
 
+    run = Run(resume=state, progress=stop)
     with pytest.raises(_StopError):
-        compare_models(
-            folders.base(),
-            folders.int8(),
-            words(),
-            cut=Cut(context=CONTEXT),
-            run=Run(resume=state, progress=stop),
-        )
+        compare_models(folders.base(), candidate, words(), cut=Cut(context=CONTEXT), run=run)
+
+
+def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    stopped(folders.int8(), state)
     before = state.read_bytes()
     with refused(FileError, wanted="the same inputs and options"):
         compare_models(
@@ -526,14 +526,7 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
     assert state.read_bytes() == before
     changed = tmp_path / "changed"
     shutil.copytree(folders.int8(), changed)
-    with pytest.raises(_StopError):
-        compare_models(
-            folders.base(),
-            changed,
-            words(),
-            cut=Cut(context=CONTEXT),
-            run=Run(resume=tmp_path / "of_changed", progress=stop),
-        )
+    stopped(changed, tmp_path / "of_changed")
     os.utime(changed / "model.safetensors", (1, 1))  # as other weights of the same size
     with refused(FileError, wanted="the same inputs and options"):
         compare_models(
@@ -555,19 +548,7 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
-
-    def stop(done: int, total: int | None) -> None:
-        if done > 100:
-            raise _StopError
-
-    with pytest.raises(_StopError):
-        compare_models(
-            folders.base(),
-            folders.int8(),
-            words(),
-            cut=Cut(context=CONTEXT),
-            run=Run(resume=state, progress=stop),
-        )
+    stopped(folders.int8(), state)
     identity, records = fuzz_states.records_of(state)
     text = json.dumps(records[0])
     for damage in ("[1]", "{}", text.replace('"shape": [', '"shape": [9, '), text.replace('"kl"', '"lk"')):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,31 +40,13 @@ from kullback.predictions.measure import COLUMNS, LABEL_COLUMNS, measure
 from kullback.predictions.sources import Clusters
 from kullback.report import html, json as report, markdown
 from tests.models import folders
+from tests.models.bytes_model import BytesModel
 from tests.models.tiny import text
 from tests.refusals import refused
 
 CONTEXT = 48
 NAMES = ("kl_pq", "kl_qp", "js", "tv")
 INF = math.inf
-
-
-class Bytes(LanguageModel):
-    """A model of bytes whose logits depend on the last byte."""
-
-    vocabulary = Vocabulary([Token(bytes([byte])) for byte in range(256)])
-    bos = None
-
-    def __init__(self, name: str, table: Tensor) -> None:
-        self.info = ModelInfo(name, "bytes", "float64", classes=256)
-        self.table = table
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
-        for number in range(first, len(windows)):
-            tokens, scored = windows.window(number)
-            yield from self.table[tokens[scored.nonzero().squeeze(-1) - 1]].split(rows)
 
 
 WORDS = "how far is one distribution from another, and how sure can anybody be of that? " * 12
@@ -94,7 +75,7 @@ def means(found: ModelComparison, place: int = 0) -> dict[str, float]:
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_a_reference_as_candidate_says_what_holds_of_all_classes(tmp_path: Path, noise: float) -> None:
     p, q = tables(noise)
-    base, other = Bytes("base", p), Bytes("other", q)
+    base, other = BytesModel("base", p), BytesModel("other", q)
     exact = compare_models(base, other, WORDS, cut=Cut(context=CONTEXT))
     true, all_of = means(exact), exact.candidates[0].comparison
     path = recorded(tmp_path / "q.klref", other)
@@ -237,7 +218,7 @@ def test_estimates_of_a_candidate_are_unbiased_over_all_draws(name: str, scale: 
 @pytest.mark.sweep
 def test_the_mean_of_many_drawings_of_a_candidate_is_the_divergence(tmp_path: Path) -> None:
     p, q = tables(0.3)
-    base, other = Bytes("base", p), Bytes("other", q)
+    base, other = BytesModel("base", p), BytesModel("other", q)
     true = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT), run=Run(bootstrap=0)))
     held: dict[str, list[float]] = {name: [] for name in NAMES}
     covered = dict.fromkeys(NAMES, 0)
@@ -261,7 +242,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
     # 2 % of P on a class to which Q gives 1e-9: it is nearly all of KL(P||Q), and never drawn.
     p[:, 255] = p.logsumexp(-1) + math.log(0.02)
     q[:, 255] = q.logsumexp(-1) + math.log(1e-9)
-    base, other = Bytes("base", p), Bytes("other", q)
+    base, other = BytesModel("base", p), BytesModel("other", q)
     true = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)))["kl_pq"]
     path = recorded(tmp_path / "q.klref", other)
     found = compare_models(base, path)
@@ -277,7 +258,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
     reverse = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)))["kl_qp"]
     assert candidate.comparison.divergences["kl_qp"].mean == pytest.approx(reverse, rel=0.1)
     # Next to a model that is known whole, its place on the scoreboard is unclear.
-    worse = Bytes("worse", p + 0.9 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0)))
+    worse = BytesModel("worse", p + 0.9 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0)))
     both = compare_models(base, [path, worse])
     assert both.candidates[0].model.name == str(path)
     assert both.differences[0].interval is not None
@@ -295,7 +276,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
 @pytest.mark.sweep
 def test_two_references_bound_the_divergence(tmp_path: Path) -> None:
     p, q = tables(0.3)
-    base, other = Bytes("base", p), Bytes("other", q)
+    base, other = BytesModel("base", p), BytesModel("other", q)
     exact = compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)).candidates[0].comparison
     paths = [
         recorded(tmp_path / "p.klref", base), recorded(tmp_path / "q.klref", other, top=24, seed=1)
@@ -339,10 +320,10 @@ def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)  # short names, which no line is broken in
     p, near = tables(0.1)
     far = tables(0.9)[1]
-    of_p = recorded(Path("p.klref"), Bytes("base", p))
-    of_near = recorded(Path("near.klref"), Bytes("near", near))
-    of_far = recorded(Path("far.klref"), Bytes("far", far), seed=1)
-    found = compare_models(of_p, [Bytes("near", near), of_far])
+    of_p = recorded(Path("p.klref"), BytesModel("base", p))
+    of_near = recorded(Path("near.klref"), BytesModel("near", near))
+    of_far = recorded(Path("far.klref"), BytesModel("far", far), seed=1)
+    found = compare_models(of_p, [BytesModel("near", near), of_far])
     assert found.differences[0].interval is not None
     assert found.differences[0].interval[0] > 0
     assert found.differences[0].interval[1] == INF
@@ -350,12 +331,14 @@ def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path, monkeypatch:
     assert "near is the closest of" in shown
     assert "far.klref has at least" in shown
     assert "the order is clear" in shown
-    found = compare_models(of_p, [of_near, Bytes("far", far)])
+    found = compare_models(of_p, [of_near, BytesModel("far", far)])
     shown = " ".join(str(found).split())
     assert "; the first is" in shown
     assert "near.klref is closer: only a lower bound of" in shown
     assert "the order is clear" not in shown
-    found = compare_models(Bytes("base", p), [Bytes("near", near), of_near], WORDS, cut=Cut(context=CONTEXT))
+    found = compare_models(
+        BytesModel("base", p), [BytesModel("near", near), of_near], WORDS, cut=Cut(context=CONTEXT)
+    )
     shown = " ".join(str(found).split())
     assert shown.startswith("It is unclear which of 2 candidates is closest to base")
     assert "the order is unclear" in shown
@@ -398,7 +381,7 @@ def test_classes_that_only_one_of_two_references_can_have_make_the_divergence_in
 
 
 def test_a_reference_beside_itself_is_not_said_to_be_the_same(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "p.klref", Bytes("base", tables()[0]))
+    path = recorded(tmp_path / "p.klref", BytesModel("base", tables()[0]))
     found = compare_models(path, path)
     assert means(found)["kl_pq"] == 0
     assert "at least 0" in str(found)
@@ -408,7 +391,7 @@ def test_a_reference_beside_itself_is_not_said_to_be_the_same(tmp_path: Path) ->
 @pytest.mark.sweep
 def test_a_reference_without_draws_is_a_list(tmp_path: Path) -> None:
     p, q = tables(0.3)
-    base, other = Bytes("base", p), Bytes("other", q)
+    base, other = BytesModel("base", p), BytesModel("other", q)
     exact = means(compare_models(base, other, WORDS, cut=Cut(context=CONTEXT)))
     of_q = recorded(tmp_path / "q.klref", other, tail_draws=0)
     of_p = recorded(tmp_path / "p.klref", base, tail_draws=0)
@@ -429,7 +412,7 @@ def gated(*arguments: object) -> tuple[int, str]:
 @pytest.mark.heavy
 def test_no_gate_passes_on_a_lower_bound(tmp_path: Path) -> None:
     p, q = tables(0.3)
-    paths = [recorded(tmp_path / f"{x}.klref", Bytes(x, y)) for x, y in (("p", p), ("q", q))]
+    paths = [recorded(tmp_path / f"{x}.klref", BytesModel(x, y)) for x, y in (("p", p), ("q", q))]
     candidate = compare_models(*paths).candidates[0]
     assert candidate.certain is not None
     low, high = candidate.certain["tv"]
@@ -473,7 +456,7 @@ def test_no_gate_passes_on_a_lower_bound(tmp_path: Path) -> None:
 
 def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path) -> None:
     p, q = tables()
-    base, other = Bytes("base", p), Bytes("other", q)
+    base, other = BytesModel("base", p), BytesModel("other", q)
     path = recorded(tmp_path / "q.klref", other)
     of_base = recorded(tmp_path / "p.klref", base)
     shorter = recorded(tmp_path / "short.klref", base, words=WORDS[:300])
@@ -493,7 +476,7 @@ def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path
     with refused(ArgumentValueError, instead="llama_cpp=False"):
         compare_models(base, path, run=Run(llama_cpp=True))
 
-    class Reversed(Bytes):
+    class Reversed(BytesModel):
         vocabulary = Vocabulary([Token(bytes([255 - byte])) for byte in range(256)])
 
     with refused(ModelError, wanted="the tokenizer that .*q.klref was recorded with"):
@@ -515,7 +498,7 @@ def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path
 
 def test_a_file_of_logits_is_compared_with_a_reference(tmp_path: Path) -> None:
     p, q = tables(0.3)
-    base, other = Bytes("base", p), Bytes("other", q)
+    base, other = BytesModel("base", p), BytesModel("other", q)
     path = recorded(tmp_path / "q.klref", other)
     with Reference(path) as reference:
         rows = torch.cat(list(base.logits(reference.windows, 64)))
@@ -535,8 +518,8 @@ class _StopError(Exception):
 
 def test_a_stopped_comparison_with_a_candidate_reference_goes_on(tmp_path: Path) -> None:
     p, q = tables()
-    base = Bytes("base", p)
-    path = recorded(tmp_path / "q.klref", Bytes("other", q))
+    base = BytesModel("base", p)
+    path = recorded(tmp_path / "q.klref", BytesModel("other", q))
 
     def stop(done: int, total: int | None) -> None:
         if total is not None and done > total / 2:

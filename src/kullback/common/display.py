@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -90,11 +91,12 @@ class Shown:
         return import_module(f"kullback.report.{medium}")
 
 
-class ShownNumber(Shown):
+class ShownNumber(Shown, ABC):
     """The base class of results that `float` converts to their main number."""
 
+    @abstractmethod
     def __float__(self) -> float:
-        raise NotImplementedError
+        """Return the main number."""
 
     def __format__(self, spec: str) -> str:
         """Return the main number in the format `spec`; with an empty `spec`, return `str(self)`."""

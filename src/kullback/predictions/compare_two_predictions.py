@@ -194,7 +194,15 @@ def compare_predictions(
         measured, reading, notes = workers.each(prepare)
         sides, true_classes = measured.sides, measured.collector.labels
         if workers.size > 1:
-            settings = (true_classes is None, cluster is None, worst, bootstrap, llama_cpp, resume is None)
+            settings = (
+                true_classes is None,
+                cluster is None,
+                worst,
+                bootstrap,
+                llama_cpp,
+                resume is None,
+                *FURTHER,
+            )
             _require_same(workers, sides, (*settings, independent))
 
         def identity() -> dict[str, object]:

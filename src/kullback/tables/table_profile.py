@@ -44,7 +44,7 @@ from kullback.tables.columns.types import Field
 from kullback.tables.columns.ways_of_writing import Evidence
 from kullback.tables.columns.written_numbers import Written
 from kullback.tables.engines import open_table
-from kullback.tables.engines.column_counters import ColumnCounter, EndsCounter, EvidenceCounter, counter_of
+from kullback.tables.engines.column_counters import EndsCounter, EvidenceCounter, ProfileCounter, counter_of
 from kullback.tables.engines.engine import ParsedTable, Table
 from kullback.tables.engines.parsed_columns import is_text_field, unparsed_of
 from kullback.tables.engines.table_counter import TableCounter
@@ -413,7 +413,7 @@ def _chosen(
     return [field for field in fields if field.column_type is not None], skipped
 
 
-def _counter(field: Field, like: Profile | None) -> ColumnCounter:
+def _counter(field: Field, like: Profile | None) -> ProfileCounter:
     """Return the counter of a column, with the type and the grid that `like` has if the column's type allows it."""
     assert field.column_type is not None  # noqa: S101 - columns without a type are skipped
     column = like.columns.get(field.name) if like is not None else None

@@ -16,7 +16,7 @@ from kullback import compare_tables
 from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
 from kullback.tables.columns.types import arrow_field
-from kullback.tables.engines import Table, spark_table
+from kullback.tables.engines import BatchTable, spark_table
 from kullback.tables.engines.column_counters import counter_of
 from kullback.tables.engines.in_memory import ArrowTable
 from kullback.tables.engines.parts import merged
@@ -132,7 +132,7 @@ def test_spark_counts_the_same(spark, table, profile, bins):
     assert profile_table(lists).rows == 2
 
 
-class Rows(Table):
+class Rows(BatchTable):
     """An engine from outside: a list of rows."""
 
     def __init__(self, rows, schema):

@@ -19,6 +19,6 @@ NumPy. It took 0.7 to 1.1 seconds with PyArrow's own reader into NumPy, and 4.5 
 from __future__ import annotations
 
 from kullback.tables.engines.choose import open_table
-from kullback.tables.engines.engine import Table
+from kullback.tables.engines.engine import BatchTable, Table
 
-__all__ = ["Table", "open_table"]
+__all__ = ["BatchTable", "Table", "open_table"]

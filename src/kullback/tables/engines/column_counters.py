@@ -78,15 +78,19 @@ class ColumnCounter(ABC):
     def merge_present(self, other: Any) -> None:
         """Add the counts of another part's values that are not missing."""
 
-    def profile(self) -> ColumnProfile:
-        """Return the profile of the values counted so far."""
-        raise NotImplementedError
-
     def shrink(self) -> None:
         """Drop values that are not needed when the counters of parts of a table are merged."""
 
 
-class GridCounter(ColumnCounter):
+class ProfileCounter(ColumnCounter):
+    """The counts of one column that give its profile."""
+
+    @abstractmethod
+    def profile(self) -> ColumnProfile:
+        """Return the profile of the values counted so far."""
+
+
+class GridCounter(ProfileCounter):
     """The weights of the buckets of a grid."""
 
     def __init__(
@@ -189,7 +193,7 @@ class GridCounter(ColumnCounter):
         )
 
 
-class CategoryCounter(ColumnCounter):
+class CategoryCounter(ProfileCounter):
     """The weights of categories; batches wait in Arrow tables until many rows are summed up together."""
 
     def __init__(self, column_type: ColumnType = "categorical") -> None:
@@ -367,7 +371,7 @@ class EvidenceCounter(ColumnCounter):
 
 def counter_of(
     column_type: FieldType, center: float = 0.0, *, integer: bool = False, words: bool = True
-) -> ColumnCounter:
+) -> ProfileCounter:
     """Return the counter that gives the profile of a column.
 
     Arguments:

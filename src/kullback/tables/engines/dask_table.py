@@ -15,8 +15,6 @@ from kullback.tables.engines.table_counter import TableCounter
 class DaskTable(Table):
     """A Dask DataFrame with partitions of pandas, counted by the active scheduler or cluster."""
 
-    has_order = False
-
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         distinct_names(frame.columns, caller)
         self.frame = frame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,39 +33,17 @@ Batches = Iterator[Batch]
 
 
 class Table(ABC):
-    """A table that one engine reads.
-
-    An engine defines `fields` and `batches`. An engine whose workers read the table defines `fields` and `count`.
+    """A table that one engine reads. An engine defines `fields` and `count`; a `BatchTable` defines `batches` instead.
 
     Attributes:
         fields: the table's columns by name, in the table's order.
-        has_order: whether the table's rows have an order.
     """
 
     fields: dict[str, Field]
-    has_order = True
 
-    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
-        """Yield the table in batches; the table can be read any number of times.
-
-        Arguments:
-            names: the names of the columns to read.
-            first: the smallest number of rows to yield, in the table's order; None yields all rows in any order.
-        """
-        raise NotImplementedError
-
+    @abstractmethod
     def count(self, counter: TableCounter) -> TableCounter:
-        """Add all rows to a counter, in one reading of the table on several threads; return the counter."""
-        threads = max(1, min(8, os.cpu_count() or 1))
-        waiting: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(threads) as pool:
-            for batch in self.batches(counter.names):
-                waiting.extend(pool.submit(task) for task in counter.tasks(batch, threads))
-                while len(waiting) > _MOST_WAITING * threads:
-                    waiting.popleft().result()
-            while waiting:
-                waiting.popleft().result()
-        return counter
+        """Add all rows to a counter, in one reading of the table; return the counter."""
 
     def count_columns(self, columns: Mapping[str, ColumnCounter], weights: str | None) -> TableCounter:
         """Count columns in one reading, and in a second reading the categories whose values had been dropped."""
@@ -96,6 +74,42 @@ class Table(ABC):
 
     def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
         """Return the first rows of some columns, in order, as Arrow arrays; None if rows have no order."""
+        del names, rows
+        return None
+
+
+class BatchTable(Table):
+    """A table that this process reads in batches, any number of times.
+
+    Attributes:
+        has_order: whether the table's rows have an order.
+    """
+
+    has_order = True
+
+    @abstractmethod
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
+        """Yield the table in batches.
+
+        Arguments:
+            names: the names of the columns to read.
+            first: the smallest number of rows to yield, in the table's order; None yields all rows in any order.
+        """
+
+    def count(self, counter: TableCounter) -> TableCounter:
+        """Add all rows to a counter, in one reading of the table on several threads; return the counter."""
+        threads = max(1, min(8, os.cpu_count() or 1))
+        waiting: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            for batch in self.batches(counter.names):
+                waiting.extend(pool.submit(task) for task in counter.tasks(batch, threads))
+                while len(waiting) > _MOST_WAITING * threads:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
+        return counter
+
+    def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
         import pyarrow as pa
 
         if not self.has_order:

@@ -7,11 +7,11 @@ from typing import Any
 
 from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, quoted
 from kullback.tables.columns.types import ArrowArray, Field, arrow_field
-from kullback.tables.engines.engine import BATCH_ROWS, Batches, Caller, Table
+from kullback.tables.engines.engine import BATCH_ROWS, Batches, BatchTable, Caller
 from kullback.tables.engines.table_counter import Batch
 
 
-class ArrowTable(Table):
+class ArrowTable(BatchTable):
     """A PyArrow table."""
 
     def __init__(self, table: Any, caller: Caller | None = None) -> None:
@@ -25,7 +25,7 @@ class ArrowTable(Table):
             yield Batch(piece.num_rows, {name: _one(piece.column(name)) for name in names})
 
 
-class PandasTable(Table):
+class PandasTable(BatchTable):
     """A pandas DataFrame; columns that Arrow cannot represent are skipped.
 
     In NumPy's floating-point columns, NaN is pandas' missing value, so it is counted as missing.

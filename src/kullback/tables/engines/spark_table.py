@@ -13,7 +13,7 @@ from typing import Any
 
 from kullback.errors import OptionalDependencyError
 from kullback.tables.columns.types import Field, narwhals_field
-from kullback.tables.engines.engine import BATCH_ROWS, Batches, Caller, Table
+from kullback.tables.engines.engine import BATCH_ROWS, Batches, BatchTable, Caller, Table
 from kullback.tables.engines.in_memory import distinct_names
 from kullback.tables.engines.parts import count_part, merge_parts, merged
 from kullback.tables.engines.table_counter import Batch, TableCounter
@@ -24,8 +24,6 @@ MERGERS = 4  # this many tasks merge the results of partitions, so that the driv
 
 class SparkTable(Table):
     """A DataFrame of PySpark, classic or Connect."""
-
-    has_order = False
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         schema = frame.collect_schema()
@@ -60,7 +58,7 @@ class SparkTable(Table):
         return merged([bytes(row[0]) for row in rows], counter)
 
 
-class _SparkPart(Table):
+class _SparkPart(BatchTable):
     """A partition, whose batches can be read only once."""
 
     def __init__(self, stream: Iterator[Any], fields: Sequence[Field]) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kullback.tables.columns.types import Field, arrow_field, narwhals_field
-from kullback.tables.engines.engine import BATCH_ROWS, Batches, Caller, Table
+from kullback.tables.engines.engine import BATCH_ROWS, Batches, BatchTable, Caller
 from kullback.tables.engines.in_memory import ArrowTable, distinct_names
 from kullback.tables.engines.table_counter import Batch
 
 
-class DuckTable(Table):
+class DuckTable(BatchTable):
     """A DuckDB relation, computed on its own connection and read batch by batch."""
 
     def __init__(self, relation: Any, caller: Caller | None = None) -> None:
@@ -30,7 +30,7 @@ class DuckTable(Table):
             yield Batch(batch.num_rows, dict(zip(names, batch.columns, strict=False)))
 
 
-class PolarsTable(Table):
+class PolarsTable(BatchTable):
     """A Polars DataFrame or LazyFrame, computed as a stream by Polars."""
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
@@ -58,7 +58,7 @@ class PolarsTable(Table):
             yield from ArrowTable(piece.to_arrow()).batches(names)
 
 
-class IbisTable(Table):
+class IbisTable(BatchTable):
     """A table of Ibis, computed as a stream by the engine behind Ibis."""
 
     has_order = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kullback.tables.columns.arrow import weights_of
-from kullback.tables.engines.column_counters import ColumnCounter
+from kullback.tables.engines.column_counters import ColumnCounter, ProfileCounter
 from kullback.tables.engines.parsed_columns import Ways, parsed_columns, text_of
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ class TableCounter:
             self.joint.merge(other.joint)
 
     def profiles(self) -> dict[str, ColumnProfile]:
-        """Return the profile of each column."""
-        return {name: column.profile() for name, column in self.columns.items()}
+        """Return the profile of each column whose counter gives one."""
+        counters = self.columns.items()
+        return {name: column.profile() for name, column in counters if isinstance(column, ProfileCounter)}
 
 
 def _add(
