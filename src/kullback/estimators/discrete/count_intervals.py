@@ -180,7 +180,7 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
         drawn, q, n = (a * rare).sum(-1), (b * rare).sum(-1) / b.sum(-1), a.sum(-1)
         events, own_z = torch.stack([drawn - 0.5, drawn + 0.5]), z * inflation**0.5
         events = torch.minimum(events.clamp(min=0), n)
-        lower_and_upper = torch.tensor([-1.0, 1.0]).to(events).reshape(2, *[1] * (events.ndim - 1))
+        lower_and_upper = events.new_tensor([-1.0, 1.0]).reshape(2, *[1] * (events.ndim - 1))
         low, high = wilson_limit(events, n, own_z, lower_and_upper)
         nearest = torch.minimum(torch.maximum(q, low), high)
         probabilities = torch.stack([drawn / n, nearest, high, low])
