@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from kullback.io.reader import Reader, StoredMass
+    from kullback.io.windows import Windows
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
@@ -185,6 +186,7 @@ class RowSource(RowStream):
         self.dtype = reader.dtype
         self.labels, self.clusters = reader.labels, reader.clusters
         self.windows, self.metadata = reader.windows, reader.metadata
+        self.finds_windows = reader.finds_windows
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -342,6 +344,9 @@ class RowSource(RowStream):
         block = self._arranged(block)
         check_rows(block, self.representation, start, self.ref)
         return block
+
+    def over(self, windows: Windows) -> RowSource:
+        return RowSource(self._reader.over(windows)) if self.finds_windows else self
 
     def identity(self) -> object:
         known = [self.format, self.key, self.shape, self.representation, self.class_names]
