@@ -401,8 +401,9 @@ def _predictable(
     weight = torch.randn(classes, width, generator=generator)
     norm = torch.nn.RMSNorm(width)
     with torch.no_grad():
-        norm.weight.fill_(0.15)
-    states = weight[tokens.roll(-1)] + 0.5 * torch.randn(len(tokens), width, generator=generator)
+        norm.weight.copy_((1.5 * torch.randn(width, generator=generator)).exp())
+    noisy = weight[tokens.roll(-1)] + 0.5 * torch.randn(len(tokens), width, generator=generator)
+    states = noisy / norm.weight.detach()
     return 20 * states[:, None], OutputHead("nowhere", norm, weight, layers=7)
 
 

@@ -159,11 +159,9 @@ def _layers(model: Any, tokens: Tensor, head: OutputHead) -> tuple[dict[int, Ten
     finally:
         hook.remove()
     before, after = ends[-1]
-    layers = dict(enumerate(output.hidden_states[: head.layers])) | {
-        head.layers: before,
-        head.layers + 1: after,
-    }
-    return {layer: x[0].float().cpu() for layer, x in layers.items()}, output.logits[0].cpu()
+    layers = dict(enumerate(output.hidden_states[: head.layers])) | {head.layers: before}
+    states = {layer: x[0].float().cpu() for layer, x in layers.items()}
+    return states, after[0].float().cpu(), output.logits[0].cpu()
 
 
 def _distance(stored: Tensor, own: Tensor) -> float:
