@@ -208,7 +208,7 @@ def test_the_report_says_what_the_rounding_of_the_files_hides(dtype: str, tmp_pa
     expected = float(torch.cat(changes).mean())
     stream = HiddenStates(tmp_path, head, check=False)
     [note] = stream.caveats()
-    said = float(note.split("by ")[1].split(" nats")[0])
+    said = float(note.split("about ")[1].split(" nats")[0])
     assert f"the files store {'float8_e4m3fn' if dtype == 'float8' else dtype}" in note
     assert said == pytest.approx(expected, rel=0.15)
     comparison = compared(folders.base(), stream)

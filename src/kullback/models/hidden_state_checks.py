@@ -76,8 +76,8 @@ def examined(
     if samples[0].dtype not in (torch.float32, torch.float64):
         noise = torch.cat([_storage_noise(sample, head) for sample in samples]).mean()
         notes.append(
-            f"the files store {dtype_name(samples[0].dtype)}, whose rounding changes a prediction by "
-            f"{significant(float(noise), 2)} nats of KL in the mean; smaller divergences cannot be seen"
+            f"the files store {dtype_name(samples[0].dtype)}, whose rounding adds about {significant(float(noise), 2)} "
+            "nats to the mean KL; smaller divergences cannot be seen"
         )
     return notes
 
@@ -139,7 +139,7 @@ def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -
     nearest = min(distances, key=lambda name: distances[name])
     if distances[nearest] < _NEARER * distance:
         raise _wrong(ref, head, nearest)
-    made = head.logits(sample.states[:, -1])
+    made = head.logits(sample.states[:, -1]).cpu()
     kl = float(kl_divergence(Logits(logits.float()), Logits(made.float())).mean())
     return (
         f"the first {len(stored)} tokens were checked against the model {printable(head.name)}: the hidden states "
