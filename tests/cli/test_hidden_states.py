@@ -73,14 +73,6 @@ def test_several_candidates_share_a_head_and_record_needs_no_text(root: Path, tm
     assert report["candidates"][0]["model"]["kind"] == "hidden states"
 
 
-def test_a_killed_run_of_hidden_states_goes_on(root: Path, tmp_path: Path) -> None:
-    call = ["compare", folders.base(), root / "int8.hidden", "--head", folders.int8(), "--json"]
-    whole = run(*call)
-    assert whole.exit_code == 0, whole.output
-    again = run(*call[:-1], "--resume", tmp_path / "state", "--json")
-    assert again.output == whole.output
-
-
 def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:
     base, int8, words = folders.base(), folders.int8(), root / "words.txt"
     model = transformers.AutoModelForCausalLM.from_pretrained(base).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ from safetensors.torch import load_file, save_file
 from kullback import Logits, compare_models, compare_predictions
 from kullback.errors import ArgumentValueError, FileError, ModelError
 from kullback.functional import distillation_loss, linear_distillation_loss
-from kullback.models import Cut, HiddenStates, Loading, OutputHead, open_head, open_model, record_reference
+from kullback.models import (
+    Cut,
+    HiddenStates,
+    Loading,
+    OutputHead,
+    Run,
+    open_head,
+    open_model,
+    record_reference,
+)
 from kullback.models.text import take_texts
 from tests.models import folders
 from tests.models.hidden import (
@@ -168,12 +178,41 @@ def test_blocks_begin_at_any_row(served: dict[str, Path]) -> None:
             torch.testing.assert_close(torch.cat(blocks), rows[first:], rtol=1e-6, atol=1e-6)
 
 
-def test_a_run_of_other_hidden_states_is_not_continued(served: dict[str, Path], tmp_path: Path) -> None:
+class StoppedError(Exception):
+    pass
+
+
+def test_a_stopped_run_goes_on_to_the_same_numbers(served: dict[str, Path], tmp_path: Path) -> None:
+    def sides() -> tuple[HiddenStates, HiddenStates]:
+        return HiddenStates(served["base"], folders.base(), check=False), HiddenStates(
+            served["int8"], folders.int8()
+        )
+
+    def stop(done: int, _total: int | None) -> None:
+        if done >= 300:
+            raise StoppedError
+
+    run = Run(block_bytes=2**16, bootstrap=50)
+    whole = compared(*sides(), run=run)
+    with pytest.raises(StoppedError):
+        compared(*sides(), run=replace(run, resume=tmp_path / "state", progress=stop))
+    counts: list[int] = []
+    again = compared(
+        *sides(), run=replace(run, resume=tmp_path / "state", progress=lambda done, _: counts.append(done))
+    )
+    assert counts[0] >= 250
+    assert again.to_json() == whole.to_json()
+
+
+def test_a_run_of_other_hidden_states_is_not_continued(served: dict[str, Path]) -> None:
     sides = [HiddenStates(served[name], folders.base(), check=False) for name in ("base", "int8")]
     same = HiddenStates(served["base"], folders.base(), check=False)
     assert sides[0].identity() == same.identity()
     assert sides[0].identity() != sides[1].identity()
     assert HiddenStates(served["base"], folders.int8()).identity() != same.identity()
+    heads = [OutputHead("head", torch.nn.Identity(), scale * torch.ones(512, 64)) for scale in (1, 2)]
+    one, other = (HiddenStates(served["base"], head, check=False).identity() for head in heads)
+    assert one != other
 
 
 def test_a_model_in_half_precision_gives_its_own_numbers(tmp_path: Path) -> None:
@@ -342,7 +381,9 @@ def test_a_model_that_makes_its_logits_in_another_way_is_refused(
     assert open_head(tmp_path).logit_scale == 1 / 8
     unscaled = output_head.head_configuration(None)
     monkeypatch.setattr(output_head, "head_configuration", lambda _config: unscaled)
-    with refused(ModelError, got="logit_scale=1 and softcap=None", instead="the model itself"):
+    with refused(
+        ModelError, got="other logits than with logit_scale=1 and softcap=None", instead="the model itself"
+    ):
         open_head(tmp_path)
 
 
@@ -530,7 +571,7 @@ def test_the_tokenizers_have_to_agree(served: dict[str, Path]) -> None:
 def test_replies_cannot_be_scored_and_folders_need_a_head(served: dict[str, Path]) -> None:
     with refused(ArgumentValueError, argument="cut", instead=r"--score all"):
         HiddenStates(served["base"], folders.base(), cut=Cut(score="assistant"))
-    with refused(ModelError, got="hidden states alone", instead=r"HiddenStates\(.* \(--head MODEL\)"):
+    with refused(ModelError, got="safetensors files alone", instead=r"HiddenStates\(.* \(--head MODEL\)"):
         compared(folders.base(), str(served["int8"]))
 
 

@@ -63,7 +63,7 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
 def is_hidden_states(name: str | os.PathLike[str]) -> bool:
     """Return whether a name means a folder of hidden states: safetensors files without the config.json of a model."""
     path = Path(name)
-    return not (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    return path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

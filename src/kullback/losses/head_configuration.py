@@ -14,7 +14,7 @@ _SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier")  # Cohere, 
 
 
 class HeadConfiguration(NamedTuple):
-    """What a model does with the product of its head: a factor, then a cap."""
+    """The factor of the product of a head, and the cap that is applied after the factor."""
 
     softcap: float | None
     logit_scale: float

@@ -127,7 +127,7 @@ def _fits(folder: Path) -> bool:
 
 
 def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -> str:
-    """Compare the beginning of the first prompt with the layers of the model; return what they differ by."""
+    """Compare the beginning of the first prompt with the layers of the model; return a remark on the difference."""
     layers, normed, logits = _layers(model, sample.tokens, head)
     stored = sample.states[:, -1].float()
     own = layers.pop(head.layers)

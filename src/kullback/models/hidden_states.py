@@ -33,6 +33,7 @@ _DTYPES = {
 } | FLOAT8_DTYPES
 _INTEGERS = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if not dtype.is_floating_point}
 _SAMPLED_TOKENS = 256  # of the first prompts, for the checks
+_IDENTIFYING_ROWS = 64
 
 
 class Prompt(NamedTuple):
@@ -127,7 +128,7 @@ class HiddenStates(RowStream):
                 "HiddenStates",
                 "cut",
                 wanted="a Cut that scores 'second-half' or 'all' of the tokens",
-                got="score='assistant', for which the files have no replies",
+                got="score='assistant', and the files do not mark replies",
                 instead="cut=Cut(score='all') (--score all)",
             )
         self.name = str(Path(folder))
@@ -201,7 +202,7 @@ class HiddenStates(RowStream):
         self.rows = windows.rows
 
     def over(self, windows: Windows) -> HiddenStates:
-        """Return the predictions for other windows, each of which has the tokens of a file.
+        """Return the predictions for other windows. Each window has to have the tokens of a file.
 
         Raises:
             FileError: no file has the tokens of a window; the message has the first difference from the nearest file.
@@ -272,7 +273,9 @@ class HiddenStates(RowStream):
 
     def identity(self) -> object:
         stamps = [file_stamp(self._prompts[place].ref.path) for place in self._order]
-        head = [self.head.name, str(self.head.weight.dtype), file_stamps(self.head.name)]
+        # A head in memory has no file, so a part of its weight stands for it.
+        part = self.head.weight[:: max(1, self.classes // _IDENTIFYING_ROWS)].float().sum(-1).tolist()
+        head = [self.head.name, str(self.head.weight.dtype), file_stamps(self.head.name), part]
         return [type(self).__qualname__, self.name, self.classes, self.rows, head, stamps]
 
 

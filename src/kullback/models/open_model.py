@@ -115,8 +115,8 @@ def open_model(model: object, loading: Loading = LOADING, *, argument: str = "mo
     if is_hidden_states(path):
         raise ModelError.at(
             f"{argument} = {printable(name)}",
-            wanted="the model whose norm and head make predictions of these hidden states",
-            got="a folder of hidden states alone",
+            wanted="a folder of a Hugging Face model, or hidden states with the head of their model",
+            got="a folder of safetensors files alone",
             instead=f"HiddenStates({name!r}, head='folder/of/model') (--head MODEL)",
         )
     sort = ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None

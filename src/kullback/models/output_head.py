@@ -23,7 +23,7 @@ _NORMS = ("norm", "norm_f", "ln_f", "final_layernorm", "final_layer_norm", "fina
 _CONTAINERS = frozenset(("model", "language_model", "text_model", "transformer", "backbone", "decoder"))
 _SCALES = ("weight_scale", "weight_scale_inv")
 _PACKED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-_PROBES = 4  # random rows for which the head has to give the logits of the model's class
+_PROBES = 4  # the head has to give the logits of the model's class for so many random rows
 _LARGEST_PROBE = 100.0  # beyond the caps of all known models, so that a cap shows
 
 
@@ -42,7 +42,7 @@ class OutputHead:
         weight: W, of shape (classes, width).
         bias: b, of shape (classes,); None without a bias.
         logit_scale: s; 1 without a scale.
-        softcap: c; None without a cap, in which case z is s (W norm(h) + b).
+        softcap: c; None without a cap. Then z is s (W norm(h) + b).
         layers: the number of blocks of the model.
         tokenizer: the fingerprint of the tokenizer in the folder; None without a tokenizer.
 
@@ -173,7 +173,7 @@ class LastParts(NamedTuple):
 def last_parts(model: Any, shown: str) -> LastParts:
     """Return the final norm and the head of a model of transformers.
 
-    The norm stands beside the list of the blocks, in the module that also has the embeddings.
+    The norm and the list of the blocks are parts of one module, which also has the embeddings.
 
     Raises:
         ModelError: the model has no such norm, or its head is no plain linear layer.
@@ -349,8 +349,8 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
         parts.head.bias = torch.nn.Parameter(head.bias, requires_grad=False)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, _PROBES, head.width, generator=generator, device="cpu").to(head.weight)
-    size = torch.nn.functional.linear(hidden.float(), head.weight.float()).abs().amax()
-    hidden *= _LARGEST_PROBE / (size * head.logit_scale).clamp(min=1e-6).to(hidden)
+    size = torch.nn.functional.linear(hidden, head.weight).float().abs().amax() * head.logit_scale
+    hidden *= (_LARGEST_PROBE / size.clamp(min=1e-6)).to(hidden)
     if body is None:
         raise _error(
             shown,
@@ -369,7 +369,7 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
         raise _error(
             shown,
             wanted=f"logits of a {type(model).__name__} that are logit_scale (W h + b) with a cap",
-            got=f"others than those of logit_scale={head.logit_scale:g} and softcap={head.softcap}",
+            got=f"other logits than with logit_scale={head.logit_scale:g} and softcap={head.softcap}",
             instead=instead,
         )
 
