@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from kullback.models import (
     HiddenStates,
     Loading,
     OutputHead,
-    Run,
     open_head,
     open_model,
     record_reference,
@@ -43,6 +42,7 @@ from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 TEXT, CUT = text()[:3000], Cut(context=48)
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "from_vllm.md"
 
 
 @cache
@@ -192,13 +192,13 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(served: dict[str, Path], tmp_
         if done >= 300:
             raise StoppedError
 
-    run = Run(block_bytes=2**16, bootstrap=50)
-    whole = compared(*sides(), run=run)
+    options: dict[str, Any] = {"block_bytes": 2**16, "bootstrap": 50}
+    whole = compare_predictions(*sides(), **options)
     with pytest.raises(StoppedError):
-        compared(*sides(), run=replace(run, resume=tmp_path / "state", progress=stop))
+        compare_predictions(*sides(), **options, resume=tmp_path / "state", progress=stop)
     counts: list[int] = []
-    again = compared(
-        *sides(), run=replace(run, resume=tmp_path / "state", progress=lambda done, _: counts.append(done))
+    again = compare_predictions(
+        *sides(), **options, resume=tmp_path / "state", progress=lambda done, _: counts.append(done)
     )
     assert counts[0] >= 250
     assert again.to_json() == whole.to_json()
@@ -224,6 +224,8 @@ def test_a_model_in_half_precision_gives_its_own_numbers(tmp_path: Path) -> None
     tokens, scored = stream.windows.window(0)  # type: ignore[union-attr]
     with torch.no_grad():
         wanted = model(input_ids=tokens[None]).logits[0][scored.nonzero().squeeze(-1) - 1].float()
+    assert stream.caveats()[-1] == "the files store bfloat16, the dtype of the model, so they add no rounding"
+    assert "whose rounding adds about" in exact.caveats()[-1]
     rounded, whole = (next(x.blocks(rows=len(wanted))) for x in (stream, exact))
     torch.testing.assert_close(rounded, wanted, rtol=0, atol=0)
     assert 0 < float((whole - wanted).abs().max()) < 0.05
@@ -250,6 +252,8 @@ def test_the_report_says_what_the_rounding_of_the_files_hides(dtype: str, tmp_pa
     said = float(note.split("about ")[1].split(" nats")[0])
     assert f"the files store {'float8_e4m3fn' if dtype == 'float8' else dtype}" in note
     assert said == pytest.approx(expected, rel=0.15)
+    [on_page] = re.findall(rf"([\d.e-]+) nats for {dtype}", PAGE.read_text(encoding="utf-8"))
+    assert said == pytest.approx(float(on_page), rel=0.05)
     comparison = compared(folders.base(), stream)
     assert any(note in sentence for sentence in comparison.notes)
     assert comparison.divergences["kl_pq"].mean == pytest.approx(expected, rel=0.15)
@@ -329,6 +333,25 @@ def _with_head(folder: Path, tensors: dict[str, torch.Tensor], plan: dict[str, A
     config = json.loads((folders.base() / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | ({"quantization_config": plan} if plan else {})))
     return folder
+
+
+def test_a_quantized_model_whose_head_is_plain_is_served(tmp_path: Path) -> None:
+    weight = load_file(folders.base() / "model.safetensors")["lm_head.weight"]
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8}, "input_activations": {"num_bits": 8}}
+    }
+    plans: list[dict[str, Any]] = [
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    ]
+    for plan in plans:
+        head = open_head(_with_head(tmp_path / plan["quant_method"], {"weight": weight}, plan))
+        torch.testing.assert_close(head.weight, weight, rtol=0, atol=0)
 
 
 def test_weights_in_several_files_and_under_other_prefixes_are_found(tmp_path: Path) -> None:

@@ -73,13 +73,19 @@ def examined(
         else:
             with model:
                 notes.append(_against(ref, samples[0], head, model.model))
-    if samples[0].dtype not in (torch.float32, torch.float64):
-        noise = torch.cat([_storage_noise(sample, head) for sample in samples]).mean()
-        notes.append(
-            f"the files store {dtype_name(samples[0].dtype)}, whose rounding adds about {significant(float(noise), 2)} "
-            "nats to the mean KL; smaller divergences cannot be seen"
-        )
-    return notes
+    return notes + _on_storage(samples, head)
+
+
+def _on_storage(samples: Sequence[Sample], head: OutputHead) -> list[str]:
+    """Return a remark on the rounding of the stored numbers; none for float32."""
+    dtype, name = samples[0].dtype, dtype_name(samples[0].dtype)
+    if dtype in (torch.float32, torch.float64):
+        return []
+    if dtype == head.weight.dtype:
+        return [f"the files store {name}, the dtype of the model, so they add no rounding"]
+    noise = torch.cat([_storage_noise(sample, head) for sample in samples]).mean()
+    added = f"adds about {significant(float(noise), 2)} nats to the mean KL"
+    return [f"the files store {name}, whose rounding {added}; smaller divergences cannot be seen"]
 
 
 def stored_step(numbers: Tensor) -> Tensor:
