@@ -119,14 +119,21 @@ def test_each_family_gives_the_logits_and_the_divergence_of_the_model_itself(
     assert kl.maximum == pytest.approx(exact.maximum, rel=1e-6)
 
 
-@pytest.mark.parametrize("sides", ["model, hidden", "hidden, model", "hidden, hidden"])
-@pytest.mark.parametrize("texts", [TEXT, None], ids=["text", "no text"])
+@pytest.mark.parametrize(
+    ("sides", "texts"),
+    [
+        ("model, hidden", TEXT),
+        ("hidden, model", TEXT),
+        ("model, hidden", None),
+        ("hidden, model", None),
+        ("hidden, hidden", None),
+    ],
+    ids=["candidate", "base", "candidate without text", "base without text", "both"],
+)
 def test_a_comparison_has_the_numbers_of_the_models(
     sides: str, texts: str | None, served: dict[str, Path]
 ) -> None:
     kinds = sides.split(", ")
-    if kinds == ["hidden", "hidden"] and texts:
-        pytest.skip("no side can cut a text")
     opened = [
         HiddenStates(served[name], folder) if kind == "hidden" else folder
         for kind, (name, folder) in zip(
@@ -405,9 +412,28 @@ def test_a_model_that_makes_its_logits_in_another_way_is_refused(
     unscaled = output_head.head_configuration(None)
     monkeypatch.setattr(output_head, "head_configuration", lambda _config: unscaled)
     with refused(
-        ModelError, got="other logits than with logit_scale=1 and softcap=None", instead="the model itself"
+        ModelError, got="other logits than by logit_scale=1 and softcap=None", instead="the model itself"
     ):
         open_head(tmp_path)
+
+
+def test_a_model_with_a_part_between_its_norm_and_its_head_is_refused(
+    served: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head alone cannot know of such a part in the body; the open model shows it."""
+    forward = transformers.LlamaModel.forward
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        output = forward(*arguments, **options)
+        output["last_hidden_state"] = 1.1 * output["last_hidden_state"]
+        return output
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", changed)
+    stream = HiddenStates(served["base"], folders.base())
+    with refused(
+        ModelError, got="other logits than by its norm and its head alone", instead="the model itself"
+    ):
+        stream.caveats()
 
 
 def test_a_stored_teacher_has_the_loss_of_its_logits(served: dict[str, Path]) -> None:
@@ -589,6 +615,13 @@ def test_other_tokens_are_refused_with_the_first_difference(served: dict[str, Pa
 def test_the_tokenizers_have_to_agree(served: dict[str, Path]) -> None:
     with refused(ModelError, wanted="the tokenizer", got="fingerprint"):
         compared(folders.shuffled(), HiddenStates(served["int8"], folders.int8(), check=False))
+
+
+def test_a_text_needs_a_side_that_reads_it(served: dict[str, Path]) -> None:
+    sides = [HiddenStates(served[name], folders.base(), check=False) for name in ("base", "int8")]
+    with refused(ArgumentValueError, argument="texts", instead="without --text"):
+        compared(*sides, TEXT)
+    compared(*sides)
 
 
 def test_replies_cannot_be_scored_and_folders_need_a_head(served: dict[str, Path]) -> None:

@@ -18,7 +18,7 @@ from kullback.errors import FileError, ModelError, printable
 from kullback.io.source_files import FileReference
 from kullback.models.huggingface_model import open_folder
 from kullback.models.open_model import Loading
-from kullback.models.output_head import OutputHead, last_parts
+from kullback.models.output_head import OutputHead, last_parts, require_logits
 from kullback.representations import Logits
 
 _MEMORY_SHARE = 4  # a model is opened for a check if its weights take at most this part of the memory
@@ -137,6 +137,7 @@ def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -
     layers, normed, logits = _layers(model, sample.tokens, head)
     stored = sample.states[:, -1].float()
     own = layers.pop(head.layers)
+    require_logits(head, head.logits(own).cpu(), logits, "its norm and its head alone")
     scale = float((stored * own).sum() / (own * own).sum().clamp(min=1e-30))
     others = {f"the input of block {layer} (id {layer})": x for layer, x in layers.items()}
     others["the states after the final norm"] = normed

@@ -24,6 +24,7 @@ _CONTAINERS = frozenset(("model", "language_model", "text_model", "transformer",
 _SCALES = ("weight_scale", "weight_scale_inv")
 _PACKED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _PROBES = 4  # the head has to give the logits of the model's class for so many random rows
+_ITSELF = "compare the model itself, or its log-probabilities"
 _LARGEST_PROBE = 100.0  # beyond the caps of all known models, so that a cap shows
 
 
@@ -194,7 +195,7 @@ def last_parts(model: Any, shown: str) -> LastParts:
             shown,
             wanted="a model whose last parts are one norm and a linear head",
             got=f"a {type(model).__name__} with {len(norms)} such norms and a {type(head).__name__} as its head",
-            instead="compare the model itself, or its log-probabilities",
+            instead=_ITSELF,
         )
     return LastParts(norms[0], names[norms[0]], head, names[head])
 
@@ -356,21 +357,30 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
             shown,
             wanted="a model with a named body",
             got=f"a {type(model).__name__}",
-            instead="compare the model itself",
+            instead=_ITSELF,
         )
     body.forward = lambda *_args, **_kwargs: _BodyOutput(hidden)
     tokens = torch.zeros(1, _PROBES, dtype=torch.int64, device=hidden.device)
-    instead = "compare the model itself, or its log-probabilities"
-    with loading_errors(shown, "a model whose logits follow from its last hidden states", instead):
-        wanted = model(input_ids=tokens, use_cache=False).logits.float()
-    made = head.logits(hidden, with_norm=False).float()
+    with loading_errors(shown, "a model whose logits follow from its last hidden states", _ITSELF):
+        wanted = model(input_ids=tokens, use_cache=False).logits
+    settings = f"logit_scale={head.logit_scale:g} and softcap={head.softcap}"
+    require_logits(head, head.logits(hidden, with_norm=False), wanted, settings)
+
+
+def require_logits(head: OutputHead, made: Tensor, wanted: Tensor, parts: str) -> None:
+    """Refuse a model whose logits are other than its head makes; `parts` names the parts that made these.
+
+    Raises:
+        ModelError: the logits differ by more than rounding.
+    """
     near = 0.02 if head.weight.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    made, wanted = made.float(), wanted.float()
     if made.shape != wanted.shape or not bool((made - wanted).abs().amax() <= near * wanted.abs().amax()):
         raise _error(
-            shown,
-            wanted=f"logits of a {type(model).__name__} that are logit_scale (W h + b) with a cap",
-            got=f"other logits than with logit_scale={head.logit_scale:g} and softcap={head.softcap}",
-            instead=instead,
+            printable(head.name),
+            wanted="a model whose logits are logit_scale (W norm(h) + b) with a cap",
+            got=f"one with other logits than by {parts}",
+            instead=_ITSELF,
         )
 
 
