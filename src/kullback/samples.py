@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, Whole, refuse_both
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import array_of, as_tensor, can_inspect, first_of, is_fake
 from kullback.common.labels import is_missing
 from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type, invalid_value
@@ -19,6 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _ARGUMENTS = Arguments("Samples", dim=Whole(least=-2, most=1, example=-1), independent=FLAG, validate=FLAG)
 
 
+@by_name()
 class Samples:
     r"""Draws :math:`x_1, \dots, x_n` from an unknown distribution.
 

@@ -49,7 +49,8 @@ def found() -> Fit:
 def test_one_line_and_a_table(found: Fit) -> None:
     assert repr(found).startswith("Fit(Normal, KL(q || to)=0.693, by quasi_newton in ")
     text = str(found)
-    assert text.startswith("Normal: KL(q || to) = 0.69")
+    assert text.startswith("The fitted Normal is 0.69")
+    assert text.splitlines()[0].endswith(" nats from the target: KL(q || to)")
     for word in ("error at most", "at the start", "quasi newton", "1 of 1", "loc", "scale"):
         assert word in text
 
@@ -84,7 +85,9 @@ def test_a_batch_is_a_frame_of_rows() -> None:
     frame = batch.to_pandas()
     assert len(frame) == 3
     assert frame.value.tolist() == batch.value.tolist()
-    assert "3 fits of Normal" in str(batch)
+    assert str(batch).startswith("3 fits of Normal are ")
+    failed = replace(batch, converged=torch.tensor([True, False, False]))
+    assert "; 2 of 3 did not converge" in " ".join(str(failed).split())
     assert repr(batch) == "Fit(Normal, KL(to || q)=3 values, by moment_matching)"
 
 

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, cast
 import torch
 
 from kullback.common.constraints import FLAG, Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.errors import RegistrationError, explain, safe_repr
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import Evidence, estimate_of, interval_from
@@ -44,6 +45,7 @@ class _Parts(NamedTuple):
 _ARGUMENTS = Arguments("register_estimator", categories=FLAG)
 
 
+@by_name()
 def register_estimator(
     name: str, *, categories: bool = False
 ) -> Callable[

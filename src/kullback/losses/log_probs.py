@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import check_dense, number_from, recordable
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import NEAR, SERIES_TERMS, power_series
@@ -43,6 +44,7 @@ _SURROGATE = Arguments(
 )
 
 
+@by_name()
 def kl_from_log_probs(
     log_p: Tensor,
     log_q: Tensor,
@@ -152,6 +154,7 @@ def estimates(
     return [_estimate(log_ratio, estimator) for estimator in estimators], weights
 
 
+@by_name()
 def kl_surrogate(
     log_p: Tensor,
     log_q: Tensor,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, OfType, OneOf
 from kullback.common.dtypes import upcast
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import dense, tensor_remedy
 from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
 from kullback.errors import (
@@ -35,6 +36,7 @@ _OTHER_REPRESENTATIONS = (
 )
 
 
+@by_name()
 def kl_divergence(
     p: Tensor,
     q: Tensor,

@@ -3,6 +3,7 @@
 # This module does not postpone annotations. TorchScript, which can compile metrics, reads the annotations of the class
 # and cannot read postponed annotations.
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, cast
@@ -12,13 +13,25 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from kullback.common.extra_arguments import unknown_keyword
 from kullback.common.streaming import Moments, QuantileSketch, SketchState, merge_moments, on_device
 from kullback.common.words import RepresentationName
+from kullback.errors import invalid_value
 from kullback.metrics.drop_in import (
     Reduction,
     check_reduction,
     resolve_representation,
     row_values,
+)
+
+OF_EVERY_METRIC = (
+    "compute_on_cpu",
+    "compute_with_cache",
+    "dist_sync_fn",
+    "dist_sync_on_step",
+    "distributed_available_fn",
+    "process_group",
+    "sync_on_compute",
 )
 
 
@@ -30,6 +43,15 @@ class ExactMetric(Metric):
     full_state_update: bool | None = False
     plot_lower_bound: float | None = 0.0
     exact_states = ()
+
+    def __init__(self, **kwargs: Any) -> None:
+        # torchmetrics raises a ValueError for unknown keywords, so this metric does too.
+        own = list(inspect.signature(type(self)).parameters)[:-1]
+        unknown = {name: value for name, value in kwargs.items() if name not in OF_EVERY_METRIC}
+        if unknown:
+            name = type(self).__name__
+            raise invalid_value(name, **unknown_keyword(unknown, [*own, *OF_EVERY_METRIC], f"{name}()"))
+        super().__init__(**kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
         """Apply `fn`, which changes dtype or device, to all states. The states in `exact_states` change only their

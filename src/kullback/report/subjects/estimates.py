@@ -16,6 +16,7 @@ from kullback.results.two_sample_test import TwoSampleTest
 from kullback.results.verdict import Verdict
 
 MOST_ROWS = 20
+SIGNIFICANT = 0.05
 
 
 def of_estimate(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Document:
@@ -41,7 +42,11 @@ def of_test(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
         "value": significant(test.statistic, 6),
         "permutations": f"{test.permutations}",
     }
-    sentence = f"p = {p_value}, {method} = {significant(test.statistic)} (statistic), {test.permutations} permutations"
+    outcome = "P and Q differ" if test.p_value < SIGNIFICANT else "No difference of P and Q is seen"
+    sentence = (
+        f"{outcome} (p = {p_value}), {method} = {significant(test.statistic)} (statistic), "
+        f"{test.permutations} permutations"
+    )
     effects = [] if test.effect is None else [test.effect]
     notes = dict.fromkeys(note for result in (test, *effects) for note in result.notes)
     names = ("p_value", "statistic", "method", "permutations")

@@ -44,12 +44,14 @@ def _frame(fit: Fit) -> Frame:
 
 
 def _outcome(fit: Fit) -> str:
-    """Return the type of the fitted distribution, and the divergence between fit and target, as text."""
-    count = fit.value.numel()
-    name = type(fit.distribution).__name__
-    if count == 1:
-        return f"{name}: {fit.quantity} = {number(float(fit.value))}{unit(fit)}"
-    return f"{count} fits of {name}: {fit.quantity} = {_range(fit.value)}{unit(fit)}"
+    """Return the sentence with the type of the fitted distribution and its divergence from the target."""
+    count, name = fit.value.numel(), type(fit.distribution).__name__
+    which, whose = (
+        (f"The fitted {name} is", "target") if count == 1 else (f"{count} fits of {name} are", "targets")
+    )
+    failed = count - int(fit.converged.sum())
+    others = f"; {failed} of {count} did not converge" if failed else ""
+    return f"{which} {_range(fit.value)}{unit(fit)} from the {whose}: {fit.quantity}{others}"
 
 
 def _rows(fit: Fit) -> list[tuple[str, str]]:
