@@ -173,6 +173,7 @@ def test_a_scipy_distribution_without_parameters_names_them() -> None:
 # Abstract classes, and records that kullback makes, some of them once per row or call, are not called by users.
 NOT_CALLED = {
     "kullback.Bounds",
+    "kullback.FitError",
     "kullback.Divergence",
     "kullback.Estimate",
     "kullback.Fit",
@@ -212,7 +213,10 @@ NOT_CALLED = {
             "TableComparison",
         )
     ),
-    "kullback.functional.kl_div",  # TorchScript compiles its source, so it can have no decorator
+    # TorchScript compiles the source of the first, and the others pass their options on to one of several functions.
+    "kullback.functional.kl_div",
+    "kullback.compare",
+    "kullback.testing.assert_close_distributions",
 }
 OF_TRAINERS = {
     "huggingface": ("DistillationTrainer", "compute_loss_func"),
@@ -304,6 +308,15 @@ def test_metrics_name_the_nearest_argument_with_the_type_of_error_of_torchmetric
     with pytest.raises(ValueError, match="sync_on_compute= instead of sync_on_comput="):
         metric(sync_on_comput=True)
     assert metric(log_prob=True, sync_on_compute=False).log_prob
+
+
+def test_options_that_are_passed_on_are_refused_by_the_function_that_takes_them() -> None:
+    compare: Any = kullback.compare
+    with pytest.raises(ArgumentTypeError, match=r"compare_predictions.*bootstrap= instead of bootstraps="):
+        compare(P, Q, bootstraps=3)
+    close: Any = kullback.testing.assert_close_distributions
+    with pytest.raises(ArgumentTypeError, match=re.escape("confidence= instead of confidense=")):
+        close(Normal(0.0, 1.0), Normal(0.0, 1.0), below=1.0, confidense=0.9)
 
 
 def test_a_type_error_inside_of_a_constructor_stays_itself() -> None:
