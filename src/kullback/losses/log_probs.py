@@ -148,7 +148,7 @@ def estimates(
     """
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
-    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
+    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=6)
     first, second = _in_order(direction, log_p, log_q)
     log_ratio = -_log_p_over_q(first, second, mask)
     return [_estimate(log_ratio, estimator) for estimator in estimators], weights
@@ -243,7 +243,7 @@ def kl_surrogate(
         _check_log_probs(call, log_p, log_ratio, second="log_ratio")
     limits = _check_weighting(call, log_ratio, importance, clip_log_ratio)
     log_p, log_q = recordable(log_p), recordable(log_q)
-    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
+    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=5)
     first, second = _in_order(direction, log_p, log_q)
     ratio = None if log_ratio is None else _log_weight(log_ratio, importance, limits, mask)
     return _reduce(_surrogate(first, second, value, ratio, mask), weights, word)

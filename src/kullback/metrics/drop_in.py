@@ -158,7 +158,7 @@ def row_values(
     if mask is not None:
         _check_mask(call, mask, p)
         mask = dense(call, "mask", mask)
-        warn_of_empty_mask(call, mask)
+        warn_of_empty_mask(call, mask, stacklevel=5)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)
