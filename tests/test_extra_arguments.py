@@ -332,3 +332,11 @@ def test_a_type_error_inside_of_a_constructor_stays_itself() -> None:
         made(size="a")
     with pytest.raises(ArgumentTypeError, match="size= instead of sise="):
         made(size=1, sise=2)
+
+
+def test_a_misspelled_column_names_the_nearest() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"amount": [1, 2] * 30, "age": [3, 4] * 30})
+    with pytest.raises(ArgumentValueError, match=re.escape("Write: columns=['amount']")):
+        kullback.compare_tables(table, table, columns=["amout"])
+    assert kullback.compare_tables(table, table, columns=["amount"]).columns[0].name == "amount"
