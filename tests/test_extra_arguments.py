@@ -287,6 +287,12 @@ def test_modules_and_kinds_name_the_nearest_argument_and_it_works() -> None:
     with pytest.raises(ArgumentTypeError, match=re.escape("got 5 arguments by position")):
         module(None, None, "sum", False, 1)
     assert module(None, None, "sum", False).reduction == "sum"  # as torch.nn.KLDivLoss
+    with pytest.raises(
+        ArgumentTypeError, match=re.escape("Write: DistillationLoss(temperature=temperature)")
+    ):
+        module(temperature=2.0)
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: DistillationLoss(temperature=T)")):
+        loss(T=2.0)
     renyi: Any = Renyi
     with pytest.raises(ArgumentTypeError, match=re.escape("Write: alpha= instead of alfa=")):
         renyi(alfa=2.0)
