@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, Number
-from kullback.common.extra_arguments import by_name
 from kullback.dispatch import estimate
 from kullback.results.estimate import Estimate
 
@@ -21,7 +20,6 @@ _ARGUMENTS = Arguments(
 )
 
 
-@by_name()
 def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) -> None:
     r"""Assert that the divergence of P from Q is below a limit, and print the verdict.
 
