@@ -38,6 +38,7 @@ PAGES = [
     ROOT / "docs" / "gallery.md",
     ROOT / "docs" / "integrations.md",
     *sorted((ROOT / "docs" / "migrate").glob("*.md")),
+    ROOT / "docs" / "intervals.md",
     ROOT / "docs" / "tables.md",
     ROOT / "docs" / "cli.md",
     ROOT / "docs" / "reference_files.md",
