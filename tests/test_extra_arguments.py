@@ -214,6 +214,8 @@ NOT_CALLED = {
             "TableComparison",
         )
     ),
+    # It is made for each batch, and a test limits the calls of a loss.
+    "kullback.functional.TopK",
     # TorchScript compiles the source of the first, and the others pass their options on to one of several functions.
     "kullback.functional.kl_div",
     "kullback.compare",

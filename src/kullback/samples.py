@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, Whole, refuse_both
-from kullback.common.extra_arguments import by_name
+from kullback.common.extra_arguments import extra_arguments
 from kullback.common.inputs import array_of, as_tensor, can_inspect, first_of, is_fake
 from kullback.common.labels import is_missing
 from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type, invalid_value
@@ -20,7 +20,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _ARGUMENTS = Arguments("Samples", dim=Whole(least=-2, most=1, example=-1), independent=FLAG, validate=FLAG)
 
 
-@by_name()
 class Samples:
     r"""Draws :math:`x_1, \dots, x_n` from an unknown distribution.
 
@@ -63,7 +62,10 @@ class Samples:
         cluster: object = None,
         independent: bool = False,
         validate: bool = True,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise extra_arguments(type(self), (), unknown, "Samples(x)")
         dim = _ARGUMENTS.check(dim=dim, independent=independent, validate=validate)["dim"]
         if independent:
             refuse_both("Samples", independent, cluster)

@@ -38,7 +38,6 @@ Tail = Literal["bucket", "renormalize", "zero"]
 _CALL = "top_k_divergence"
 
 
-@by_name()
 @dataclass(frozen=True, eq=False, repr=False)
 class TopK(PartialTeacher):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all classes.
