@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kullback.common.formats import on_axis, percent
 from kullback.report.document import Plot
-from kullback.report.plots.svg import FIRST, INK, SECOND, draw_legend, make_logarithmic, plain
+from kullback.report.plots.svg import FIRST, SECOND, THIRD, draw_legend, make_logarithmic, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,15 +86,15 @@ def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        styles = ((FIRST, "o-"), (SECOND, "s--"), (INK, "^:"))
+        styles = ((FIRST, "o-"), (SECOND, "s--"), (THIRD, "^:"))
         for name, (color, style) in zip(largest, styles, strict=False):
             axes.plot(
                 range(1, len(comparisons) + 1), history[name], style, color=color, label=plain(name, 12)
             )
         for limit in (0.1, 0.25):
-            axes.axhline(limit, color=INK, linewidth=0.8, alpha=0.5)
+            axes.axhline(limit, color=THIRD, linewidth=0.8, alpha=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axes.set(xlabel="batch, in the order given", ylabel="PSI", ylim=(0, None))
+        axes.set(xlabel="batch, in the order given", ylabel="PSI, nats", ylim=(0, None))
         draw_legend(axes)
 
     caption = (

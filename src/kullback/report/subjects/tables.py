@@ -24,11 +24,13 @@ from kullback.report.document import (
     Gallery,
     Headline,
     Meaning,
+    Measured,
     Plot,
     Remark,
     Table,
     Tone,
 )
+from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.plots.tables import draw_column, percentage, totals
 from kullback.report.schemas import tables as schema
 from kullback.results.value import Value
@@ -134,7 +136,21 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
         "kullback compare",
         _brief(comparison, remarks),
         f"psi={LARGE:g}",
+        measured=measured(comparison),
+        plot=_plot(comparison),
     )
+
+
+def measured(comparison: TableComparison) -> Measured:
+    """Return the kinds and units of a comparison of tables, PSI first, and the confidence of its intervals."""
+    units = {name: "dimensionless" if name == "tv" else "nats" for name in TABLE_DIVERGENCE_NAMES}
+    return Measured(units, comparison.confidence)
+
+
+def _plot(comparison: TableComparison) -> Plot:
+    points = [Point.of(each.psi, name_of(each)) for each in (*comparison.columns, *comparison.joint)]
+    label = label_of("PSI, nats", points, comparison.confidence)
+    return Plot("psi", "PSI by column", "", partial(draw_points, points, label))
 
 
 def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
