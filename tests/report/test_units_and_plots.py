@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,7 @@ class Said(NamedTuple):
 
     units: dict[str, str]
     confidence: float | None
-    label: str  # of the axis of the numbers; of a fit, the title
+    label: str  # of the axis of the numbers
 
     @property
     def words(self) -> list[str]:
@@ -64,7 +65,7 @@ SAID = {
     "predictions": Said(NATS, 0.95, "mean divergence of a row, nats (no interval)"),
     "models": Said(NATS, 0.95, "mean KL(P‖Q) of a token, nats (no interval)"),
     "tables": Said({"psi": "nats"} | NATS, 0.95, "PSI, nats (95 % interval)"),
-    "fit": Said({"KL(to || q)": "nats"}, None, "Normal: KL(to ‖ q) = 0.08868 nats"),
+    "fit": Said({"KL(to || q)": "nats"}, None, "density"),
     "estimate": Said({"kl": "nats"}, 0.95, "KL, nats (95 % interval)"),
     "in bits": Said({"js:0.5": "bits"}, 0.9, "JS (0.5), bits (90 % interval)"),
     "test": Said({"kl": "nats"}, 0.95, "KL, nats (95 % interval)"),
@@ -142,9 +143,12 @@ def test_the_plot_says_kind_unit_and_confidence(case: tuple[str, Any, Said]) -> 
     figure, axes = result.plot()
     figure.canvas.draw()
     assert figure is axes.figure
-    is_vertical = name in ("estimate", "in bits", "test", "batches")
-    label = axes.get_title() if name == "fit" else axes.get_ylabel() if is_vertical else axes.get_xlabel()
-    assert label == said.label
+    is_vertical = name in ("estimate", "in bits", "test", "batches", "fit")
+    assert said.label == (axes.get_ylabel() if is_vertical else axes.get_xlabel())
+    if name == "fit":  # KL(Gamma(4, 2) || Normal(2, 1)), from the entropies of both
+        entropy = 4 - math.log(2) + math.lgamma(4) - 3 * 1.2561176684318
+        kl = 0.5 * math.log(2 * math.pi * math.e) - entropy
+        assert all(word in axes.get_title() for word in ("KL(to ‖ q)", "nats", f"{kl:.5f}"))
     outcome = " ".join(document(result).outcome.split()).replace("||", "‖")
     assert " ".join(axes.get_title().split()) == outcome
     assert axes.has_data()
@@ -212,7 +216,18 @@ def test_a_comparison_of_nothing_and_a_test_without_an_effect_are_empty_plots() 
     assert axes.get_title().startswith("Nothing was compared")
     _, axes = TwoSampleTest(0.5, 1.0, None, 99, "energy").plot()
     assert axes.get_ylabel() == "KL, nats"
-    assert axes.get_title() == "p = 0.5, energy = 1 (statistic), 99 permutations"
+    assert "p = 0.5" in axes.get_title()
+
+
+def test_the_psi_of_words_is_drawn_where_it_decides() -> None:
+    result = SUBJECTS["tables"]()
+    column = replace(result.columns[0], name="review", column_type="text", words=9.0)
+    assert column.psi.value < 9.0
+    found = replace(result, columns=(column,))
+    _, axes = found.plot()
+    assert axes.lines[0].get_xdata().tolist() == [column.words]
+    assert axes.get_yticklabels()[0].get_text() == "words of review"
+    assert axes.get_xlabel() == "PSI, nats (no interval)"
 
 
 def test_only_the_first_of_many_columns_are_drawn_and_the_axis_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -148,9 +149,17 @@ def measured(comparison: TableComparison) -> Measured:
 
 
 def _plot(comparison: TableComparison) -> Plot:
-    points = [Point.of(each.psi, name_of(each)) for each in (*comparison.columns, *comparison.joint)]
+    points = [_psi_point(each) for each in (*comparison.columns, *comparison.joint)]
     label = label_of("PSI, nats", points, comparison.confidence)
     return Plot("psi", "PSI by column", "", partial(draw_points, points, label))
+
+
+def _psi_point(compared: Compared) -> Point:
+    """Return the PSI of a column with its interval or, if it is larger, the PSI of its words, which has none."""
+    words = words_psi(compared) or 0.0
+    if words > least(compared.psi):
+        return Point(words, math.nan, math.nan, f"words of {name_of(compared)}")
+    return Point.of(compared.psi, name_of(compared))
 
 
 def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
