@@ -95,6 +95,13 @@ class SamplingLogProbs(NamedTuple):
         log_probs: the tokens' log-probabilities over the whole vocabulary at the temperature, the shape of the tokens.
         log_mass: the logarithm of the probability of the kept tokens, the shape of the tokens.
         kept: True for each kept token, shape (..., classes).
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import sampling_log_probs
+        >>> sampled = sampling_log_probs(torch.zeros(1, 4), torch.tensor([0]), top_k=4)
+        >>> sampled.log_mass, int(sampled.kept.sum())
+        (tensor([0.]), 4)
     """
 
     log_probs: Tensor
@@ -173,7 +180,9 @@ def sampling_log_probs(
         Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs (Nguyen and others, 2025)
     """
     call = "sampling_log_probs"
-    _ARGUMENTS.check(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, engine=engine)
+    temperature, top_k, top_p, min_p, engine = _ARGUMENTS.check(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, engine=engine
+    ).values()
     _check_shapes(call, logits, tokens, mask)
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     chosen = [name for name, value in filters.items() if value is not None]
