@@ -20,6 +20,7 @@ import torch
 import kullback
 from kullback import Counts, Estimate, TwoSampleTest, compare_tables, estimate
 from kullback.errors import ArgumentValueError, OptionalDependencyError
+from kullback.mismatch import policy_mismatch
 from kullback.predictions import Comparison
 from kullback.report import document, markdown
 from kullback.report.document import drawings
@@ -27,6 +28,8 @@ from kullback.report.subjects.batches import Batches
 from kullback.results.value import Value
 from kullback.tables import TableComparison
 from kullback.tables.compare_two_tables import corrected_together
+from tests.mismatch.dumps import tiny_run
+from tests.mismatch.test_measure_mismatch import log_of
 from tests.refusals import refused
 from tests.report.test_document import SUBJECTS as ALL
 
@@ -43,6 +46,7 @@ def week(number: int) -> TableComparison:
 
 SUBJECTS = {name: make for name, make in ALL.items() if name != "outside"} | {
     "batches": lambda: Batches(tuple(corrected_together([week(1), week(2)])), ((), ())),
+    "mismatch": lambda: policy_mismatch(log_of(tiny_run())),
     "in bits": lambda: estimate(Counts([5, 30, 20]), Counts([50, 3, 20]), "js", base=2, confidence=0.9),
 }
 
@@ -70,6 +74,15 @@ SAID = {
     "in bits": Said({"js:0.5": "bits"}, 0.9, "JS (0.5), bits (90 % interval)"),
     "test": Said({"kl": "nats"}, 0.95, "KL, nats (95 % interval)"),
     "batches": Said({"psi": "nats"} | NATS, 0.95, "PSI, nats"),
+    "mismatch": Said(
+        dict.fromkeys(("k1", "k3", "naive_k3"), "nats")
+        | dict.fromkeys(
+            ("mean_ratio", "effective_share", "sequence_effective_share", "past"), "dimensionless"
+        )
+        | dict.fromkeys(("log_mass_sampler", "log_mass_trainer"), "nats"),
+        0.95,
+        "KL(P‖Q) per token, nats (95 % interval)",
+    ),
     "diagnosis": Said(
         {"kl_target_input": "nats", "kl_input_target": "nats"},
         None,
@@ -119,7 +132,7 @@ def test_a_data_frame_says_kind_unit_and_confidence_also_as_csv(case: tuple[str,
     read = pd.read_csv(io.StringIO(frame.to_csv()), index_col=0)
     assert len(read) == len(frame) > 0
     assert [None if math.isnan(x) else x for x in read.confidence] == [said.confidence] * len(read)
-    if name == "predictions":
+    if name in ("predictions", "mismatch"):
         assert dict(zip(read.index, read.unit, strict=True)) == said.units
         return
     assert set(read.unit) == {next(iter(said.units.values()))}
