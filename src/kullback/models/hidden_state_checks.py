@@ -13,13 +13,13 @@ from torch import Tensor
 
 from kullback.common.dtypes import dtype_name
 from kullback.common.formats import significant
-from kullback.dispatch import kl_divergence
 from kullback.errors import FileError, ModelError, printable
+from kullback.generators import KL
 from kullback.io.source_files import FileReference
+from kullback.kernels import RowDivergence, logit_divergence
 from kullback.models.huggingface_model import open_folder
 from kullback.models.open_model import Loading
 from kullback.models.output_head import OutputHead, last_parts, require_logits
-from kullback.representations import Logits
 
 _MEMORY_SHARE = 4  # a model is opened for a check if its weights take at most this part of the memory
 _OTHER_LAYERS = 8  # the layers next to the last one whose likelihood is compared
@@ -27,6 +27,7 @@ _FEWEST_ROWS = 16  # for a check by the likelihood
 _NEARER = 0.5  # another layer is named if the hidden states are nearer to it by this factor
 _CLEARLY_BETTER = 1.0  # nats a token: no earlier layer predicts that much better than the last one
 _ERRORS = 3.0  # standard errors
+_KL = RowDivergence(KL())
 
 
 class Sample(NamedTuple):
@@ -107,7 +108,7 @@ def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
     states = sample.states[:, -1].float()
     noise = torch.rand(states.shape, generator=generator, device="cpu") - 0.5
     stored, other = (head.logits(x).float() for x in (states, states + sample.steps * noise))
-    return kl_divergence(Logits(stored), Logits(other))
+    return logit_divergence(_KL, stored, other)
 
 
 def _opened(head: OutputHead, loading: Loading, *, required: bool) -> Any:
@@ -147,7 +148,7 @@ def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -
     if distances[nearest] < _NEARER * distance:
         raise _wrong(ref, head, nearest)
     made = head.logits(sample.states[:, -1]).cpu()
-    kl = float(kl_divergence(Logits(logits.float()), Logits(made.float())).mean())
+    kl = float(logit_divergence(_KL, logits.float(), made.float()).mean())
     return (
         f"the first {len(stored)} tokens were checked against the model {printable(head.name)}: the hidden states "
         f"differ by {100 * distance:.2g} %, the predictions by {significant(kl, 2)} nats of KL"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
+from kullback.common.short_repr import ShortRepr
 from kullback.errors import ModelError, printable
 from kullback.losses.head_configuration import head_configuration
 from kullback.models.huggingface_model import body_of, loading_errors, require_causal
@@ -28,8 +29,8 @@ _ITSELF = "compare the model itself, or its log-probabilities"
 _LARGEST_PROBE = 100.0  # beyond the caps of all known models, so that a cap shows
 
 
-@dataclass(frozen=True)
-class OutputHead:
+@dataclass(frozen=True, eq=False, repr=False)
+class OutputHead(ShortRepr):
     r"""The final norm and the head of a language model, which make logits of the last block's hidden states.
 
     .. math:: z = c \tanh\bigl(s\,(W\,\mathrm{norm}(h) + b) / c\bigr)
