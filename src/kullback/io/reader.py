@@ -75,7 +75,6 @@ class Reader(Closes, ABC):
         clusters: the number of the cluster of each row; None if it is not known.
         windows: the windows of tokens that the rows predict; None without windows.
         metadata: texts about the windows, by name.
-        finds_windows: whether `over` finds windows by their tokens.
     """
 
     ref: FileReference
@@ -96,7 +95,6 @@ class Reader(Closes, ABC):
     clusters: Tensor | None = None
     windows: Windows | None = None
     metadata: Mapping[str, str] = MappingProxyType({})
-    finds_windows: bool = False
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Tensor:
@@ -112,11 +110,6 @@ class Reader(Closes, ABC):
     def identity(self) -> object:
         """Return a value that JSON can represent and that changes if the rows change."""
         return file_stamp(self.ref.path)
-
-    def over(self, windows: Windows) -> Reader:
-        """Return a reader of the rows of other windows, if `finds_windows`; otherwise this reader."""
-        del windows
-        return self
 
     def close(self) -> None:
         """Close the file, if the reader keeps the file open."""

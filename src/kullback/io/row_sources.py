@@ -189,7 +189,7 @@ class RowSource(RowStream):
         self.dtype = reader.dtype
         self.labels, self.clusters = reader.labels, reader.clusters
         self.windows, self.metadata = reader.windows, reader.metadata
-        self.finds_windows = reader.finds_windows
+        self.finds_windows = isinstance(reader, StreamReader) and reader.finds_windows
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -349,7 +349,9 @@ class RowSource(RowStream):
         return block
 
     def over(self, windows: Windows) -> RowSource:
-        return RowSource(self._reader.over(windows)) if self.finds_windows else self
+        if isinstance(self._reader, StreamReader) and self.finds_windows:
+            return RowSource(self._reader.over(windows))
+        return self
 
     def identity(self) -> object:
         known = [self.format, self.key, self.shape, self.representation, self.class_names]

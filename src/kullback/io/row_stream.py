@@ -138,7 +138,8 @@ class StreamReader(Reader):
         blocks = (block.detach().cpu() for block in self._stream.blocks(rows=rows, first=first))
         return regroup(blocks, rows, join_tensors)
 
-    def over(self, windows: Windows) -> Reader:
+    def over(self, windows: Windows) -> StreamReader:
+        """Return a reader of the rows of other windows."""
         return StreamReader(self._stream.over(windows), self.ref.name)
 
     def identity(self) -> object:

@@ -210,7 +210,7 @@ class HiddenStates(RowStream):
         places = {prompt.tokens.numpy().tobytes(): place for place, prompt in enumerate(self._prompts)}
         order: list[int] = []
         for number in range(len(windows)):
-            tokens = windows.window(number)[0].contiguous()
+            tokens = windows.window(number)[0].long().contiguous()
             place = places.get(tokens.numpy().tobytes())
             if place is None:
                 raise self._without(number, tokens)
