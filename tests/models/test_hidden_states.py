@@ -160,6 +160,9 @@ def test_files_in_any_order_are_found_by_their_tokens(served: dict[str, Path], t
     further = torch.arange(2, 40)
     write(tmp_path / "other.safetensors", further, states_of(module(folders.int8()), further, [2]))
     served_anyhow = HiddenStates(tmp_path, folders.int8())
+    base = HiddenStates(served["base"], folders.base())
+    rows = compare_predictions(base, served_anyhow, labels=torch.full((base.rows or 0,), -100))
+    assert rows.divergences["kl_pq"].mean == pytest.approx(direct().divergences["kl_pq"].mean, rel=1e-6)
     assert numbers(compared(folders.base(), served_anyhow, TEXT)) == pytest.approx(
         numbers(direct()), rel=1e-6
     )

@@ -466,12 +466,14 @@ def paired_blocks(
 def matched(
     p: RowSource, q: RowSource
 ) -> tuple[RowSource, Callable[[int, Callable[[], list[int]]], FileError]]:
-    """Return Q with its classes in P's order, and the function `differ` for `in_step`.
+    """Return Q with its classes, and if it finds windows its windows, in P's order; and the function `differ` for
+    `in_step`.
 
     Raises:
         FileError: the sources differ in the number of rows or classes, or a class name occurs in only one source.
     """
     q = q.in_order_of(p)
+    q = q.over(p.windows) if q.finds_windows and p.windows is not None else q
     for source in (p, q):  # now, because some workers never read the first block
         source.require_classes()
 
