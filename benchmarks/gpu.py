@@ -48,7 +48,7 @@ FAILED, UNFINISHED = 1, 3
 class Entry:
     """A part: its function, its time in seconds, and the number of processes among which its items are divided.
 
-    Checks compile many variants of the kernels, for which one process is slow. Measurements run alone.
+    Checks compile a few hundred variants of the kernels, for which one process is slow. Measurements run alone.
     """
 
     function: Part
@@ -57,8 +57,8 @@ class Entry:
 
 
 PARTS: dict[str, Entry] = {
-    "likely_faults": Entry(gpu_checks.likely_faults, 110, processes=4),
-    "parity": Entry(gpu_checks.parity, 130, processes=4),
+    "likely_faults": Entry(gpu_checks.likely_faults, 110, processes=8),
+    "parity": Entry(gpu_checks.parity, 130, processes=8),
     "kinds": Entry(gpu_times.every_kind, 60),
     "rows": Entry(gpu_times.row_kernel, 130),
     "top_k": Entry(gpu_times.top_k, 30),
@@ -114,6 +114,8 @@ def serve(part: str, setting: Setting, names: Sequence[str]) -> None:
     os.dup2(2, 1)  # a library that prints would disturb the lines
     if not setting.has_gpu:
         use_interpreter()
+    if PARTS[part].processes > 1:
+        torch.set_num_threads(1)
     items = {item.name: item for item in PARTS[part].function(setting)}
     for name in names:
         print(json.dumps({"begins": name}), file=out)

@@ -107,12 +107,11 @@ def check_rows(kind: Divergence, p: Tensor, q: Tensor, temperature: float = 1.0,
 
 
 def check_in_place(kind: Divergence, p: Tensor, q: Tensor, layouts: tuple[str, str]) -> None:
-    """The gradient in place is the one beside the logits, bit for bit, and the teacher keeps its numbers."""
+    """The gradient in place is the one in memory of its own, and the teacher keeps its numbers."""
     p, q = (laid_out(x, layout) for x, layout in zip((p, q), layouts, strict=True))
     before, expected = p.clone(), of_student(kind, p, q)
     check_rows(kind, p, q)
-    overwritten = in_place(kind, p, q)
-    assert torch.equal(overwritten, expected), f"{mismatches(overwritten, expected)} entries differ in place"
+    check_equal(in_place(kind, p, q), expected, "in place")
     assert torch.equal(p, before), "the teacher's logits changed"
 
 
@@ -121,23 +120,29 @@ def is_same(a: Exact, b: Exact) -> bool:
     return all(torch.equal(x, b.named()[name]) for name, x in a.named().items())
 
 
-def mismatches(a: Tensor, b: Tensor) -> str:
-    return f"{int((a != b).sum())} of {a.numel()}"
+def check_equal(mine: Tensor, other: Tensor, what: str) -> None:
+    """Two gradients agree to one rounding of their dtype: other strides may add the sums in another order."""
+    error, size = (mine.double() - other.double()).abs(), other.double()
+    budget = 2 * torch.finfo(other.dtype).eps * size.abs() + 2e-6 * size.norm(dim=-1, keepdim=True) + 1e-10
+    wrong = ~(error <= budget)
+    assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} entries differ"
 
 
 def likely_faults(where: Setting) -> Iterator[Item]:
     """The faults that are most likely in code that no GPU has run, each as a check."""
     small = where.small
     pairs = [(BF16, F32), (F32, BF16), (F16, BF16), (BF16, BF16)]
-    layouts = [(LAYOUTS[0], LAYOUTS[1]), (LAYOUTS[2], LAYOUTS[3]), (LAYOUTS[1], LAYOUTS[0])]
-    for dtypes in pairs[:1] if small else pairs:
-        for sides in layouts[:1] if small else layouts:
-            for name, kind in FEW_KINDS.items():
-                p, q = 3 if small else 37, 300 if small else 5000
-                yield Item(
-                    f"in place: {name}, P {name_of(dtypes[0])} {sides[0]}, Q {name_of(dtypes[1])} {sides[1]}",
-                    lambda k=kind, n=p, v=q, t=dtypes, s=sides: check_in_place(k, *drawn(where, n, v, t), s),
-                )
+    sides = [(LAYOUTS[0], LAYOUTS[1]), (LAYOUTS[2], LAYOUTS[3]), (LAYOUTS[1], LAYOUTS[0])]
+    combinations = [(dtypes, sides[0]) for dtypes in pairs] + [(pairs[0], both) for both in sides[1:]]
+    for dtypes, both in combinations[:1] if small else combinations:
+        for name, kind in FEW_KINDS.items():
+            rows, classes = (3, 300) if small else (37, 5000)
+            yield Item(
+                f"in place: {name}, P {name_of(dtypes[0])} {both[0]}, Q {name_of(dtypes[1])} {both[1]}",
+                lambda k=kind, n=rows, v=classes, t=dtypes, s=both: check_in_place(
+                    k, *drawn(where, n, v, t), s
+                ),
+            )
     for classes in (5, 257) if small else (1, 2, 5, 200, 255, 256, 257, 300, 4095, 4096, 4097, 9000):
         yield Item(
             f"total variation stores one class twice: {classes} classes", partial(two_stores, where, classes)
@@ -178,10 +183,8 @@ def two_stores(where: Setting, classes: int) -> None:
             left = gradient.double().sum(-1).abs()
             budget = 4 * torch.finfo(gradient.dtype).eps * gradient.double().abs().sum(-1) + 1e-12
             assert (left <= budget).all(), f"a row of the gradient sums to {left.max().item():.3g}, not to 0"
-        overwritten, expected = in_place(TotalVariation(), p, q.clone()), of_student(TotalVariation(), p, q)
-        assert torch.equal(overwritten, expected), (
-            f"{mismatches(overwritten, expected)} entries differ in place"
-        )
+        expected = of_student(TotalVariation(), p, q)
+        check_equal(in_place(TotalVariation(), p, q.clone()), expected, "in place")
 
 
 def special_rows(where: Setting, kind: Divergence) -> None:
@@ -206,7 +209,8 @@ def special_rows(where: Setting, kind: Divergence) -> None:
 def masked_rows(where: Setting, kind: Divergence) -> None:
     """-inf in both, in P alone, in Q alone, and over a whole block: the divergence is infinite where the formula is."""
     classes = 300 if where.small else 9000
-    for dtype in (F32,) if where.small else (F32, BF16, F16):
+    is_one_of_few = kind in FEW_KINDS.values()
+    for dtype in (F32, BF16, F16) if is_one_of_few and not where.small else (F32,):
         p, q = drawn(where, 6, classes, (dtype, dtype))
         p[0, ::3], q[0, ::3] = -INF, -INF
         p[1, : classes // 2], q[1, : classes // 2] = -INF, -INF
@@ -304,8 +308,7 @@ def far_strides(where: Setting) -> None:
     apart = memory.as_strided((2, 300), (2**31, 1))
     apart.copy_(p)
     check_rows(KL(), apart, q)
-    in_place(KL(), q, apart)
-    assert torch.equal(apart, of_student(KL(), q, p))
+    check_equal(in_place(KL(), q, apart), of_student(KL(), q, p), "in place")
     columns = memory.as_strided((1, 3), (1, 2**30 + 1))
     columns.copy_(p[:1, :3])
     check_rows(JensenShannon(), columns, q[:1, :3])
@@ -440,8 +443,8 @@ def parity(where: Setting) -> Iterator[Item]:
     rows = 2 if small else 3
     vocabularies = (300,) if small else VOCABULARIES
     for classes in vocabularies:
-        few = classes in vocabularies[:2]
-        for dtype in (BF16, F32, F16, F64) if few and not small else (BF16, F32):
+        others = {vocabularies[0]: (F16, F64), vocabularies[-1]: (F64,)}.get(classes, ())
+        for dtype in (BF16, F32) if small else (BF16, F32, *others):
             for name, kind in KINDS.items():
                 yield Item(
                     f"{name}, {classes} classes, {name_of(dtype)}",

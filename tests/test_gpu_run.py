@@ -341,6 +341,54 @@ def test_a_contender_that_fails_is_a_note_and_ours_must_not() -> None:
         times.measured(setting, times.case(2, 3), {"KL: kullback": timing.Step(fail)})
 
 
+def test_the_page_shows_what_a_gpu_measured_and_before_that_nothing(tmp_path: Path) -> None:
+    render, gpu, times = script("render"), script("gpu"), script("gpu_times")
+    assert "Not measured yet:" in render.page(tmp_path)
+    assert "“On a GPU”" in render.page(tmp_path)
+    step = {"median": 2e-3, "low": 1e-3, "high": 3e-3, "rounds": 9, "extra_bytes": 2_000_000}
+    steps = {
+        "copy": step | {"median": 1e-3},
+        "KL: kullback": step,
+        "KL: torch.compile": step | {"median": 4e-3},
+    }
+    result = {"case": times.case(8192, 128_256), "steps": steps, "notes": ["A note."]}
+    records = {
+        "rows": [gpu.Record("KL", "measured", result=result)],
+        "parity": [
+            gpu.Record("a", "passed"),
+            gpu.Record("b", "failed", remark="1 is not 2"),
+            gpu.Record("c", "not here"),
+        ],
+    }
+    for device in ("cpu", "cuda"):
+        for part, of_part in records.items():
+            run = gpu.Run(
+                part,
+                script("gpu_items").Setting(device),
+                tmp_path / f"gpu_{part}.json",
+                0,
+                machine_with("H200"),
+            )
+            run.records = {record.name: record for record in of_part}
+            run.write()
+        assert ("“On a GPU”" in render.page(tmp_path)) is (device == "cpu")
+    page = render.page(tmp_path)
+    assert "H200, " in page
+    assert (
+        "checked 3 cases against float64: 1 passed, 1 failed, 1 need another machine, and 0 were not run."
+        in page
+    )
+    assert "- b: 1 is not 2" in page
+    assert "| 8192 × 128256, bfloat16 | KL: kullback | 2 | 2 |" in page
+    assert "A note." in page
+    assert "| GPU: share of the copy bandwidth | 8192 × 128256, bfloat16 | ≥ 85% | 75% | **no** |" in page
+    assert "| GPU: against torch.compile | 8192 × 128256, bfloat16 | ≥ 1.3× | 2.00× | yes |" in page
+
+
+def machine_with(gpu: str) -> dict[str, object]:
+    return script("timing").machine() | {"gpu": gpu}
+
+
 def test_the_parts_fit_into_ten_minutes_and_their_items_have_names_of_their_own() -> None:
     gpu, setting = script("gpu"), script("gpu_items").Setting("cuda")
     assert sum(entry.seconds for entry in gpu.PARTS.values()) <= gpu.SECONDS == 600
