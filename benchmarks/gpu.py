@@ -3,9 +3,10 @@
     python benchmarks/gpu.py [--part NAME ...] [--again] [--results FOLDER] [--seconds TIME]
     python benchmarks/gpu.py --device cpu --small
 
-Each part has a time. Its items run in other processes, so that a crash, a hang or an illegal access ends one item only.
-The script prints each item and writes gpu_NAME.json after each. A second run keeps the items that passed, as long as
-the sources, torch and the device are the same; --again repeats them. Without a GPU, it only prints a message.
+A part may take its own time, and the time that earlier parts left. Items run in other processes, so that a crash, a
+hang or an illegal access ends one item only. The script prints each item and writes gpu_NAME.json after each. A second
+run keeps the items that passed, as long as the sources, torch and the device are the same; --again repeats them. Without
+a GPU, the script only prints a message.
 `--device cpu --small` tries all of it in Triton's interpreter, on tiny tensors.
 
 The exit status is 0 if everything passed, 1 if something failed, and 3 if time was too short for something.
@@ -294,12 +295,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("No GPU here: torch finds none, so `make gpu` measured nothing.")
         return 0
     parts = options.part or list(PARTS)
-    ends, counts = time.monotonic() + options.seconds, Counter[str]()
+    began, planned, counts = time.monotonic(), 0.0, Counter[str]()
     with tempfile.TemporaryDirectory() as aside:
         folder = options.results or (Path(aside) if setting.small else RESULTS)
         for name in parts:
-            seconds = min(PARTS[name].seconds * max(1.0, options.seconds / SECONDS), ends - time.monotonic())
-            counts.update(x.status for x in run_part(name, setting, folder, max(seconds, 0.0), options.again))
+            planned += PARTS[name].seconds * max(1.0, options.seconds / SECONDS)
+            seconds = max(0.0, began + min(planned, options.seconds) - time.monotonic())
+            counts.update(x.status for x in run_part(name, setting, folder, seconds, options.again))
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     return FAILED if counts["failed"] else UNFINISHED if counts["not run"] else 0
 

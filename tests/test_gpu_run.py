@@ -163,8 +163,15 @@ Builder.create_masked_load = faulty
 }
 
 
-def with_fault(fault: str) -> dict[str, str]:
-    """The statuses of a few checks in Triton's interpreter, in another process, as a fault needs."""
+# The larger of NaN and a number is the number on a GPU, and NaN in the interpreter.
+MAXIMA_OF_GPUS = """
+Builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+Builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+"""
+
+
+def with_change(change: str, part: str, *names: str) -> dict[str, str]:
+    """The statuses of some checks in a process of its own, whose Triton interpreter has a change."""
     program = f"""
 import json, sys
 sys.path.insert(0, {str(SCRIPTS)!r})
@@ -172,11 +179,10 @@ import numpy as np
 from triton.runtime.interpreter import InterpreterBuilder as Builder, TensorHandle
 import gpu, gpu_items
 gpu_items.use_interpreter()
-{FAULTS[fault]}
+{change}
 setting = gpu_items.Setting("cpu", small=True)
-wanted = ("KL, 300 classes, float32", "total variation, 300 classes, float32", "JS, 300 classes, float32")
-records = [gpu.run_item(item) for item in gpu.PARTS["parity"].function(setting) if item.name in wanted]
-assert len(records) == len(wanted)
+records = [gpu.run_item(item) for item in gpu.PARTS[{part!r}].function(setting) if item.name in {names!r}]
+assert len(records) == {len(names)}
 print(json.dumps({{record.name: record.status + " " + record.remark for record in records}}))
 """
     done = subprocess.run(
@@ -197,8 +203,15 @@ if importlib.util.find_spec("triton") is not None:
     @pytest.mark.parametrize("fault", FAULTS)
     def test_a_fault_in_the_kernels_fails_the_checks(fault: str) -> None:
         expected = "passed" if fault == "none" else "failed"
-        for name, found in with_fault(fault).items():
-            assert found.startswith(expected), (name, found)
+        checks = [f"{kind}, 300 classes, float32" for kind in ("KL", "total variation", "JS")]
+        for name, status in with_change(FAULTS[fault], "parity", *checks).items():
+            assert status.startswith(expected), (name, status)
+
+    @pytest.mark.heavy
+    def test_a_nan_shows_although_the_maxima_of_gpus_ignore_it() -> None:
+        checks = [f"NaN and infinite logits: {kind}" for kind in ("KL", "total variation", "JS")]
+        for name, status in with_change(MAXIMA_OF_GPUS, "likely_faults", *checks).items():
+            assert status.startswith("passed"), (name, status)
 
     @pytest.mark.heavy
     @pytest.mark.parametrize(
@@ -385,6 +398,12 @@ def test_the_page_shows_what_a_gpu_measured_and_before_that_nothing(tmp_path: Pa
     assert "| GPU: against torch.compile | 8192 × 128256, bfloat16 | ≥ 1.3× | 2.00× | yes |" in page
 
 
+def test_readme_says_that_no_gpu_was_timed_as_long_as_none_was() -> None:
+    readme = " ".join((SCRIPTS.parent / "README.md").read_text().split())
+    says_so = "Until now, none has been timed on a GPU." in readme
+    assert says_so is not bool(script("render").load_gpu(SCRIPTS / "results"))
+
+
 def machine_with(gpu: str) -> dict[str, object]:
     return script("timing").machine() | {"gpu": gpu}
 
@@ -399,6 +418,25 @@ def test_the_parts_fit_into_ten_minutes_and_their_items_have_names_of_their_own(
     for classes in (32_000, 50_257, 128_256, 151_936, 262_144):
         for kind in script("gpu_items").KINDS:
             assert {f"{kind}, {classes} classes, {dtype}" for dtype in ("bfloat16", "float32")} <= set(parity)
+
+
+def test_a_part_may_take_the_time_that_earlier_parts_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu, times = script("gpu"), []
+
+    def run_part(name: str, _: Any, __: Path, seconds: float, ___: bool) -> list[Any]:
+        times.append((name, seconds))
+        return []
+
+    monkeypatch.setattr(gpu, "run_part", run_part)
+    small = ["--device", "cpu", "--small", "--results", str(tmp_path)]
+    assert gpu.main([*small, "--part", "kinds", "--part", "top_k"]) == 0
+    assert [(name, round(x)) for name, x in times] == [("kinds", 60), ("top_k", 90)]
+    times.clear()
+    assert gpu.main([*small, "--seconds", "1200", "--part", "kinds"]) == 0
+    assert gpu.main([*small, "--seconds", "40", "--part", "kinds"]) == 0
+    assert [(name, round(x)) for name, x in times] == [("kinds", 120), ("kinds", 40)]
 
 
 if not torch.cuda.is_available():
