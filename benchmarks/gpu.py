@@ -5,8 +5,9 @@
 
 A part may take its own time, and the time that earlier parts left. Items run in other processes, so that a crash, a
 hang or an illegal access ends one item only. The script prints each item and writes gpu_NAME.json after each. A second
-run keeps the items that passed, as long as the sources, torch and the device are the same; --again repeats them. Without
-a GPU, the script only prints a message.
+run keeps the items that passed, as long as the sources, torch and the device are the same; --again repeats them.
+
+Without a GPU, the script only prints a message.
 `--device cpu --small` tries all of it in Triton's interpreter, on tiny tensors.
 
 The exit status is 0 if everything passed, 1 if something failed, and 3 if time was too short for something.

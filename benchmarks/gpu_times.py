@@ -57,11 +57,11 @@ def measured(
     seconds: float = 3.0,
 ) -> Result:
     """Times in interleaved rounds, and on a GPU the peak of the memory during one step beyond that before it."""
-    notes, memory, working = list(notes or ()), {}, {}
+    notes, memory, values, working = list(notes or ()), {}, {}, {}
     for name, step in steps.items():
         try:
             timed(step)  # compiles
-            memory[name] = peak(where, step)
+            memory[name], values[name] = peak_and_value(where, step)
             working[name] = step
         except Exception as error:
             if OURS in name:
@@ -71,24 +71,34 @@ def measured(
             if where.has_gpu:
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
+    notes += other_values(values)
     least, most, seconds = (2, 2, 0.0) if where.small else (least, most, seconds)
     times = interleave(working, least=least, most=most, seconds=seconds)
     results = {name: {**summarize(x), "extra_bytes": memory[name]} for name, x in times.items()}
     return {"case": case, "steps": results, "notes": notes}
 
 
-def peak(where: Setting, step: Step) -> int | None:
-    if not where.has_gpu:
-        return None
+def peak_and_value(where: Setting, step: Step) -> tuple[int | None, float | None]:
+    """The peak of the GPU's memory during a step beyond that before it, and the loss if the step returns one."""
     step.prepare()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = 0
+    if where.has_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     result = step.run()
-    torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - before
-    del result
-    return extra
+    value = result.item() if isinstance(result, Tensor) and not result.dim() else None
+    return torch.cuda.max_memory_allocated() - before if where.has_gpu else None, value
+
+
+def other_values(values: Mapping[str, float | None]) -> list[str]:
+    """A note for each loss that differs by more than 2 % from kullback's: it is rounded, or another loss."""
+    mine = next((x for name, x in values.items() if OURS in name and x is not None), None)
+    return [
+        f"{name} computes {x:.4g}, {OURS} {mine:.4g}"
+        for name, x in values.items()
+        if mine is not None and x is not None and not abs(x - mine) <= 0.02 * abs(mine)
+    ]
 
 
 def logits(where: Setting, case: Case) -> tuple[Tensor, Tensor]:
@@ -234,12 +244,19 @@ def heads(where: Setting) -> Iterator[Item]:
             for x in arguments:
                 x.grad = None
 
+        def step(loss: HeadLoss) -> Step:
+            def forward_and_backward() -> Tensor:
+                value = loss(*arguments)
+                value.backward()
+                return value.detach()
+
+            return Step(forward_and_backward, forget)
+
         losses = {OURS: loss(False), f"{OURS}, float32 logits": loss(True), **HEAD_LOSSES}
         if where.has_gpu and is_installed("trl"):
             losses["TRL, Triton"] = trl_kernel
-        steps = {name: Step(lambda f=f: f(*arguments).backward(), forget) for name, f in losses.items()} | {
-            "products": Step(lambda: products(*arguments), forget)
-        }
+        steps = {name: step(f) for name, f in losses.items()}
+        steps["products"] = Step(lambda: products(*arguments), forget)
         return measured(where, of_case, steps, least=3, most=10, seconds=3)
 
     for rows, classes, hidden in sizes:

@@ -354,6 +354,19 @@ def test_a_contender_that_fails_is_a_note_and_ours_must_not() -> None:
         times.measured(setting, times.case(2, 3), {"KL: kullback": timing.Step(fail)})
 
 
+def test_a_contender_with_another_value_is_noted() -> None:
+    notes = script("gpu_times").other_values(
+        {
+            "copy": None,
+            "KL: kullback": 0.1,
+            "KL: rounded": 0.101,
+            "KL: other": 0.2,
+            "KL: nothing": float("nan"),
+        }
+    )
+    assert notes == ["KL: other computes 0.2, kullback 0.1", "KL: nothing computes nan, kullback 0.1"]
+
+
 def test_the_page_shows_what_a_gpu_measured_and_before_that_nothing(tmp_path: Path) -> None:
     render, gpu, times = script("render"), script("gpu"), script("gpu_times")
     assert "Not measured yet:" in render.page(tmp_path)
