@@ -51,17 +51,23 @@ def _is_inside(columns, first, end):
 
 
 @triton.jit
-def _load(row, i, stride, first, end, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return a tile of logits in float32. Columns before `first` and from `end` are -inf, which has no mass."""
+def _load(sides, i, first, end, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+    """Return a tile of both sides' logits in float32. Columns before `first` and from `end` are -inf, which has no
+    mass.
+    """
+    p, p_column, q, q_column = sides
     columns = _columns(i, TILE, VECTOR)
     if SHIFTED:  # a tile inside the row needs no mask, so it is loaded by wide instructions
         if (i * (TILE * VECTOR) >= first) & ((i + 1) * (TILE * VECTOR) <= end):
-            x = tl.load(row + columns)
+            a, b = tl.load(p + columns).to(tl.float32), tl.load(q + columns).to(tl.float32)
         else:
-            x = tl.load(row + columns, mask=_is_inside(columns, first, end), other=-INF)
+            mask = _is_inside(columns, first, end)
+            a = tl.load(p + columns, mask=mask, other=-INF).to(tl.float32)
+            b = tl.load(q + columns, mask=mask, other=-INF).to(tl.float32)
     else:
-        x = tl.load(row + columns.to(tl.int64) * stride, mask=columns < end, other=-INF)
-    return x.to(tl.float32)
+        a = tl.load(p + columns.to(tl.int64) * p_column, mask=columns < end, other=-INF).to(tl.float32)
+        b = tl.load(q + columns.to(tl.int64) * q_column, mask=columns < end, other=-INF).to(tl.float32)
+    return a, b
 
 
 @triton.jit
@@ -123,12 +129,10 @@ def _statistics(sides, first, end, scale, scale_2, n, TILE: tl.constexpr, VECTOR
     `shrink` is a power of two below 1. If the peaks are far apart, the side that is farther from 0 is shifted by the
     difference of the peaks. If that is not enough because of rounding, both sides are shifted by their peaks.
     """
-    p, p_column, q, q_column = sides
     peaks_a, peaks_b = tl.full((TILE,), _LOWEST, tl.float32), tl.full((TILE,), _LOWEST, tl.float32)
     sums_a, sums_b = tl.zeros((TILE,), tl.float32), tl.zeros((TILE,), tl.float32)
     for i in range(0, n):
-        a = _load(p, i, p_column, first, end, TILE, VECTOR, SHIFTED)
-        b = _load(q, i, q_column, first, end, TILE, VECTOR, SHIFTED)
+        a, b = _load(sides, i, first, end, TILE, VECTOR, SHIFTED)
         peaks_a, sums_a = _absorb(a, scale_2, peaks_a, sums_a)
         peaks_b, sums_b = _absorb(b, scale_2, peaks_b, sums_b)
     peak_a, peak_b = tl.max(peaks_a, axis=0), tl.max(peaks_b, axis=0)
@@ -166,15 +170,13 @@ def _value_sweep(
     powers, also return the sum of the affinities, the logarithm of this sum's unit, and the largest state of a class.
     If `EARLY`, also write the wanted gradient.
     """
-    p, p_column, q, q_column = sides
     out_p, out_p_column, out_q, out_q_column = outs
     zeros = tl.zeros((TILE,), tl.float64 if WIDE else tl.float32)
     terms, sums_p, sums_q, differences = zeros, zeros, zeros, zeros
     affinities, units, states = zeros, zeros - 1e300 if WIDE else zeros, zeros.to(tl.int32)
     for k in range(0, n):
         i = n - 1 - k
-        a = _load(p, i, p_column, first, end, TILE, VECTOR, SHIFTED)
-        b = _load(q, i, q_column, first, end, TILE, VECTOR, SHIFTED)
+        a, b = _load(sides, i, first, end, TILE, VECTOR, SHIFTED)
         _, _, results = _terms(a, b, row, low, numbers, FORM, WIDE)
         term, by_p, by_q, difference, affinity, state = results
         terms += tl.sum(term, axis=1)
@@ -234,7 +236,6 @@ def _gradient_sweep(
     """Write the gradients from the sums of the derivatives over the classes. In Renyi's divergence, the derivatives may
     be the affinities divided by their sum (see `_renyi`).
     """
-    p, p_column, q, q_column = sides
     out_p, out_p_column, out_q, out_q_column = outs
     is_share, inverse_total, unit = shares
     cancels: tl.constexpr = FORM == TOTAL_VARIATION or FORM == POWER or FORM == RENYI
@@ -245,8 +246,7 @@ def _gradient_sweep(
         sum_p, sum_q = sum_p.to(tl.float32), sum_q.to(tl.float32)
         factor_p, factor_q = factor_p.to(tl.float32), factor_q.to(tl.float32)
     for i in range(0, n):
-        a = _load(p, i, p_column, first, end, TILE, VECTOR, SHIFTED)
-        b = _load(q, i, q_column, first, end, TILE, VECTOR, SHIFTED)
+        a, b = _load(sides, i, first, end, TILE, VECTOR, SHIFTED)
         x, y, results = _terms(a, b, row, low, numbers, FORM, WIDE)
         _, by_p, by_q, _, affinity, _ = results
         if FORM == RENYI:
