@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kullback.common.optional import is_installed
 from kullback.generators import Divergence
-from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.first_derivative import define_first_derivative
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights
@@ -44,7 +44,7 @@ _LOG2_E = 1 / math.log(2)
 # In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
 # The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
-_EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
+_EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
 
 
 class Launch(NamedTuple):
@@ -69,7 +69,36 @@ def missing() -> str | None:
         _kernel()
     except ImportError as error:
         return f"the kernel cannot be imported: {error}"
+    _define_operator()
+    define_first_derivative()
     return None
+
+
+@cache
+def _define_operator() -> torch.library.Library:
+    """Define the operator that launches the kernel in compiled graphs, and return the library that contains it. The
+    cache keeps the library in memory.
+
+    The kernel writes all results to arguments, so the operator returns nothing. torch.compile does not look into the
+    operator. Otherwise it would pass Python's floats to the kernel in float64, before torch 2.15.
+    """
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define(
+        "triton_rows(Tensor p, Tensor q, Tensor? weights, int code, float[] numbers, float temperature, float scale, "
+        "Tensor(a!) values, Tensor(b!)? by_p, Tensor(c!)? by_q) -> ()"
+    )
+    library.impl("triton_rows", _launch, "CompositeExplicitAutograd")
+    torch.library.register_fake("kullback::triton_rows", lambda *_: None, lib=library)
+    return library
+
+
+def is_available() -> bool:
+    """Return whether the kernel can run in this process."""
+    return missing() is None
+
+
+# Because of this attribute, torch.compile evaluates the function once, during tracing (see kullback.losses.reduction).
+is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def devices() -> tuple[str, ...]:
@@ -87,7 +116,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and q.dtype in DTYPES
         and 0 < p.shape[-1] < 2**31 - _MOST_PADDING
         and arguments_of(kind) is not None
-        and missing() is None
+        and is_available()
     )
 
 
@@ -131,24 +160,42 @@ def _run(
 
     Labels need another pass over the logits and, if the gradient overwrites Q's logits, a copy of these logits.
     """
-    (rows, classes), labels = p.shape, divergence.labels
+    labels = divergence.labels
     if labels is not None:
         before = q.clone() if gradients[1] is q else q
         values = _run(replace(divergence, labels=None), p, q, weights, scale * labels.soft, gradients)
         return labels.add(values, before, weights, scale, gradients[1])
-    values = torch.empty(rows, dtype=torch.float64, device=p.device)
-    if rows == 0:
-        return values
+    values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
     code, numbers, is_swapped = cast(Arguments, arguments_of(divergence.kind))
+    by_p, by_q = gradients
     if is_swapped:
-        p, q, gradients = q, p, gradients[::-1]
+        p, q, by_p, by_q = q, p, by_q, by_p
+    launch = torch.ops.kullback.triton_rows.default if torch.compiler.is_compiling() else _launch
+    launch(p, q, weights, code, list(numbers), divergence.temperature, scale, values, by_p, by_q)
+    return values
+
+
+def _launch(
+    p: Tensor,
+    q: Tensor,
+    weights: Weights,
+    code: int,
+    numbers: Sequence[float],
+    temperature: float,
+    scale: float,
+    values: Tensor,
+    by_p: Tensor | None,
+    by_q: Tensor | None,
+) -> None:
+    rows, classes = p.shape
+    if rows == 0:
+        return
     weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
-    wanted = (gradients[0] is not None, gradients[1] is not None)
+    wanted = (by_p is not None, by_q is not None)
     # The kernel does not write a gradient that is not wanted, so any valid pointer can take its place.
-    by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
-    tensors = (p, q, by_p, by_q)
+    tensors = (p, q, p if by_p is None else by_p, q if by_q is None else by_q)
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
-    form = form_of(code, numbers)
+    form = form_of(code, (weight_p, share_p, weight_q, share_q))
     launch = launch_of(form, classes, vector)
     with torch.cuda.device_of(p):
         _kernel().row_kernel[(rows,)](
@@ -156,19 +203,18 @@ def _run(
             q,
             values if weights is None else weights,
             values,
-            by_p,
-            by_q,
+            *tensors[2:],
             *(stride for x in tensors for stride in x.stride()),
             classes,
-            1 / divergence.temperature,
-            _LOG2_E / divergence.temperature,
-            scale / divergence.temperature,
+            1 / temperature,
+            _LOG2_E / temperature,
+            scale / temperature,
             *(weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q),
             FORM=form.value,
             WEIGHTED=weights is not None,
             WANT_P=wanted[0],
             WANT_Q=wanted[1],
-            EARLY=wanted == _EARLY.get(DivergenceCode(code)),
+            EARLY=wanted == _EARLY.get(form),
             TILE=launch.tile,
             VECTOR=vector,
             SHIFTED=_is_shifted(tensors, vector),
@@ -177,7 +223,6 @@ def _run(
             # not fuse them.
             enable_fp_fusion=False,
         )
-    return values
 
 
 def launch_of(form: Form, classes: int, vector: int) -> Launch:
