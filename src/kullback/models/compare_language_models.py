@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
+from kullback.common.extra_arguments import by_name
 from kullback.common.row_statistics import FURTHER
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io.windows import Windows
@@ -49,6 +50,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def compare_models(
     base: object,
     candidates: object,
@@ -145,7 +147,9 @@ def compare_models(
             instead="resume without one_at_a_time",
         )
     text = None if texts is None else take_texts(CALL, texts)
-    seed = int(torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0)))
+    seed = int(
+        torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
+    )
     settings = _Settings(cut, loading, run, seed)
     with ExitStack() as stack:
         name = None
