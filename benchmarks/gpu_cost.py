@@ -212,14 +212,19 @@ def cost_of(variant: Variant) -> Cost:
     every = loops(code)
     ordinary = [loop for loop in every if not loop.is_wide]
     exact = [loop for loop in every if loop.is_wide]
-    if variant.form == Form.TOTAL_VARIATION:  # statistics, value, the value once more for rows that need it, gradient
+    if (
+        variant.form == Form.TOTAL_VARIATION
+    ):  # statistics, value, the value once more for rows that need it, gradient
         exact.append(ordinary.pop(2))
     outside = len(code) - sum(loop.all_code for loop in every)
     tiles = variant.classes / (launch.tile * variant.vector)
     whole = math.floor(tiles)
     masked = sum(loop.all_code for loop in ordinary)
     sweeps = tuple(loop.cheapest / variant.vector for loop in ordinary)
-    row = whole * sum(loop.cheapest for loop in ordinary) + (math.ceil(tiles) - whole + variant.shifted) * masked
+    row = (
+        whole * sum(loop.cheapest for loop in ordinary)
+        + (math.ceil(tiles) - whole + variant.shifted) * masked
+    )
     registers, stack = (re.search(rf"{name}:(\d+)", usage) for name in ("REG", "STACK"))
     loads = sorted(set(re.findall(r"LDG\.E(?:\.(\d+|U16))?", "\n".join(x.text for x in code))))
     return Cost(
@@ -268,7 +273,18 @@ place of float32.
 
 def table(costs: dict[str, Cost]) -> str:
     """Return the table of the page."""
-    head = ("", "ordinary", "limit", "with the edges", "masked", "exact", "outside", "registers", "spilled", "ms")
+    head = (
+        "",
+        "ordinary",
+        "limit",
+        "with the edges",
+        "masked",
+        "exact",
+        "outside",
+        "registers",
+        "spilled",
+        "ms",
+    )
     rows = [head, ("---", *["--:"] * (len(head) - 1))]
     for name, cost in costs.items():
         classes = VARIANTS[name].classes
