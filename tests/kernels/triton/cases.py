@@ -414,6 +414,9 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
         torch.testing.assert_close(ours_.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method`:DeprecationWarning"
+)  # inside of torch's inductor
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("kind", [KL(), Alpha(alpha=-0.5)], ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.25])
