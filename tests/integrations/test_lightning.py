@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from kullback.errors import ArgumentTypeError
+from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from tests.integrations.tiny import batch_of, examples, kl_by_hand, language_models
 
@@ -130,3 +130,32 @@ def test_the_teacher_has_the_precision_of_the_student(
 def test_wrong_settings() -> None:
     with refused(ArgumentTypeError, call="DistillationModule", argument="teacher"):
         DistillationModule(torch.nn.Linear(2, 2), "teacher")  # type: ignore[arg-type]
+
+
+def test_an_optimizer_is_a_function_of_the_parameters() -> None:
+    student, teacher, _ = classifiers()
+    remedy = r"optimizer=lambda parameters: torch\.optim\.Adam\(parameters, lr=1e-3\)"
+    with refused(ArgumentTypeError, call="DistillationModule", argument="optimizer", instead=remedy):
+        DistillationModule(student, teacher, optimizer=torch.optim.Adam(student.parameters()))  # type: ignore[arg-type]
+    module = DistillationModule(
+        student, teacher, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)
+    )
+    assert isinstance(module.configure_optimizers(), torch.optim.Adam)
+
+
+def test_labels_come_from_a_dict_alone() -> None:
+    student, teacher, batches = classifiers()
+    x, y = batches[0]
+    module = DistillationModule(student, teacher, DistillationLoss(label_weight=0.25))
+    for batch in (x, (x, y), {"input": x}):
+        with refused(
+            ArgumentValueError,
+            call="DistillationModule",
+            argument="loss",
+            instead="{'input': x, 'labels': y}",
+        ):
+            module.training_step(batch, 0)
+    p, q = (model(x).double().log_softmax(-1) for model in (teacher, student))
+    want = 0.75 * (p.exp() * (p - q)).sum(-1).mean() - 0.25 * q[:, 0].mean()
+    loss = module.training_step({"input": x, "labels": y.long()}, 0).double()
+    torch.testing.assert_close(loss, want, rtol=1e-5, atol=0)

@@ -199,6 +199,15 @@ class BatchLoss:
 
     def of_sides(self, sides: Mapping[str, Any], **positions: Any) -> Tensor:
         """Return the loss of the two sides' logits, or of their hidden states and heads."""
+        if self.loss.label_weight and positions.get("labels") is None:
+            raise invalid_value(
+                self.call,
+                "loss",
+                wanted="batches with 'labels', because the loss has a label_weight",
+                got=f"label_weight={self.loss.label_weight:g}, and a batch without 'labels'",
+                instead="batches such as {'input': x, 'labels': y}, with the names of the student's arguments and "
+                "'labels'; or label_weight=0.0",
+            )
         loss = self.loss(**sides, **positions)
         loss, self.entropy = loss if isinstance(loss, tuple) else (loss, None)
         if self._is_checked():

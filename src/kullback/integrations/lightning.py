@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, OfType
 from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.integrations.batch_loss import BatchLoss
@@ -16,6 +17,14 @@ from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationModule"]
 
+_ARGUMENTS = Arguments(
+    "DistillationModule",
+    optimizer=OfType(
+        cast("tuple[type, ...]", (Callable,)),
+        wanted="a function that makes the optimizer from the student's parameters",
+        instead="optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)",
+    ),
+)
 _LightningModule: Any = load("lightning.pytorch", "kullback.integrations.lightning").LightningModule
 
 
@@ -25,8 +34,9 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    A batch is a dict of the models' arguments, a tensor of inputs, or a tuple whose first entry is such a tensor. In a
-    dict, ``labels`` determine the positions that count. The loss is logged as ``train_loss``, ``val_loss`` and
+    A batch is a dict of the models' arguments, a tensor of inputs, or a tuple whose first entry is such a tensor; the
+    other entries of a tuple are not used. In a dict, ``labels`` determine the positions that count, and are the labels
+    of ``label_weight``. The loss is logged as ``train_loss``, ``val_loss`` and
     ``test_loss``. The teacher is not a part of the module: it is neither trained nor saved, and follows the student to
     its device.
 
@@ -40,10 +50,10 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
             True if the student is a causal language model of Hugging Face.
 
     Raises:
-        ArgumentTypeError: `loss` or `teacher` is of the wrong type.
+        ArgumentTypeError: `loss` or `teacher` is of the wrong type, or `optimizer` is not a function.
         ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or the teacher shares trainable
-            parameters with the student. At a batch, `causal` does not fit the student, or a loss with
-            ``vocabulary="mask"`` is +inf because a side lacks classes.
+            parameters with the student. At a batch, `causal` does not fit the student, the labels of ``label_weight``
+            are missing, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes.
         OptionalDependencyError: lightning is not installed.
 
     Gradient:
@@ -71,6 +81,7 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
         optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
         causal: bool | None = None,
     ) -> None:
+        _ARGUMENTS.check(optimizer=optimizer)
         super().__init__()
         self.student, self.optimizer = student, optimizer
         loss = DistillationLoss() if loss is None else loss
