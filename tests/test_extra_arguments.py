@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
+import pathlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError
 from kullback.functional import distillation_loss, linear_distillation_loss
 from kullback.nn import DistillationLoss, KLDivLoss
+from tests.refusals import refused
 from tests.test_package import PUBLIC
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -132,6 +136,30 @@ def test_samples_with_rows_and_columns_exchanged_name_the_dimension() -> None:
     assert kl_divergence(Samples(x, dim=0), Samples(y, dim=0)) >= 0
     x, y = (torch.randn(30, 500, generator=GENERATOR) for _ in range(2))
     assert any("pass Samples(x, dim=0)" in note for note in kl_estimate(Samples(x), Samples(y)).notes)
+
+
+def test_an_export_to_a_file_names_the_line_that_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result: Any = kl_estimate(P, Q)
+    cases = {
+        "pathlib.Path('result.html').write_text(result.to_html())": lambda: result.to_html("x.html"),
+        "pathlib.Path('result.md').write_text(result.to_markdown())": lambda: result.to_markdown(path="x.md"),
+        "pathlib.Path('result.json').write_text(result.to_json())": lambda: result.to_json("x.json"),
+        "json.dumps(result.to_dict(), indent=2)": lambda: result.to_json(indent=2),
+        "result.to_dict(flat=True)": lambda: result.to_dict(True),
+        "result.to_pandas().to_csv('result.csv', index=False)": lambda: result.to_pandas(index=False),
+        "figure, axes = result.plot(), and then figure.savefig('result.png')": lambda: result.plot(
+            save="x.png"
+        ),
+    }
+    for remedy, call in cases.items():
+        with refused(ArgumentTypeError, instead=re.escape(remedy)):
+            call()
+        exec(remedy.replace(", and then ", "; "), {"pathlib": pathlib, "json": json, "result": result})  # noqa: S102
+    assert {path.suffix for path in tmp_path.iterdir()} == {".html", ".md", ".json", ".csv", ".png"}
+    assert Path("result.md").read_text().startswith("**KL of 4 rows: ")
 
 
 def test_text_against_numbers_names_the_conversion() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +95,18 @@ def test_a_batch_is_a_frame_of_rows() -> None:
     assert repr(batch) == "Fit(Normal, KL(to || q)=3 values, by moment_matching)"
 
 
+def test_a_quantity_that_is_no_divergence_is_no_distance() -> None:
+    elbo = fit(Normal(0.0, 1.0), to=lambda x: -(x**2))
+    assert (
+        str(elbo).splitlines()[0] == f"The negative ELBO of the fitted Normal is {float(elbo.value):.4g} nats"
+    )
+    assert float(elbo.value) == pytest.approx(-0.5 * math.log(math.pi), abs=1e-4)
+    likelihood = fit(Normal(0.0, 1.0), to=Samples([0.0, 2.0]))
+    first = str(likelihood).splitlines()[0]
+    assert first.startswith("The negative log-likelihood per draw of ")
+    assert "target" not in first
+
+
 def drawn(x: Fit, name: str | None = None) -> Any:
     figure, axes = x.plot(name=name)
     figure.canvas.draw()
@@ -104,7 +117,7 @@ def drawn(x: Fit, name: str | None = None) -> Any:
 def test_curves_in_one_dimension(found: Fit) -> None:
     target, history = drawn(found), drawn(found, "history")
     labels = [line.get_label() for line in target.get_lines()]
-    assert labels == ["to", "fit"]
+    assert labels == ["to, the target", "q, the fit"]
     peak = max(target.get_lines()[1].get_ydata())
     assert peak == pytest.approx(0.3989, abs=0.01)
     assert history.get_xlabel() == "step"

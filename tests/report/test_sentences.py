@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,9 @@ def test_lines_of_real_estimates():
         "total variation = 0.25 (80 % "
     )
     assert str(kl_estimate(Probs([0.5, 0.5]), Counts([20, 20]))).endswith("plugin, n = 40, P known")
-    assert str(kl_estimate(Counts([[30, 10], [2, 5]]), Counts([20, 20]))).endswith("plugin, n = 7 to 40 + 40")
+    assert str(kl_estimate(Counts([[30, 10], [2, 5]]), Counts([20, 20]))).endswith(
+        "plugin, n = 7 to 40 + 40; 1 note in .notes"
+    )
     assert str(kl_estimate(Samples(X), Samples(X + 1))).startswith("KL = ")
 
 
@@ -101,6 +104,37 @@ def test_a_test_prints_one_line_and_is_its_p_value():
     assert alone._repr_html_().count("<table>") == 1
     assert "&lt;why&gt;" in alone._repr_html_()
     assert str(alone).startswith("No difference of P and Q is seen (p = 0.5), energy = ")
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "options", "outcome"),
+    [
+        (torch.zeros(3, 500), torch.ones(3, 500), {}, "The test cannot tell whether P and Q differ"),
+        ([1.0, 2.0], [8.0, 9.0, 10.0], {}, "The test cannot tell whether P and Q differ"),
+        ([1.0, 2.0, 3.0, 4.0], [6.0, 7.0, 8.0, 9.0], {}, "P and Q differ"),
+        (torch.arange(40.0), torch.arange(40.0) + 90, {"permutations": 19}, "The test cannot tell"),
+        (torch.arange(40.0), torch.arange(40.0) + 0.5, {}, "No difference of P and Q is seen"),
+    ],
+)
+def test_a_test_of_too_few_draws_cannot_tell(p: Any, q: Any, options: Any, outcome: str) -> None:
+    noise = 0.01 * torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
+    p, q = (x + noise if isinstance(x, torch.Tensor) and x.ndim == 2 else x for x in (p, q))
+    x, y = (Samples(side, independent=True) for side in (p, q))
+    test = two_sample_test(x, y, generator=torch.Generator().manual_seed(0), **options)
+    assert str(test).startswith(f"{outcome}"), test
+    few = [note for note in test.notes if "the test cannot tell" in note]
+    assert len(few) == ("cannot tell" in outcome)
+    n, m = len(p), len(q)
+    least = max(1 / math.comb(n + m, n), 1 / (1 + options.get("permutations", 999)))
+    assert test.least_p_value == pytest.approx(least)
+
+
+def test_one_line_counts_the_notes() -> None:
+    x = torch.randn(60, generator=torch.Generator().manual_seed(0))
+    estimate = kl_estimate(Samples(x + 9), Samples(x))
+    assert str(estimate).endswith(f"; {len(estimate.notes)} notes in .notes".replace("1 notes", "1 note"))
+    assert estimate.notes
+    assert "in .notes" not in str(kl_estimate(Normal(0.0, 1.0), Normal(1.0, 1.0)))
 
 
 def test_the_numbers_of_draws_of_a_batch_are_in_the_table():

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.optional import is_installed, load
 from kullback.common.plain_values import JsonObject
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 # as a command. Other build servers execute text after `##[` or `##vso[`.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
+_OF_FIGURES = dict.fromkeys(
+    ("save", "path", "filename", "dpi"),
+    "figure, axes = result.plot(), and then figure.savefig('result.png')",
+)
 
 
 class Shown:
@@ -33,6 +38,7 @@ class Shown:
     modules by name when a method is called.
     """
 
+    @by_name("pathlib.Path('result.html').write_text(result.to_html())")
     def to_html(self) -> str:
         """Return a self-contained HTML page with plots.
 
@@ -41,10 +47,28 @@ class Shown:
         """
         return str(self._report("html").render(self))
 
+    @by_name("pathlib.Path('result.md').write_text(result.to_markdown())")
+    def to_markdown(self) -> str:
+        """Return a short summary in GitHub's Markdown, as for a pull request or a CI run.
+
+        Example:
+            >>> from torch.distributions import Normal
+            >>> from kullback import kl_estimate
+            >>> print(kl_estimate(Normal(0.0, 1.0), Normal(1.0, 1.0)).to_markdown())
+            **KL = 0.5 nats (off by 6e-08 at most), closed form**
+            ...
+        """
+        return str(self._report("markdown").render(self))
+
+    @by_name(
+        "pathlib.Path('result.json').write_text(result.to_json())",
+        {"indent": "json.dumps(result.to_dict(), indent=2)"},
+    )
     def to_json(self) -> str:
         """Return strict JSON with a versioned schema, described in `kullback.report`."""
         return str(self._report("json").dumps(self))
 
+    @by_name("result.to_dict(flat=True)")
     def to_dict(self, *, flat: bool = False) -> JsonObject:
         """Return the fields of `to_json` as dicts, lists, strings and finite numbers.
 
@@ -63,6 +87,7 @@ class Shown:
         """
         return self._report("json").to_dict(self, flat=flat)
 
+    @by_name("result.to_pandas()", {"index": "result.to_pandas().to_csv('result.csv', index=False)"})
     def to_pandas(self) -> DataFrame:
         """Return the main numbers as a pandas DataFrame, with columns for their unit and their confidence.
 
@@ -74,6 +99,7 @@ class Shown:
         load("pandas", "to_pandas")
         return self._report("frame").to_pandas(self)
 
+    @by_name("result.plot(axes)", _OF_FIGURES)
     def plot(self, ax: Axes | None = None, *, name: str | None = None) -> tuple[Figure, Axes]:
         """Plot the main numbers with their intervals, or another drawing of the HTML page, with matplotlib.
 
@@ -107,7 +133,7 @@ class Shown:
         """Return the text report, or one line for a single number; with rich, the report is as wide as the terminal."""
         page, terminal = self._report("subjects").document(self), self._report("terminal")
         if page.in_one_line:
-            return page.outcome
+            return page.line
         if not is_installed("rich"):
             return without_commands(terminal.render_plain(page))
         text = io.StringIO()

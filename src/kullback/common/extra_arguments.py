@@ -94,7 +94,7 @@ def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
         named |= {x.name: x for x in parameters if x.name not in named and x.kind not in _VARIABLE}
         if all(x.kind is not x.VAR_KEYWORD for x in parameters):
             break
-    return list(named.values())
+    return [x for x in named.values() if x.name != "self"]
 
 
 def _with_required_arguments(call: str, parameters: Sequence[inspect.Parameter]) -> str:

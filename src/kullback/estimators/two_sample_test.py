@@ -83,6 +83,11 @@ WEIGHTS = {
 }
 
 
+_MANY_UNITS = 50
+_TOO_FEW = (
+    "So few draws and permutations allow no p-value below about {:.2g}, however different P and Q are: the test cannot "
+    "tell. Use more draws, and permutations=999."
+)
 _ARGUMENTS = Arguments(
     CALL, permutations=Whole(least=1, most=MOST_PERMUTATIONS, example=999), generator=GENERATOR
 )
@@ -170,6 +175,7 @@ def two_sample_test(
         statistics = _of_counts(p, q)
         rng = np.random.default_rng(seed_of(generator))
         labeling = Labeling(None, np.zeros(0, bool))
+        least = _least_p_value(*(int(side.tensor.sum()) for side in (p, q)), permutations)
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
         effect, notes = _effect(p, q)
     else:
@@ -180,10 +186,27 @@ def two_sample_test(
         probability, statistic, method = permutation_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
         )
+        from_p = Labeling.of(groups.p, groups.q).from_p
+        draws = int(from_p.sum()), int((~from_p).sum())
+        least = _least_p_value(*draws, permutations, in_pairs=groups.in_pairs)
         probability, group_notes = math.nan if groups.is_open else probability, groups.notes
         effect, notes = _effect(first, second)
-    notes = tuple(dict.fromkeys((*group_notes, *notes, *_note_on_interval(probability, method, effect))))
-    return TwoSampleTest(probability, statistic, effect, permutations, method, notes)
+    few = [_TOO_FEW.format(least)] if least >= SIGNIFICANT else []
+    notes = (*few, *group_notes, *notes, *_note_on_interval(probability, method, effect))
+    return TwoSampleTest(
+        probability, statistic, effect, permutations, method, tuple(dict.fromkeys(notes)), least
+    )
+
+
+def _least_p_value(first: int, second: int, permutations: int, *, in_pairs: bool = False) -> float:
+    """Return the least p-value: the probability that a shuffle is the observed labeling, or 1 / (permutations + 1).
+
+    If there are more than `_MANY_UNITS` draws or clusters to shuffle, this probability counts as 0.
+    """
+    labelings = math.inf
+    if first + second <= _MANY_UNITS:
+        labelings = 2**first if in_pairs else math.comb(first + second, first)
+    return max(1 / (permutations + 1), 1 / labelings)
 
 
 def permutation_test(

@@ -48,6 +48,13 @@ def overrides(d: Distribution, method: str) -> bool:
     return condition is None or bool(condition and getattr(d, condition, None))
 
 
+def lacks(d: Distribution, methods: Sequence[str]) -> list[str]:
+    """Return those of the methods "log_prob", "sample" and "support" that the class of a distribution does not have."""
+    inherited = {name: getattr(type(d), name) is getattr(Distribution, name) for name in (*methods, "rsample")}
+    inherited["sample"] = inherited.get("sample", False) and inherited["rsample"]
+    return [name for name in methods if inherited[name] and name not in vars(d)]
+
+
 def class_overrides_density(kind: type) -> bool:
     """Return whether a class overrides the `log_prob` of its family."""
     owner = _overriding_class(kind, "log_prob")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from kullback.common.formats import counted
 from kullback.results.finding import Level
 from kullback.results.verdict import Outcome, Verdict, headline, worst
 
@@ -316,7 +317,7 @@ class Document:
         maker: the name of the command or function that makes such a page.
         brief: the most important numbers, for a terminal; None if the whole report is short.
         limit: an example of a limit for the command; empty if the command takes no limits.
-        in_one_line: whether `str` of the result returns only the outcome.
+        in_one_line: whether `str` of the result returns only the outcome and the number of notes.
         measured: the kinds, units and confidence of the numbers, for JSON and data frame; None if there are none.
         plot: the plot of the main numbers; None if the first plot in `blocks` is the main plot.
     """
@@ -340,6 +341,12 @@ class Document:
         """The verdict of all limits, followed by the outcome."""
         verdict = headline(self.verdicts)
         return f"{verdict}. {self.headline.outcome}" if verdict else self.headline.outcome
+
+    @property
+    def line(self) -> str:
+        """The outcome, followed by the number of notes, which one line has no room for."""
+        notes = sum(len(block.unlinked) for block in self.blocks if isinstance(block, Findings))
+        return f"{self.outcome}; {counted(notes, 'note')} in .notes" if notes else self.outcome
 
     @property
     def tone(self) -> Tone:

@@ -27,6 +27,8 @@ class TwoSampleTest(ShortRepr, ShownNumber):
             ``"kernel"``, ``"narrow_kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"``, ``"tails"`` or
             ``"products"``.
         notes: sentences about the draws and the effect.
+        least_p_value: the smallest p-value that these numbers of draws and permutations allow. If it is 0.05 or more,
+            the test cannot tell whether P and Q differ.
 
     Example:
         >>> from kullback import Samples, two_sample_test
@@ -41,6 +43,7 @@ class TwoSampleTest(ShortRepr, ShownNumber):
     permutations: int
     method: str
     notes: tuple[str, ...] = ()
+    least_p_value: float = 0.0
 
     def __float__(self) -> float:
         """Return the p-value."""

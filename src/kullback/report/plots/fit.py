@@ -135,15 +135,15 @@ def _curves(target: Any, fitted: Distribution, axes: Axes) -> None:
             weights=weights,
             color=FIRST,
             alpha=0.5,
-            label="to",
+            label="to, the target",
         )
     else:
         p = _density(target, x)
         if not isinstance(target, Distribution):
             p = p / torch.trapezoid(p, x).clamp(min=1e-300)
         axes.fill_between(x.numpy(), p.numpy(), color=FIRST, alpha=0.35, linewidth=0)
-        axes.plot(x.numpy(), p.numpy(), color=FIRST, label="to")
-    axes.plot(x.numpy(), _density(fitted, x).numpy(), color=SECOND, linewidth=2, label="fit")
+        axes.plot(x.numpy(), p.numpy(), color=FIRST, label="to, the target")
+    axes.plot(x.numpy(), _density(fitted, x).numpy(), color=SECOND, linewidth=2, label="q, the fit")
     axes.set(ylabel="density", ylim=(0, None), xlim=(low, high))
     draw_legend(axes)
 
@@ -158,8 +158,8 @@ def _bars(target: Any, fitted: Distribution, axes: Axes) -> None:
     else:
         p = _density(target, x)
         p = p if isinstance(target, Distribution) else p / p.sum()
-    axes.bar((x - 0.2).numpy(), p.numpy(), 0.4, color=FIRST, label="to")
-    axes.bar((x + 0.2).numpy(), _density(fitted, x).numpy(), 0.4, color=SECOND, label="fit")
+    axes.bar((x - 0.2).numpy(), p.numpy(), 0.4, color=FIRST, label="to, the target")
+    axes.bar((x + 0.2).numpy(), _density(fitted, x).numpy(), 0.4, color=SECOND, label="q, the fit")
     axes.set(ylabel="probability", ylim=(0, None))
     draw_legend(axes)
 
@@ -174,12 +174,14 @@ def _contours(target: Any, fitted: Distribution, axes: Axes) -> None:
     points = torch.stack([a, b], -1)
     if isinstance(target, Samples):
         few = target.tensor[:DRAWS].double()
-        axes.plot(few[:, 0].numpy(), few[:, 1].numpy(), ".", color=FIRST, markersize=2, label="to")
+        axes.plot(
+            few[:, 0].numpy(), few[:, 1].numpy(), ".", color=FIRST, markersize=2, label="to, the target"
+        )
     else:
         axes.contour(a.numpy(), b.numpy(), _density(target, points).numpy(), 6, colors=FIRST)
-        axes.plot([], [], color=FIRST, label="to")
+        axes.plot([], [], color=FIRST, label="to, the target")
     axes.contour(a.numpy(), b.numpy(), _density(fitted, points).numpy(), 6, colors=SECOND)
-    axes.plot([], [], color=SECOND, label="fit")
+    axes.plot([], [], color=SECOND, label="q, the fit")
     draw_legend(axes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -57,7 +58,12 @@ def of_test(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
         "value": significant(test.statistic, 6),
         "permutations": f"{test.permutations}",
     }
-    outcome = "P and Q differ" if test.p_value < SIGNIFICANT else "No difference of P and Q is seen"
+    if test.p_value < SIGNIFICANT:
+        outcome = "P and Q differ"
+    elif math.isnan(test.p_value) or test.least_p_value >= SIGNIFICANT:
+        outcome = "The test cannot tell whether P and Q differ"
+    else:
+        outcome = "No difference of P and Q is seen"
     sentence = (
         f"{outcome} (p = {p_value}), {method} = {significant(test.statistic)} (statistic), "
         f"{test.permutations} permutations"

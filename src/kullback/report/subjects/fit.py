@@ -45,13 +45,18 @@ def _frame(fit: Fit) -> Frame:
 
 
 def _outcome(fit: Fit) -> str:
-    """Return the sentence with the type of the fitted distribution and its divergence from the target."""
+    """Return the sentence with the type of the fitted distribution, and its divergence from the target or another
+    quantity, which is no distance.
+    """
     count, name = fit.value.numel(), type(fit.distribution).__name__
     which, whose = (
         (f"The fitted {name} is", "target") if count == 1 else (f"{count} fits of {name} are", "targets")
     )
     failed = count - int(fit.converged.sum())
     others = f"; {failed} of {count} did not converge" if failed else ""
+    if "||" not in fit.quantity:
+        fitted = f"the fitted {name}" if count == 1 else f"{count} fits of {name}"
+        return f"The {fit.quantity} of {fitted} is {_range(fit.value)}{unit(fit)}{others}"
     return f"{which} {_range(fit.value)}{unit(fit)} from the {whose}: {fit.quantity}{others}"
 
 
