@@ -256,6 +256,19 @@ def test_a_reply_written_as_the_template_writes_it_is_taken() -> None:
     assert read([[USER, written]], ADDS)[1] == "<think></think>It is three.</s>"
 
 
+def test_a_text_that_names_a_file_is_told_from_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(take_texts("compare_models", "wiki.txt").documents) == ["wiki.txt"]
+    Path("wiki.txt").write_text("some words")
+    with refused(
+        ArgumentValueError, call="compare_models", argument="texts", instead=r"pathlib\.Path\('wiki.txt'\)"
+    ):
+        take_texts("compare_models", "wiki.txt")
+    assert list(take_texts("compare_models", Path("wiki.txt")).documents) == ["some words"]
+
+
 def test_texts_and_records_are_not_mixed(tmp_path: Path) -> None:
     with refused(FileError, instead="write two files"):
         read([{"text": "a"}, {"prompt": "a", "completion": " b"}], folder=tmp_path)

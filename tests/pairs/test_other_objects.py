@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,14 +14,17 @@ from sklearn.neighbors import KernelDensity
 from torch import distributions as td
 from torch.distributions import (
     Categorical,
+    Distribution,
     Independent,
     MixtureSameFamily,
     MultivariateNormal,
     Normal,
     Uniform,
+    constraints,
 )
 
 from kullback import (
+    JensenShannon,
     Probs,
     Samples,
     cross_entropy,
@@ -295,3 +298,56 @@ def test_families_without_parameters_and_classes_are_named() -> None:
     for unfitted in (GaussianMixture(2), KernelDensity()):
         with refused(ArgumentTypeError, instead=r"p\.fit\(x\) first"):
             kl_divergence(unfitted, unfitted)
+
+
+class WithoutSample(Distribution):
+    """Rayleigh of scale 1, without draws."""
+
+    arg_constraints: ClassVar = {}
+    support = constraints.positive
+
+    def log_prob(self, value):
+        return value.log() - value**2 / 2
+
+
+class WithoutSupport(WithoutSample):
+    support = Distribution.support
+
+    def sample(self, sample_shape=()):
+        return (-2 * torch.rand(torch.Size(sample_shape)).log()).sqrt()
+
+
+class Complete(WithoutSupport):
+    support = constraints.positive
+
+
+@pytest.mark.parametrize(("kind", "missing"), [(WithoutSample, "sample"), (WithoutSupport, "support")])
+def test_a_class_of_the_line_without_a_method_is_told_which(kind: Any, missing: str) -> None:
+    own, normal = kind(validate_args=False), Normal(0.0, 1.0)
+    says = {
+        "got": f"{kind.__name__} has no {missing}$",
+        "instead": f"a (method )?{missing}.* in the class {kind.__name__}",
+    }
+    for p, q in ((own, normal), (normal, own)):
+        with refused(NoRuleError, call="kl_divergence", **says):
+            kl_divergence(p, q)
+        with refused(NoRuleError, call="divergence", **says):
+            divergence(p, q, JensenShannon())
+    # KL of Rayleigh(1) from Normal(0, 1) is the mean of log x + log(2 pi) / 2.
+    want = 0.5 * (math.log(2) - 0.5772156649) + 0.5 * math.log(2 * math.pi)
+    complete = Complete(validate_args=False)
+    assert float(kl_divergence(complete, normal)) == pytest.approx(want, abs=1e-5)
+    assert 0 < float(divergence(complete, normal, JensenShannon())) < math.log(2)
+
+
+def test_draws_name_the_class_without_a_method_and_need_no_support() -> None:
+    normal = Normal(0.0, 1.0)
+    for p, q in ((WithoutSample(validate_args=False), normal), (normal, WithoutSample(validate_args=False))):
+        with refused(NoRuleError, argument="method", got="^WithoutSample without sample$"):
+            kl_divergence(p, q, method="monte_carlo")
+    draw = torch.Generator().manual_seed(0)
+    own = WithoutSupport(validate_args=False)
+    with refused(NoRuleError, instead="or method='monte_carlo' for an estimate from draws"):
+        kl_divergence(own, normal)
+    drawn = kl_divergence(own, normal, method="monte_carlo", generator=draw)
+    assert float(drawn) == pytest.approx(0.9769, abs=0.05)

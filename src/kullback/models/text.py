@@ -28,6 +28,8 @@ from kullback.models.conversations import (
 )
 from kullback.models.language_model import LanguageModel
 
+# A text of at most this many characters may be the name of a file, passed as a string by mistake.
+_LONGEST_NAME = 255
 _CUT = Arguments("Cut", context=CONTEXT, score=SCORE, most_windows=WINDOWS)
 LONGEST_LINE = 64 * 1024 * 1024  # characters in a line of JSON
 
@@ -137,6 +139,14 @@ def take_texts(call: str, texts: object) -> Text:
         if not texts.strip():
             raise invalid_value(
                 call, "texts", wanted="a text", got="an empty one", instead="texts='some words'"
+            )
+        if len(texts) <= _LONGEST_NAME and "\n" not in texts and Path(texts).is_file():
+            raise invalid_value(
+                call,
+                "texts",
+                wanted="the text itself, or a pathlib.Path",
+                got=f"{texts!r}, the name of a file",
+                instead=f"texts=pathlib.Path({texts!r})",
             )
         return Text([texts], running=True)
     items = list(cast("Iterable[Any]", texts)) if isinstance(texts, list | tuple) else []

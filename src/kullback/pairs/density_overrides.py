@@ -6,6 +6,8 @@ summed instead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.distributions import Distribution, ExponentialFamily
 
@@ -50,7 +52,9 @@ def overrides(d: Distribution, method: str) -> bool:
 
 def lacks(d: Distribution, methods: Sequence[str]) -> list[str]:
     """Return those of the methods "log_prob", "sample" and "support" that the class of a distribution does not have."""
-    inherited = {name: getattr(type(d), name) is getattr(Distribution, name) for name in (*methods, "rsample")}
+    inherited = {
+        name: getattr(type(d), name) is getattr(Distribution, name) for name in (*methods, "rsample")
+    }
     inherited["sample"] = inherited.get("sample", False) and inherited["rsample"]
     return [name for name in methods if inherited[name] and name not in vars(d)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -12,11 +13,17 @@ from torch.distributions import Distribution, MixtureSameFamily
 from kullback.errors import Explanation, NoRuleError, P, Q, explain, no_rule, safe_repr
 from kullback.generators import KL, Divergence
 from kullback.pairs.clone import parts_of
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.density_overrides import lacks, overrides_density
 from kullback.pairs.monte_carlo import from_draws
 from kullback.pairs.registry import names_of
 from kullback.pairs.solve_options import SolveOptions
 from kullback.results.estimate import Estimate
+
+_IN_A_CLASS = {
+    "log_prob": "a method log_prob(value)",
+    "sample": "a method sample(sample_shape)",
+    "support": "a support such as torch.distributions.constraints.positive",
+}
 
 
 def not_converged(
@@ -58,6 +65,13 @@ def unserved(
             got=f"{names}, where {type(own).__name__} overrides log_prob",
             instead=f"{rule}the family's own class where log_prob is the same{_by_random_draws(kind)}",
         )
+    lacking = {
+        type(d).__name__: methods
+        for d in (p, q)
+        if not d.event_shape and (methods := lacks(d, [*_IN_A_CLASS]))
+    }
+    if lacking and options.method != "monte_carlo":
+        return _without_methods(call, names, lacking, kind)
     if not isinstance(kind, KL):
         return no_rule(
             call,
@@ -88,4 +102,25 @@ def unserved(
             "method='monte_carlo' for an estimate with a standard error, ",
             f"or @register_kl{names} above a function of p and q, if you know the formula",
         ),
+    )
+
+
+def _without_methods(
+    call: str, names: str, lacking: Mapping[str, Sequence[str]], kind: Divergence
+) -> NoRuleError:
+    """Return the error for univariate distributions of classes without the methods in `lacking`, by class."""
+    texts = [f"{name} has no {' and no '.join(methods)}" for name, methods in lacking.items()]
+    added = [
+        f"{' and '.join(map(_IN_A_CLASS.__getitem__, methods))} in the class {name}"
+        for name, methods in lacking.items()
+    ]
+    is_kl, is_drawn = isinstance(kind, KL), all(methods == ["support"] for methods in lacking.values())
+    others = [f"@register_kl{names} above a function of p and q"] * is_kl
+    others += ["method='monte_carlo' for an estimate from draws"] * (is_kl and is_drawn)
+    return no_rule(
+        call,
+        "p, q" if is_kl else "p, q, kind",
+        wanted="distributions on the line with log_prob, sample and support, which are integrated",
+        got=f"{names}, where {', and '.join(texts)}",
+        instead=", or ".join([", and ".join(added), *others]),
     )

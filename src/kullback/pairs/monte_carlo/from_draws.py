@@ -34,8 +34,8 @@ from kullback.generators.growth import growth_of, order_of
 from kullback.generators.of_ratio import with_limits
 from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
-from kullback.pairs.clone import expanded
-from kullback.pairs.density_overrides import overrides, overrides_density
+from kullback.pairs.clone import expanded, parts_of
+from kullback.pairs.density_overrides import lacks, overrides, overrides_density
 from kullback.pairs.integration.mass import LIBRARIES, check_masses
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
@@ -97,11 +97,18 @@ def estimate(
                 call,
                 "method",
                 wanted="distributions with sample and log_prob for method='monte_carlo'",
-                got=f"{names_of(type(p), type(q))}; at least one lacks them",
-                instead="log_prob in the class, or @register_kl for the pair",
+                got=_without(p, q),
+                instead="these methods in the class, or @register_kl for the pair",
             ) from failure
     value, error = (x.to(dtype).expand(shape) for x in result)
     return _not_negative(Estimate(value, None, "monte_carlo", standard_error=error))
+
+
+def _without(p: Distribution, q: Distribution) -> str:
+    """Return the classes with the methods that they do not have, as text."""
+    lacking = {type(part).__name__: lacks(part, ("sample", "log_prob")) for part in parts_of(p, q)}
+    texts = [f"{name} without {' and '.join(methods)}" for name, methods in lacking.items() if methods]
+    return "; ".join(texts) or f"{names_of(type(p), type(q))}; at least one lacks them"
 
 
 def _check_draws(call: str, d: Distribution) -> None:
