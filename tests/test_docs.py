@@ -215,7 +215,7 @@ log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
 """
 WORDS_OF_USERS = {
     "normalizing flow", "VampPrior", "bounds for mixtures", "Gaussian process", "Bayesian layer", "PPO, GRPO",
-    "temperature", "heat maps", "multi-label classification", "JAX arrays",
+    "temperature", "heat maps", "multi-label classification", "JAX arrays", "free bits", "bits",
 }  # fmt: skip
 
 

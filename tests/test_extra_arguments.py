@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 from torch.distributions import Normal
 
@@ -57,6 +58,19 @@ KEYWORDS: dict[str, tuple[object, str, Callable[[], object]]] = {
         "Counts(x, prior=0.5)",
         lambda: kl_divergence(Counts([1, 2], prior=0.5), Probs([0.5, 0.5])),
     ),
+    "unit": ("bits", "base=2 for bits", lambda: kl_divergence(P, Q, base=2)),
+    "T": (2.0, "Logits(x / T) for both sides", lambda: kl_divergence(Logits(T / 2), Logits(S / 2))),
+    "alpha": (
+        0.1,
+        "kl_estimate(p, q, confidence=1 - alpha), or divergence(p, q, Renyi(alpha))",
+        lambda: (kl_estimate(P, Q, confidence=0.9), divergence(P, Q, Renyi(0.1))),
+    ),
+    "seed": (
+        0,
+        "generator=torch.Generator().manual_seed(seed)",
+        lambda: kl_divergence(P, Q, generator=torch.Generator().manual_seed(0)),
+    ),
+    "prior": (1.0, "Counts(x, prior=0.5)", lambda: Counts([1, 2], prior=0.5)),
     "basis": (2, "base= instead of basis=", lambda: kl_divergence(P, Q, base=2)),
 }
 
@@ -104,7 +118,20 @@ def test_fit_takes_the_target_by_name() -> None:
         fit(Normal(0.0, 1.0), Normal(1.0, 1.0))
     with pytest.raises(ArgumentTypeError, match=re.escape("Write: fit(q, to=target)")):
         fit(Normal(0.0, 1.0), target=Normal(1.0, 1.0))
-    assert fit(Normal(0.0, 1.0), to=Normal(1.0, 1.0)).distribution.loc == 1
+    with pytest.raises(ArgumentTypeError, match="Write: max_iterations=1000"):
+        fit(Normal(0.0, 1.0), to=Normal(1.0, 1.0), n_steps=5)
+    remedy = re.escape("fit(torch.distributions.Normal(0.0, 1.0), to=p)")
+    with refused(ArgumentTypeError, argument="q", got=r"^a frozen scipy\.stats\.norm$", instead=remedy):
+        fit(scipy.stats.norm(0, 1), to=Normal(1.0, 1.0))
+    assert fit(Normal(0.0, 1.0), to=Normal(1.0, 1.0), max_iterations=1000).distribution.loc == 1
+
+
+def test_diagnose_takes_the_tensors_of_a_call() -> None:
+    explain: Any = kullback.diagnose
+    for sides, name in (((Logits(S), T), "input"), ((S, Probs(T.softmax(-1))), "target")):
+        with refused(ArgumentTypeError, argument=name, instead=rf"^{name}={name}\.tensor$"):
+            explain(*sides)
+    assert explain(Logits(S).tensor, Probs(T.softmax(-1)).tensor).findings
 
 
 def test_a_representation_has_no_temperature_and_no_mask() -> None:
@@ -115,7 +142,11 @@ def test_a_representation_has_no_temperature_and_no_mask() -> None:
         wrap(S, mask=ROWS)
     with pytest.raises(ArgumentTypeError, match=re.escape("Write: Counts(x, prior=0.5)")):
         wrap(S, prior=0.5)
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: Logits(x / T)")):
+        wrap(S, T=2.0)
     count: Any = Counts
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: Counts(x, prior=0.5)")):
+        count([1, 2], smoothing=0.5)
     with pytest.raises(ArgumentTypeError, match=re.escape("prior= instead of priors=")):
         count([1, 2], priors=0.5)
     assert kl_divergence(wrap(T[ROWS]), wrap(S[ROWS])).shape == (3,)
@@ -321,7 +352,7 @@ def test_modules_and_kinds_name_the_nearest_argument_and_it_works() -> None:
         ArgumentTypeError, match=re.escape("Write: DistillationLoss(temperature=temperature)")
     ):
         module(temperature=2.0)
-    with pytest.raises(ArgumentTypeError, match=re.escape("Write: DistillationLoss(temperature=T)")):
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: temperature=T")):
         loss(T=2.0)
     renyi: Any = Renyi
     with pytest.raises(ArgumentTypeError, match=re.escape("Write: alpha= instead of alfa=")):

@@ -42,6 +42,10 @@ _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without co
 _REMEDIES = {
     "kind": "divergence(p, q, kind), or estimate(p, q, kind) for the error too",
     "temperature": "Logits(x / temperature) for both sides",
+    "T": "Logits(x / T) for both sides",
+    "alpha": "kl_estimate(p, q, confidence=1 - alpha), or divergence(p, q, Renyi(alpha))",
+    "prior": "Counts(x, prior=0.5)",
+    "smoothing": "Counts(x, prior=0.5)",
     "mask": "kl_divergence(p, q)[mask] for rows, or Logits(x.masked_fill(~mask, -torch.inf)) for classes",
     "weight": "(weight * kl_divergence(p, q)).sum() / weight.sum()",
     "reduction": "kl_divergence(p, q).mean(), .sum(), or neither for a value of each row",

@@ -178,7 +178,7 @@ class _LossModule(torch.nn.Module):
         return {name: getattr(self, name) for name in LossSettings._fields + others}
 
 
-@by_name("DistillationLoss(temperature=2.0)", {"T": "DistillationLoss(temperature=T)"})
+@by_name("DistillationLoss(temperature=2.0)")
 @described
 class DistillationLoss(_LossModule):
     r"""The divergence of a teacher from a student: `kullback.functional.distillation_loss` as a module.
@@ -259,7 +259,7 @@ class DistillationLoss(_LossModule):
         )
 
 
-@by_name("LinearDistillationLoss(temperature=2.0)", {"T": "LinearDistillationLoss(temperature=T)"})
+@by_name("LinearDistillationLoss(temperature=2.0)")
 @described
 class LinearDistillationLoss(_LossModule):
     r"""`DistillationLoss` from hidden states and heads: `kullback.functional.linear_distillation_loss` as a module.

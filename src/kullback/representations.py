@@ -43,9 +43,11 @@ _ARGUMENTS = Arguments("Logits", "LogProbs", "Probs", "Counts", validate=FLAG)
 # What to write for keywords that are not arguments of a representation.
 _REMEDIES = {
     "temperature": "Logits(x / temperature)",
+    "T": "Logits(x / T)",
     "mask": "Logits(x.masked_fill(~mask, -torch.inf)) to leave out classes, or Logits(x[mask]) to leave out rows",
     "weight": "(weight * kl_divergence(p, q)).sum() / weight.sum()",
     "prior": "Counts(x, prior=0.5)",
+    "smoothing": "Counts(x, prior=0.5)",
     "axis": "dim= instead of axis=",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) 
         print(f"below {limit:g}: {result}")  # noqa: T201 - the verdict, which pytest shows with -s
         return
     outcome = f"not below {limit:g}" if bool(is_above.any()) else f"cannot tell whether below {limit:g}"
-    sentences = [f"{outcome}: {result}", *_elements(result, is_above, is_below)]
+    # The notes stand at the end of the message, so the line does not count them.
+    sentences = [f"{outcome}: {replace(result, notes=())}", *_elements(result, is_above, is_below)]
     if not bool(is_above.any()):
         sentences.append(_advice(result, upper))
     raise AssertionError(". ".join([*sentences, *(note.removesuffix(".") for note in result.notes)]))

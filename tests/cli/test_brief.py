@@ -118,6 +118,10 @@ def test_one_batch_prints_what_compare_prints(data: Path, tmp_path: Path) -> Non
     several = run(data, *tables, "after.csv", *profile, command="watch").stdout
     assert len(several.splitlines()) == 3
     assert several.startswith("2 batches; p-values are corrected for all of them.")
+    week = str(tmp_path / "week.html"), str(tmp_path / "week.json")
+    files = ("--html", week[0], "--json", week[1])
+    written = run(data, *tables, "after.csv", *profile, *files, command="watch").stdout
+    assert written == f"{several}Written: {week[1]}, {week[0]}\n"
     whole = run(data, *tables, "after.csv", *profile, "--full", command="watch").stdout
     assert whole.startswith(several)
     assert whole.count("\nBy column\n") == 2

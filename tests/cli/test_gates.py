@@ -386,6 +386,9 @@ def test_the_reports_of_several_batches_have_each_with_its_gates(
     links = set(re.findall(r'href="#([^"]+)"', page))
     assert links <= set(ids)
     assert len(links) > 0
-    for line in result.stdout.splitlines()[1:]:
+    *lines, last = result.stdout.splitlines()[1:]
+    assert last == "Written: report.json, report.html, report.markdown"
+    assert len(lines) == 2
+    for line in lines:
         assert line in page.replace("&#39;", "'").replace("‖", "||")
         assert line in markdown_of.replace("\\", "")

@@ -126,6 +126,20 @@ def test_one_is_singular(rows, classes, text):
     assert not re.search(r"\b1 (rows|classes|clusters|columns)\b", printed)
 
 
+def test_a_misspelled_word_and_a_misspelled_metric_get_the_nearest_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        Path(name).write_text("x\n" + "1\n2\n" * 20)
+    assert "Write: --as table" in one_line(run("compare a.csv b.csv --as tables"), "--as: wanted one of")
+    gate = one_line(
+        run("compare a.csv b.csv --as table --fail-above psy=0.2"), "--fail-above psy=0.2: wanted"
+    )
+    assert gate.endswith(
+        "write --fail-above psi=0.2\n" if gate.endswith("\n") else "write --fail-above psi=0.2"
+    )
+    assert run("compare a.csv b.csv --as table --fail-above psi.value=0.2").exit_code == 0
+
+
 SPELLINGS = {
     "kl": "kl", "reverse_kl": "reverse_kl", "reverse-kl": "reverse_kl", "Reverse_KL": "reverse_kl",
     "jeffreys": "jeffreys", "js": "js:0.5", "js:0.1": "js:0.1", "skew:0.1": "skew:0.1", "tv": "tv",

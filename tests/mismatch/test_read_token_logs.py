@@ -124,6 +124,7 @@ def test_files_that_are_no_logs_end_in_one_line(tmp_path: Path) -> None:
     cases = {
         "empty.jsonl": ("", "no record"),
         "text.jsonl": ("hello", "no JSON in line 1"),
+        "last.csv": ("sequence,position", "name a .parquet or .jsonl file"),
         "list.jsonl": ("[1, 2]", "no JSON object in line 1"),
         "other.jsonl": ('{"a": 1}', "a first record with a"),
         "half.jsonl": ('{"sampler_log_prob": 1}', "no column sequence"),

@@ -8,6 +8,7 @@ without an interval have only this form.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -420,13 +421,13 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
 
 
 def _new_form(metric: str, metrics: Metrics) -> str | None:
-    """Return the current name for an old name: p99.value for p99, top1 for top1.lower; None for other names."""
+    """Return the current name for an old name, such as p99.value for p99, or the name nearest to a misspelled one."""
     if f"{metric}.value" in metrics.estimates:
         return f"{metric}.value"
     of, _, end = metric.rpartition(".")
-    if end not in ("upper", "lower"):
-        return None
-    return next((name for name in (of or "mean", f"{of}.mean") if name in metrics.means), None)
+    if end in ("upper", "lower"):
+        return next((name for name in (of or "mean", f"{of}.mean") if name in metrics.means), None)
+    return next(iter(difflib.get_close_matches(metric, [*metrics.means, *metrics.estimates], n=1)), None)
 
 
 def gates_of(settings: Settings, metrics: Metrics) -> list[Gate]:

@@ -43,7 +43,9 @@ class _Checked(_ParamType):
         except (ValueError, OverflowError, KullbackError):
             flag = "" if param is None else param.opts[-1]
             refusal = self.constraint.refusal("", flag, value)
-            raise refusal.replace(place=flag, instead=f"{flag} {self.constraint.example}") from None
+            raise refusal.replace(
+                place=flag, instead=f"{flag} {self.constraint.example_for(value)}"
+            ) from None
 
 
 class _Whole(_Checked, click.IntRange):

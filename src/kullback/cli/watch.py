@@ -130,7 +130,8 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
         judged = write_reports(compared[0], verdicts[0], outputs, others=others)
     else:
         whole = Batches(tuple(compared), tuple(verdicts))
-        lines = "\n".join(map(printable, whole.lines))
+        files = ", ".join(map(printable, outputs.files))
+        lines = "\n".join([*map(printable, whole.lines), *[f"Written: {files}"] * bool(files)])
 
         def show(console: Console) -> None:
             click.echo(lines)

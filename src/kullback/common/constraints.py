@@ -13,6 +13,7 @@ This module does not import torch, because the command line reads constraints fo
 
 from __future__ import annotations
 
+import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -69,8 +70,17 @@ class Constraint(ABC):
         before, named, after = self.instead.partition("{call}")
         remedy: Text = (before, Name(call), after) if named else self.instead
         return error(
-            call, argument, wanted=wanted, got=safe_repr(value), instead=remedy or {argument: self.example}
+            call,
+            argument,
+            wanted=wanted,
+            got=safe_repr(value),
+            instead=remedy or {argument: self.example_for(value)},
         )
+
+    def example_for(self, value: object) -> Any:
+        """Return the accepted value that the error for another value names."""
+        del value
+        return self.example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +199,10 @@ class OneOf(Constraint):
 
     def described(self) -> str:
         return f"one of {', '.join(map(repr, self.words))}"
+
+    def example_for(self, value: object) -> Any:
+        near = difflib.get_close_matches(value, self.words, n=1) if isinstance(value, str) else []
+        return near[0] if near else self.example
 
     def has_type(self, value: object) -> bool:
         return isinstance(value, str)

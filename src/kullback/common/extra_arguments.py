@@ -14,6 +14,15 @@ from kullback.errors import ArgumentTypeError, KullbackError, explain, invalid_t
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NO_REMEDIES: Mapping[str, str] = {}
+# Keywords of other libraries: the argument of a function that has their meaning, and the code to write.
+_KEYWORDS_OF_OTHERS = {
+    "T": ("temperature", "temperature=T"),
+    "alpha": ("confidence", "confidence=1 - alpha"),
+    "seed": ("generator", "generator=torch.Generator().manual_seed(seed)"),
+    "smoothing": ("prior", "prior=smoothing"),
+    "unit": ("base", "base=2 for bits"),
+    **dict.fromkeys(("n_steps", "steps", "n_iter", "epochs"), ("max_iterations", "max_iterations=1000")),
+}
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -75,11 +84,13 @@ def unknown_keyword(
     """Return the parts of the error for the first of some unknown keywords, with the nearest of the known names."""
     name, value = next(iter(unknown.items()))
     near = difflib.get_close_matches(name, names, n=1)
+    meant, usual = _KEYWORDS_OF_OTHERS.get(name, ("", ""))
+    remedy = remedies.get(name) or (usual if meant in names else "")
     return {
         "argument": name,
         "wanted": f"one of the arguments {', '.join(names)}" if names else "no arguments",
         "got": f"the keyword {name!r}, with the value {safe_repr(value)}",
-        "instead": remedies.get(name) or (f"{near[0]}= instead of {name}=" if near else example),
+        "instead": remedy or (f"{near[0]}= instead of {name}=" if near else example),
     }
 
 

@@ -18,6 +18,7 @@ from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.losses.reduction import check_reduction
+from kullback.representations import Representation
 from kullback.results.finding import Finding
 
 __all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "diagnose"]
@@ -110,6 +111,9 @@ def _checked_dim(dim: object, input: Tensor, target: Tensor) -> ClassAxes:
 
 
 def _readable(name: str, x: object) -> Tensor:
+    if isinstance(x, Representation):
+        wanted = "the tensor that F.kl_div gets"
+        raise invalid_type("diagnose", name, wanted=wanted, got=repr(x), instead=f"{name}={name}.tensor")
     tensor = as_tensor("diagnose", name, x).detach()
     if tensor.layout is not torch.strided or tensor.is_complex() or not can_inspect(tensor):
         wanted = "a dense tensor of real numbers whose values can be read"

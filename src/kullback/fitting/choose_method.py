@@ -275,12 +275,15 @@ def _family_of(q: Any) -> Distribution:
         return Categorical(probs=q.tensor.detach().movedim(q.dim, -1), validate_args=False)
     if isinstance(q, Distribution):
         return with_ordinary_tensors("fit", "q", q)
+    got = "a tensor without a wrapper" if isinstance(q, Tensor) else safe_repr(q)
+    if is_frozen(q) and hasattr(q, "dist"):
+        got = f"a frozen scipy.stats.{q.dist.name}"
     raise invalid_type(
         "fit",
         "q",
         wanted="a distribution to start from, its class, an nn.Module that returns one, or Logits",
-        got="a tensor without a wrapper" if isinstance(q, Tensor) else safe_repr(q),
-        instead="fit(Normal(0.0, 1.0), to=p)",
+        got=got,
+        instead="fit(torch.distributions.Normal(0.0, 1.0), to=p), with a distribution of torch",
     )
 
 

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, OfType
 from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
+from kullback.errors import invalid_type
 from kullback.integrations.batch_loss import BatchLoss
 from kullback.integrations.model_reading import is_dispatched, logits_of
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationModule"]
 
-_ARGUMENTS = Arguments(
-    "DistillationModule",
-    optimizer=OfType(
-        cast("tuple[type, ...]", (Callable,)),
-        wanted="a function that makes the optimizer from the student's parameters",
-        instead="optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)",
-    ),
-)
 _LightningModule: Any = load("lightning.pytorch", "kullback.integrations.lightning").LightningModule
 
 
@@ -81,7 +73,14 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
         optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
         causal: bool | None = None,
     ) -> None:
-        _ARGUMENTS.check(optimizer=optimizer)
+        if not callable(optimizer):
+            raise invalid_type(
+                "DistillationModule",
+                "optimizer",
+                wanted="a function that makes the optimizer from the student's parameters",
+                got=type(optimizer).__name__,
+                instead="optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)",
+            )
         super().__init__()
         self.student, self.optimizer = student, optimizer
         loss = DistillationLoss() if loss is None else loss

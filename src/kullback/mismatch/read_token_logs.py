@@ -151,7 +151,13 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
-                raise _wrong(path, f"no JSON in line {number}", "correct that line") from None
+                is_other = path.suffix.lower() not in (".json", ".jsonl", ".ndjson")
+                remedy = (
+                    "name a .parquet or .jsonl file with one row for each token"
+                    if is_other
+                    else "correct that line"
+                )
+                raise _wrong(path, f"no JSON in line {number}", remedy) from None
             if not isinstance(record, dict):
                 raise _wrong(path, f"no JSON object in line {number}", "correct that line")
             yield number, record
