@@ -82,6 +82,14 @@ OPTIONS: tuple[Option, ...] = (
         common=True,
     ),
     of_models(
+        "--until-sure",
+        "Read in random order, until mean=0.01 (or js.mean, tv.mean, top1) is decided, the order of several Q is clear "
+        "(order), or the interval is narrow (width=10%). Its intervals hold at every look. --windows limits it.",
+        into="until_sure",
+        common=True,
+        metavar="GOAL",
+    ),
+    of_models(
         "--one-at-a-time",
         "Hold one model in memory at a time; P's predictions are kept as a reference on disk.",
         accepts=FLAG,
