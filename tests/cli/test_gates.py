@@ -251,7 +251,7 @@ def test_the_whole_interval_decides_and_the_estimate_alone_with_value(
     interval: tuple[float, float] | None, limit: float, side: Side, outcome: str
 ) -> None:
     of = summary(0.3, interval, "few units" if interval is None else None)
-    found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None)
+    found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None, rows=1000)
     for name in ("mean", "kl_pq.mean", "top1"):
         verdict = parse_gate(f"{name}={limit}", side).verdict([Compared(None, found)])
         assert verdict.outcome == outcome, name

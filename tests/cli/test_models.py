@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import Result
 
 from tests.cli.calling import run
 from tests.models import folders
-from tests.models.tiny import text
+from tests.models.tiny import REPOSITORY, text
 
 pytest.importorskip("transformers")
 
@@ -168,3 +169,47 @@ def test_a_pipe_is_no_text(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert "a pipe" in one_line(run("compare", folders.base(), folders.int8(), "--text", pipe))
+
+
+def test_the_commands_of_the_page_on_less_text_run(
+    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (REPOSITORY / "docs" / "tutorial" / "language_models.md").read_text(encoding="utf-8")
+    calls = [
+        line.split()[1:] for line in page.splitlines() if re.match("kullback compare .*--until-sure", line)
+    ]
+    assert len(calls) == 3
+    names = {
+        "llama-3-8b": folders.base(),
+        "q4.gguf": folders.int8(),
+        "q4-a.gguf": folders.int8(),
+        "q4-b.gguf": folders.bf16(),
+        "wiki.txt": words,
+    }
+    for call in calls:
+        result = run(*(names.get(word, word) for word in call), "--context", 24, "--json", "report.json")
+        held = json.loads(Path("report.json").read_text())["until_sure"]
+        assert held["goal"] == call[call.index("--until-sure") + 1]
+        assert held["decided"]
+        assert result.exit_code == 0, result.output
+
+
+def test_a_gate_is_judged_by_the_interval_that_holds_at_every_look(words: Path) -> None:
+    call = "compare", folders.base(), folders.int8(), "--text", words, "--context", 24
+    result = run(*call, "--until-sure", "mean=0.001", "--fail-above", "mean=0.001")
+    assert result.exit_code == 1, result.output
+    assert "int8: above the limit after" in " ".join(result.output.split())
+    few = run(*call, "--until-sure", "mean=0.0013", "--windows", 4, "--fail-above", "mean=0.0013")
+    assert few.exit_code == 3, few.output
+    assert "cannot tell: mean is" in few.output
+
+
+def test_a_goal_that_cannot_be_read_or_reached_ends_in_one_line(words: Path) -> None:
+    call = "compare", folders.base(), folders.int8(), "--text", words
+    for goal in ("mean", "mean=0", "width=%", "order"):
+        assert "until_sure" in one_line(run(*call, "--until-sure", goal))
+    assert "noise_floor" in one_line(run(*call, "--until-sure", "mean=0.1", "--noise-floor"))
+    assert "models" in one_line(
+        run("compare", "a.npy", "b.npy", "--as", "logits", "--until-sure", "mean=0.1")
+    )

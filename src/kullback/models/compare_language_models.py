@@ -215,7 +215,7 @@ def _compare_group(
             matched = in_random_order(matched, of_pairings.clusters, settings.seed)
             of_pairings = settings.of_pairings(matched)
             units = of_pairings.windows, of_pairings.clusters
-            question = question_of(goal, *units, len(others), cut.most_windows)
+            question = question_of(settings.run, *units, len(others), cut.most_windows)
         base, *sides = matched.sides
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))

@@ -20,6 +20,8 @@ from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters
 from kullback.predictions.until_sure import Question
 
+ERROR_RATE = 0.05  # of all decisions of a run together
+
 
 def check_goal(run: Run, candidates: int, *, one_at_a_time: bool, noise_floor: bool | None) -> None:
     """Refuse a goal that does not fit the other settings.
@@ -68,12 +70,12 @@ def in_random_order(matched: Matched, clusters: Clusters, seed: int) -> Matched:
 
 
 def question_of(
-    goal: Goal, windows: Windows, clusters: Clusters, candidates: int, most_windows: int | None
+    run: Run, windows: Windows, clusters: Clusters, candidates: int, most_windows: int | None
 ) -> Question:
     """Return the question whether the goal is reached, for windows in random order.
 
     Arguments:
-        goal: the goal.
+        run: the settings of a run with a goal.
         windows: the windows.
         clusters: the units, whose numbers may be in any order.
         candidates: the number of candidates.
@@ -84,7 +86,9 @@ def question_of(
     units = torch.nn.functional.pad(in_order, (1, 0))
     last = units[min(len(units), most_windows or len(units)) - 1]
     of_row = units[windows.clusters]
-    return Question(goal, of_row, candidates, most_rows=int((of_row <= last).sum()))
+    confidence = 1 - ERROR_RATE / run.runs
+    most_rows = int((of_row <= last).sum())
+    return Question(Goal.read(run.until_sure), of_row, candidates, most_rows=most_rows, confidence=confidence)
 
 
 def _unit_of_window(windows: Windows, clusters: Clusters) -> Tensor:

@@ -24,7 +24,7 @@ def until_sure(result: ModelComparison) -> list[str]:
     decided = "decided" if run.is_decided else "not decided"
     first = (
         f"{run.goal}: {decided} after {count(run.read)} of {counted(run.units, run.unit)} in random order, at "
-        f"{100 * run.confidence:g} % confidence over all looks."
+        f"{100 * run.confidence:.10g} % confidence over all looks."
     )
     if spared:
         first += " They are numbered in this order."
