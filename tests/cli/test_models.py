@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from safetensors.torch import load_file, save_file
 
 from tests.cli.calling import run
 from tests.models import folders
@@ -213,3 +215,46 @@ def test_a_goal_that_cannot_be_read_or_reached_ends_in_one_line(words: Path) -> 
     assert "models" in one_line(
         run("compare", "a.npy", "b.npy", "--as", "logits", "--until-sure", "mean=0.1")
     )
+
+
+def test_a_limit_below_the_noise_floor_of_the_base_is_refused_with_the_floor(
+    words: Path, tmp_path: Path
+) -> None:
+    near = Path(shutil.copytree(folders.bf16(), tmp_path / "near"))
+    weights = load_file(near / "model.safetensors")
+    next(iter(weights.values()))[0, 0] *= 1.01
+    save_file(weights, near / "model.safetensors", {"format": "pt"})
+    call = "compare", folders.bf16(), near, "--text", words, "--context", 48, "--noise-floor"
+    result = run(*call, "--fail-above", "mean=1e-7")
+    assert result.exit_code == 3, result.output
+    said = " ".join(result.output.split())
+    assert "mean at most 1e-07 is below the noise floor: rounding alone moves P by" in said
+    remedy = said.partition("--fail-above ")[2].split()[0]
+    assert "below the noise floor" not in run(*call, "--fail-above", remedy).output
+    clear = run(
+        "compare",
+        folders.bf16(),
+        folders.int8(),
+        "--text",
+        words,
+        "--context",
+        48,
+        "--fail-above",
+        "mean=1e-7",
+    )
+    assert clear.exit_code == 1, clear.output
+
+
+def test_runs_divide_the_error_rate_and_need_a_goal(words: Path) -> None:
+    call = "compare", folders.base(), folders.int8(), "--text", words, "--context", 24
+    said = [
+        " ".join(run(*call, "--until-sure", "mean=0.0001", *runs).output.split())
+        for runs in ((), ("--runs", 1000), ("--runs", 1))
+    ]
+    assert "at 95 % confidence over all looks" in said[0] == said[2]
+    assert "at 99.995 % confidence over all looks" in said[1]
+    read = [int(each.partition("decided after ")[2].split()[0]) for each in said]
+    assert read[0] < read[1]
+    refusal = one_line(run(*call, "--runs", 10))
+    assert "Run(runs=...): wanted a goal" in refusal
+    assert "until_sure='mean=0.01'" in refusal

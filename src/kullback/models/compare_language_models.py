@@ -352,13 +352,15 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     stop = int(matched.windows.offsets[number])
     tokens, offsets, scored = matched.windows.tokens, matched.windows.offsets, matched.windows.scored
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
-    of_pairings = replace(settings, run=replace(settings.run, llama_cpp=False, until_sure=None)).of_pairings(
-        matched._replace(windows=few, documents=matched.documents[:number])
-    )
+    of_pairings = replace(
+        settings, run=replace(settings.run, llama_cpp=False, until_sure=None, runs=1)
+    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number]))
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)
-        quiet = replace(settings, run=replace(settings.run, progress=None, resume=None, until_sure=None))
+        quiet = replace(
+            settings, run=replace(settings.run, progress=None, resume=None, until_sure=None, runs=1)
+        )
         with ExitStack() as stack:
             _read(stack, base, [pairing], of_pairings, quiet, None)
     except ModelError:  # the model's layers are of another kind
