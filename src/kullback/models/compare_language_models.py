@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
+from kullback.common.extra_arguments import by_name
 from kullback.common.row_statistics import FURTHER
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io.windows import Windows
@@ -52,6 +53,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def compare_models(
     base: object,
     candidates: object,
@@ -149,7 +151,9 @@ def compare_models(
         )
     check_goal(run, len(every_candidate), one_at_a_time=one_at_a_time, noise_floor=noise_floor)
     text = None if texts is None else take_texts(CALL, texts)
-    seed = int(torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0)))
+    seed = int(
+        torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
+    )
     settings = _Settings(cut, loading, run, seed)
     with ExitStack() as stack:
         name = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_input
 from kullback.common.shared_constraints import CONTEXT, FEWEST_TOKENS, SCORE, WINDOWS, Score
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
@@ -162,6 +163,7 @@ def take_texts(call: str, texts: object) -> Text:
     )
 
 
+@by_name()
 @dataclass(frozen=True)
 class Cut:
     """How a text is cut into windows, and which tokens are scored.
@@ -232,13 +234,13 @@ class Cut:
                     f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
                 ),
             )
-        lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in cuts)])
+        lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in cuts)], device="cpu")
         windows = Windows(
-            torch.tensor([token for _, tokens, _ in cuts for token in tokens]),
+            torch.tensor([token for _, tokens, _ in cuts for token in tokens], device="cpu"),
             lengths.cumsum(0),
-            torch.tensor([each for _, _, scored in cuts for each in scored]),
+            torch.tensor([each for _, _, scored in cuts for each in scored], device="cpu"),
         )
-        return windows, torch.tensor([number for number, _, _ in cuts])
+        return windows, torch.tensor([number for number, _, _ in cuts], device="cpu")
 
 
 CUT = Cut()

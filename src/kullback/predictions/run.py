@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function
+from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import BOOTSTRAP, RUNS as RUNS_SHARING_ERRORS, WORST
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.predictions.goal import Goal
@@ -31,6 +32,7 @@ ARGUMENTS = Arguments(
 RUNS = Arguments("Run", runs=RUNS_SHARING_ERRORS)
 
 
+@by_name()
 @dataclass(frozen=True)
 class Run:
     """The settings of a comparison's run.
