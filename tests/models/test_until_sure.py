@@ -216,11 +216,15 @@ def test_a_file_of_predictions_is_read_in_the_same_random_order(tmp_path: Path) 
 
 def test_the_json_has_what_was_read() -> None:
     held = json.loads(report.dumps(compared(models(0.02, 0.3), "mean=0.001")))["until_sure"]
+    assert held["confidence"] == 0.95
     assert held["goal"] == "mean=0.001"
     assert held["decided"] is True
     assert held["read"] == held["candidates"]["noise 0.02"]["units"] < held["units"] == 200
     assert held["candidates"]["noise 0.02"]["cap"] == pytest.approx(0.01)
     assert 0 < held["candidates"]["noise 0.02"]["above"] < 0.2
+    often = json.loads(report.dumps(compared(models(0.02), "mean=0.001", runs=1000)))
+    assert often["confidence"] == often["until_sure"]["confidence"] == pytest.approx(1 - 5e-5, abs=1e-12)
+    assert often["until_sure"]["read"] > held["read"]
     assert json.loads(report.dumps(compared(models(0.02), None)))["until_sure"] is None
 
 

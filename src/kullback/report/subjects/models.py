@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -31,6 +32,7 @@ from kullback.report.document import (
     Gallery,
     Headline,
     Meaning,
+    Measured,
     Passage as ShownPassage,
     Passages,
     Plot,
@@ -107,8 +109,14 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
         "kullback compare",
         _brief(result),
         "mean=0.01",
-        measured=MEASURED,
+        measured=_measured(result),
         plot=_plot(result),
+    )
+
+
+def _measured(result: ModelComparison) -> Measured:
+    return (
+        MEASURED if result.until_sure is None else replace(MEASURED, confidence=result.until_sure.confidence)
     )
 
 
@@ -118,7 +126,7 @@ def _plot(result: ModelComparison) -> Plot:
         Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each)}")
         for each in result.candidates
     ]
-    label = label_of("mean KL(P‖Q) of a token, nats", points, MEASURED.confidence)
+    label = label_of("mean KL(P‖Q) of a token, nats", points, _measured(result).confidence)
     return Plot("means", "Mean divergences", "", partial(draw_points, points, label))
 
 
