@@ -284,7 +284,7 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         ends = [question.difference(*pair) for pair in pairwise(order)]
         distances = [replace(each, interval=pair) for each, pair in zip(distances, ends, strict=True)]
         rows = max(len(errors) for _, errors in results)
-        windows = windows.in_order(torch.arange(int(windows.clusters[rows - 1]) + 1))
+        windows = windows.in_order(torch.arange(int(windows.clusters[rows - 1]) + 1, device="cpu"))
     return ModelComparison(
         base=base,
         candidates=compared,

@@ -60,7 +60,9 @@ def check_goal(run: Run, candidates: int, *, one_at_a_time: bool, noise_floor: b
 def in_random_order(matched: Matched, clusters: Clusters, seed: int) -> Matched:
     """Return the sides with their units in random order; the windows of a unit stay together, in their order."""
     of_window = _unit_of_window(matched.windows, clusters)
-    places = torch.randperm(int(of_window.max()) + 1, generator=torch.Generator().manual_seed(seed))
+    places = torch.randperm(
+        int(of_window.max()) + 1, generator=torch.Generator().manual_seed(seed), device="cpu"
+    )
     order = places[of_window].sort(stable=True).indices
     return matched._replace(
         sides=[side.in_order(order) for side in matched.sides],
