@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kullback.common.formats import count, counted
+from kullback.common.formats import count, counted, significant
 
 Outcome = Literal["passed", "failed", "unclear"]
 """The outcome of a limit: `unclear` if the data do not decide between `passed` and `failed`."""
@@ -94,4 +94,4 @@ def rows_to_decide(value: float, interval: tuple[float, float], limit: float, ro
     distance = abs(limit - value)
     if not 0 < distance < reach < math.inf or rows * (reach / distance) ** 2 > _MOST_ROWS:
         return None
-    return int(float(f"{rows * (reach / distance) ** 2:.2g}"))
+    return int(float(significant(rows * (reach / distance) ** 2, 2)))

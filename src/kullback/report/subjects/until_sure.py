@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kullback.common.formats import count, counted, number
+from kullback.common.formats import count, counted, number, significant
 from kullback.models.model_results import ModelComparison, SureCandidate, UntilSure
 
 _OUTCOMES = {
@@ -24,12 +24,12 @@ def until_sure(result: ModelComparison) -> list[str]:
     decided = "decided" if run.is_decided else "not decided"
     first = (
         f"{run.goal}: {decided} after {count(run.read)} of {counted(run.units, run.unit)} in random order, at "
-        f"{100 * run.confidence:.10g} % confidence over all looks."
+        f"{significant(100 * run.confidence, 10)} % confidence over all looks."
     )
     if spared:
-        first += " They are numbered in this order."
+        first += " Windows are numbered in this order."
     if run.is_decided and spared:
-        first += f" {counted(spared, run.unit)} ({100 * spared / run.units:.0f} %) were spared."
+        first += f" {counted(spared, run.unit)} ({round(100 * spared / run.units)} %) were spared."
     elif spared:
         first += f" A run with more {units} (--windows) may decide it; with --resume, it continues this one."
     return [first, *(_candidate(run, name, each) for name, each in run.candidates.items())]
@@ -42,7 +42,7 @@ def _candidate(run: UntilSure, name: str, candidate: SureCandidate) -> str:
     if candidate.cap is not None and candidate.above is not None:
         sentence += (
             f" The upper end of KL(P||Q) assumes that no unread {run.unit} has a mean above {number(candidate.cap)}. "
-            f"None of those read has, and at most {100 * candidate.above:.2g} % of all may."
+            f"None of those read has, and at most {significant(100 * candidate.above, 2)} % of all may."
         )
     elif candidate.units < run.units:
         sentence += " There is no upper end of KL(P||Q) yet."
