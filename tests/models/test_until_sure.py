@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import ArgumentValueError
-from kullback.io import Windows
+from kullback.io import RowStream, Windows
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, record_reference
 from kullback.report import json as report
 from tests.models.bytes_model import BYTES, BytesModel
@@ -212,6 +212,36 @@ def test_a_file_of_predictions_is_read_in_the_same_random_order(tmp_path: Path) 
     mine, other = (each.candidates[0].comparison.divergences["kl_pq"] for each in (result, expected))
     assert mine == other
     assert result.windows == expected.windows < 200
+
+
+class Stream(RowStream):
+    """Rows of 30 windows of five tokens, of which window 3 has no scored token."""
+
+    classes, rows = BYTES, 29 * 4
+
+    def __init__(self, name: str, table: Tensor) -> None:
+        scored = torch.tensor([False, True, True, True, True]).repeat(30)
+        scored[15:20] = False
+        tokens = torch.tensor(list(WORDS[:150].encode()))
+        self.name, self.windows = name, Windows(tokens, torch.arange(31) * 5, scored)
+        self.table, self.firsts = table, list[int]()
+
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
+        self.firsts.append(first)
+        assert self.windows is not None
+        before = self.windows.tokens[self.windows.scored.nonzero().squeeze(-1) - 1]
+        yield from self.table[before[first:]].split(rows)
+
+
+def test_streams_are_read_window_by_window_and_windows_without_a_row_are_left_out() -> None:
+    sides = [Stream(f"noise {noise}", table(noise)) for noise in (0.0, 0.02)]
+    result, plain = (compare_models(*sides, run=Run(until_sure=goal)) for goal in ("width=1e-12", None))
+    mine, other = (each.candidates[0].comparison for each in (result, plain))
+    assert mine.rows == other.rows == 116
+    assert mine.divergences["kl_pq"].mean == pytest.approx(other.divergences["kl_pq"].mean, rel=1e-12)
+    assert result.windows == 29
+    assert sorted(sides[1].firsts[:29]) == list(range(0, 116, 4))
+    assert sides[0].firsts[:29] == sides[1].firsts[:29] != sorted(sides[0].firsts[:29])
 
 
 def test_the_json_has_what_was_read() -> None:

@@ -59,11 +59,10 @@ def check_goal(run: Run, candidates: int, *, one_at_a_time: bool, noise_floor: b
 
 def in_random_order(matched: Matched, clusters: Clusters, seed: int) -> Matched:
     """Return the sides with their units in random order; the windows of a unit stay together, in their order."""
-    of_window = _unit_of_window(matched.windows, clusters)
-    places = torch.randperm(
-        int(of_window.max()) + 1, generator=torch.Generator().manual_seed(seed), device="cpu"
-    )
-    order = places[of_window].sort(stable=True).indices
+    windows, units = _windows_with_rows(matched.windows, clusters)
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randperm(int(clusters.numbers.max()) + 1, generator=generator, device="cpu")
+    order = windows[places[units].sort(stable=True).indices]
     return matched._replace(
         sides=[side.in_order(order) for side in matched.sides],
         windows=matched.windows.in_order(order),
@@ -83,9 +82,8 @@ def question_of(
         candidates: the number of candidates.
         most_windows: the number of windows after which the run ends; None for no end. The last unit is read to its end.
     """
-    of_window = _unit_of_window(windows, clusters)
-    in_order = (of_window.diff() != 0).cumsum(0)
-    units = torch.nn.functional.pad(in_order, (1, 0))
+    _, of_window = _windows_with_rows(windows, clusters)
+    units = torch.nn.functional.pad((of_window.diff() != 0).cumsum(0), (1, 0))
     last = units[min(len(units), most_windows or len(units)) - 1]
     of_row = units[windows.clusters]
     confidence = 1 - ERROR_RATE / run.runs
@@ -93,10 +91,10 @@ def question_of(
     return Question(Goal.read(run.until_sure), of_row, candidates, most_rows=most_rows, confidence=confidence)
 
 
-def _unit_of_window(windows: Windows, clusters: Clusters) -> Tensor:
-    """Return the number of the unit of each window. Every window has a scored token, so it has a row."""
+def _windows_with_rows(windows: Windows, clusters: Clusters) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the windows with a scored token, and the number of the unit of each of them."""
     firsts = torch.nn.functional.pad(windows.clusters.diff() != 0, (1, 0), value=True)
-    return clusters.numbers[firsts]
+    return windows.clusters[firsts], clusters.numbers[firsts]
 
 
 def with_bounds(candidate: Candidate, question: Question, place: int) -> Candidate:
