@@ -22,6 +22,7 @@ from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
+from kullback.kernels.row_sums import log_sums, subtractable
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
@@ -108,10 +109,10 @@ class ShardedRows(RowOperation):
         self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
     ) -> SweepResults:
         """Return the values of the rows, and the sums that the gradients need. The ranks communicate twice."""
-        sums = [log_sums(x, self.temperature) for x in (p, q)]
-        if labels is not None:
-            places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)
-            sums += [log_sums(q, 1.0, places), logits_at(q, places)]
+        places = None if labels is None else places_of(labels.classes, self.start, q.shape[-1])
+        sums = [log_sums(p, self.temperature), log_sums(q, self.temperature, labels=places)]
+        if places is not None:
+            sums.append(logits_at(q, places.unsqueeze(-1)))
         gathered = self.ranks.gather(torch.cat(sums, -1))
         of_p, of_q = (
             merged_log_sums(numbers, self.temperature) for numbers in (gathered[..., :2], gathered[..., 2:4])
@@ -225,49 +226,14 @@ class ShardedRows(RowOperation):
         return pair_of_sides(sides[0], sides[1]), tops
 
 
-def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """Return two numbers for each row, shape (rows, 2): the largest logit of this rank, and the sum of e^((logit -
-    largest) / temperature).
-
-    The differences from the largest logit are divided by the temperature, because they have more correct digits than
-    the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index after the last class
-    excludes no class. If this rank has no classes, the largest logit is -inf.
-    """
-    rows, classes = logits.shape
-    results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
-    if not classes:
-        results[:, 0] = -torch.inf
-        return results
-    buffer = None  # one buffer, because allocating each block would cost more than the arithmetic
-    for block in row_blocks(logits):
-        part = logits[block]
-        if buffer is None:
-            # The extra last column receives the indices after the last class.
-            buffer = results.new_empty(part.shape[0], classes + 1)
-        x = buffer[: part.shape[0]]
-        x[:, :-1].copy_(part)
-        if excluded is not None:
-            x.scatter_(-1, excluded[block], -torch.inf)
-        x = x[:, :-1]
-        peak = torch.amax(x, -1, keepdim=True)
-        results[block, :1] = peak
-        x.sub_(_subtractable(peak))
-        if temperature != 1:
-            x.div_(temperature)
-        results[block, 1] = x.exp_().sum(-1)
-    return results
-
-
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
     """Return the normalizers of the rows. `gathered` has the results of `log_sums` on all ranks, shape (ranks, rows,
     2).
     """
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
-    peak = _subtractable(largest)
-    shares = torch.where(
-        peaks == -torch.inf, 0, sums * torch.exp((_subtractable(peaks) - peak) / temperature)
-    )
+    peak = subtractable(largest)
+    shares = torch.where(peaks == -torch.inf, 0, sums * torch.exp((subtractable(peaks) - peak) / temperature))
     total = shares.sum(0)
     return Normalizer(peak, total, first_rank(peaks, largest))
 
@@ -305,10 +271,6 @@ def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
         return gradient
     factors = weights[rows].unsqueeze(-1)
     return torch.where(factors == 0, 0, factors * gradient)
-
-
-def _subtractable(peak: Tensor) -> Tensor:
-    return torch.where(peak.isfinite(), peak, 0)
 
 
 def _top(logits: Tensor, has_largest: Tensor) -> Tensor:

@@ -8,26 +8,36 @@ environment, Triton's interpreter runs the same kernel on the CPU, slowly, for t
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from functools import cache
 from types import ModuleType
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from kullback.common.optional import is_installed
 from kullback.generators import Divergence
 from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights
+from kullback.kernels.triton.available import DTYPES, can_read, is_interpreted, missing
+from kullback.kernels.triton.triton_sums import add_cross_entropies
+
+__all__ = [
+    "DTYPES",
+    "NAME",
+    "OPERATIONS",
+    "SUMMARY",
+    "devices",
+    "missing",
+    "serves",
+    "value_and_gradient",
+    "weighted_total",
+]
 
 NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
 OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The number of classes of a block that each thread processes. If a block has fewer classes than a warp can process,
 # Triton gives the same class to several threads. A thread might then read a logit after another thread has overwritten
 # the logit with a gradient. Therefore the smallest block fills one warp.
@@ -41,37 +51,20 @@ _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
 _EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
-@cache
-def missing() -> str | None:
-    """Import the kernel. Return the reason why the kernel cannot run, or None if it can run."""
-    if not is_installed("triton"):
-        return "not installed (pip install triton)"
-    if not torch.cuda.is_available() and not _is_interpreted():
-        return "torch finds no GPU"
-    try:
-        _kernel()
-    except ImportError as error:
-        return f"the kernel cannot be imported: {error}"
-    return None
-
-
 def devices() -> tuple[str, ...]:
     """Return the types of device on which the kernel runs in this process."""
     gpu = ("cuda",) if torch.cuda.is_available() else ()
-    return (*gpu, "cpu") if _is_interpreted() else gpu
+    return (*gpu, "cpu") if is_interpreted() else gpu
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
     """Return whether this kernel supports the divergence `kind` and the logits `p` and `q`."""
     return (
-        (p.is_cuda or (p.is_cpu and _is_interpreted()))
-        and p.device == q.device
-        and p.dtype in DTYPES
-        and q.dtype in DTYPES
-        and 0 < p.shape[-1] < 2**31 - _LARGEST_BLOCK
+        p.device == q.device
+        and can_read(p)
+        and can_read(q)
         and (arguments := arguments_of(kind)) is not None
         and arguments.code <= DivergenceCode.MIXTURE
-        and missing() is None
     )
 
 
@@ -119,7 +112,7 @@ def _run(
     if labels is not None:
         before = q.clone() if gradients[1] is q else q
         values = _run(replace(divergence, labels=None), p, q, weights, scale * labels.soft, gradients)
-        return labels.add(values, before, weights, scale, gradients[1])
+        return add_cross_entropies(labels, values, before, weights, scale, gradients[1])
     values = torch.empty(rows, dtype=torch.float64, device=p.device)
     if rows == 0:
         return values
@@ -157,10 +150,6 @@ def _run(
 
 def _in_float64(weights: Weights) -> Tensor | None:
     return None if weights is None else weights.to(torch.float64).contiguous()
-
-
-def _is_interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on", "y"}
 
 
 def _kernel() -> ModuleType:
