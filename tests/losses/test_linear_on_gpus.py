@@ -95,9 +95,7 @@ def test_logits_and_the_weights_gradient_are_written_in_float32_without_tiles() 
         assert (mine.double() - true).norm() <= 2**-8 * true.norm()
 
 
-@pytest.mark.parametrize(
-    ("kind", "waits"), [(KL(), 0), (JensenShannon(), 0), (ChiSquared(), 1)], ids=repr
-)
+@pytest.mark.parametrize(("kind", "waits"), [(KL(), 0), (JensenShannon(), 0), (ChiSquared(), 1)], ids=repr)
 def test_a_head_waits_for_the_device_once_if_its_derivatives_may_overflow_and_else_never(
     kind: Divergence, waits: int
 ) -> None:

@@ -212,13 +212,12 @@ class SelectedClasses(RowOperation):
         k, own = self.indices.shape[-1], logits.shape[-1]
         origin, log_rest, by_rest = sums[:, :1], result[:, k : k + 1], grad[:, k : k + 1] / self.temperature
         by_rest = torch.where((log_rest == -torch.inf) & by_rest.isfinite(), 0, by_rest)  # no class is summed
-        center = origin + self.temperature * log_rest
 
         def of_rest(shifted: Tensor) -> Tensor:
             """Return the part of the logsumexp's gradient at classes of the sum with the logits `shifted`."""
             return torch.where(by_rest == 0, 0, by_rest * torch.exp((shifted - log_rest).clamp(max=0)))
 
-        rest = triton_sums.Exponentials(center.squeeze(-1), by_rest.squeeze(-1))
+        rest = triton_sums.Exponentials(*(x.squeeze(-1) for x in (origin, log_rest, by_rest)))
         classes, shifted = torch.where(places < own, places, -1), result[:, :k]
         added = grad[:, :k] / self.temperature
         values = torch.zeros_like(added) if self.leaves_out else of_rest(shifted)
@@ -233,9 +232,8 @@ class SelectedClasses(RowOperation):
             shifted = torch.cat([shifted, at_label], -1)
             values = torch.cat([values, of_rest(at_label)], -1)
             added = torch.nn.functional.pad(added, (0, 1))
-            by_class = by_labels.factor.unsqueeze(-1) * torch.exp(
-                shifted * self.temperature + (origin - by_labels.center.unsqueeze(-1))
-            )
+            peak, log_sum, by_others = (x.unsqueeze(-1) for x in by_labels)
+            by_class = by_others * torch.exp(shifted * self.temperature + (origin - peak) - log_sum)
             by_class = torch.where(classes == label, -by * of_labels.shares()[0].unsqueeze(-1), by_class)
             values = values + torch.where(by == 0, 0, by_class)
         entries = triton_sums.Entries(classes, values, added)

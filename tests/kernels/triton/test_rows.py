@@ -29,8 +29,8 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_cases(name: str, **environment: str) -> None:
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name), **environment)
+def run_cases(name: str, *options: str, **environment: str) -> None:
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name), *options, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -76,18 +76,21 @@ def log_sums(
 
 
 class Exponentials(NamedTuple):
-    """A multiple of the exponentials of each row: factor * e^((logit - center) / T). All tensors have shape (rows,)."""
+    """A multiple of the exponentials of each row: by * e^((logit - origin) / T - log_sum), which is `by` times the
+    softmax. All tensors have shape (rows,).
+    """
 
-    center: Tensor
-    factor: Tensor
+    origin: Tensor
+    log_sum: Tensor
+    by: Tensor
 
     def numbers(self, temperature: float) -> list[Tensor]:
-        """Return the point and the factor for the kernel, in float32. The factor corrects the rounding of the point. A
-        factor of 0 stays 0, even if the center is infinite or NaN.
+        """Return the point and the factor for the kernel, in float32. The point is near the logsumexp, and the factor
+        corrects its rounding. If `by` is 0, so is the factor, even if the other numbers are infinite or NaN.
         """
-        point = self.center.float()
-        shift = (point - self.center) / temperature
-        return [point, torch.where(self.factor == 0, 0, self.factor * torch.exp(shift)).float()]
+        point = (self.origin + temperature * self.log_sum).float()
+        shift = (point - self.origin) / temperature - self.log_sum
+        return [point, torch.where(self.by == 0, 0, self.by * torch.exp(shift)).float()]
 
 
 class Entries(NamedTuple):
@@ -181,10 +184,8 @@ def add_cross_entropies(
 
 def of_label_sums(sums: LabelSums, by: Tensor) -> Exponentials:
     """Return the gradient of the sum of `by` times the cross-entropies, except at the labels."""
-    center = sums.peak + torch.log(sums.total)
-    return Exponentials(
-        center, torch.where(by == 0, 0, by * torch.where(sums.total == 0, 0, sums.shares()[0]))
-    )
+    is_used = (by != 0) & (sums.total != 0)
+    return Exponentials(sums.peak, torch.log(sums.total), torch.where(is_used, by * sums.shares()[0], 0))
 
 
 def _warps(classes: int, depth: int) -> int:
