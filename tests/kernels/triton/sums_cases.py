@@ -35,6 +35,7 @@ from kullback.kernels.triton.available import DTYPES
 from kullback.losses.teachers import Shard
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import ShardedClasses
+from tests.losses.test_linear_on_gpus import Waits
 
 DEVICE = os.environ.get("KULLBACK_TRITON_DEVICE", "cpu")
 INF, NAN = float("inf"), float("nan")
@@ -189,6 +190,16 @@ def test_equal_calls_have_equal_results_and_rows_do_not_depend_on_each_other() -
         [torch.cat(x) for x in zip(results(slice(4)), results(slice(4, 6)), strict=True)],
     ):
         assert all(map(torch.equal, whole, again))
+
+
+def test_no_operation_reads_values_for_which_a_gpu_would_have_to_finish() -> None:
+    logits, indices = on_device(torch.randn(3, 300)), indices_of(3, 300, 4)
+    classes = SelectedClasses(indices, 2.0, True, indices[:, 0])
+    grad = on_device(torch.randn(3, 6, dtype=torch.float64))
+    with Waits() as waits:
+        columns, sums = classes.read(logits)
+        classes.write_gradient(logits, columns, sums, grad, torch.empty_like(logits))
+    assert waits.count == 0
 
 
 def test_no_rows() -> None:
@@ -426,3 +437,25 @@ def test_sharded_rows_read_their_sums_by_the_kernel(kind: Divergence) -> None:
     torch.testing.assert_close(first[0], value, rtol=1e-6, atol=1e-9)
     for mine, others, want in zip(first[1:], second[1:], gradients, strict=True):
         torch.testing.assert_close(torch.cat([mine, others], -1).double(), want, rtol=1e-5, atol=1e-6)
+
+
+if DEVICE == "cuda":  # chosen when the cases are collected
+
+    def test_a_graph_can_hold_the_kernels() -> None:
+        logits, indices = on_device(torch.randn(4, 5000)), indices_of(4, 5000, 8)
+        classes, gradient = SelectedClasses(indices, 1.0, True, indices[:, 0]), torch.empty_like(logits)
+        grad = on_device(torch.randn(4, 10, dtype=torch.float64))
+
+        def compute() -> Tensor:
+            columns, sums = classes.read(logits)
+            classes.write_gradient(logits, columns, sums, grad, gradient)
+            return columns
+
+        compute()  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            held = compute()
+        logits.normal_()
+        graph.replay()
+        results = held.clone(), gradient.clone()
+        torch.testing.assert_close(results, (compute(), gradient))

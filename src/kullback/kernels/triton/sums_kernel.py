@@ -66,7 +66,7 @@ def sums_kernel(
     peak, total = tl.full((LANES,), -_INF, tl.float32), tl.zeros((LANES,), tl.float32)
     other_peak, other_total = peak, total
     if LABELED:
-        label = tl.load(labels + row)
+        label = tl.load(labels + row).to(tl.int32)
     if EXCLUDES:
         passed = 0  # the number of excluded classes in the tiles so far
         excluded_class = tl.load(excluded)
