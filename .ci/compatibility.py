@@ -7,7 +7,7 @@
 Each wheel, and the sources as an archive, is installed into the same fresh environment, one after the other, of the
 Python that runs this; `--environment` names one that has PyTorch already. The archive is compiled there against the
 PyTorch of that environment. The results join those in `benchmarks/results/compatibility.json`, and
-`docs/compatibility.md` shows them all.
+`docs/records/compatibility.md` shows them all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "compatibility.json"
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "records" / "compatibility.md"
 TESTS = (
     "tests/kernels/native/test_library.py",
     "tests/kernels/native/test_operators.py",

@@ -1,4 +1,6 @@
-"""Measures the errors of kullback's and torch's divergences against mpmath, pair by pair; writes docs/numerics.md.
+"""Measures the errors of kullback's and torch's divergences against mpmath, pair by pair.
+
+It writes docs/records/numerics.md.
 
 python benchmarks/accuracy.py           # measures, writes benchmarks/results/accuracy.json and the page
 python benchmarks/accuracy.py --render  # writes the page from the numbers that are there
@@ -29,7 +31,7 @@ from kullback.errors import ConvergenceError
 
 SCHEMA = "kullback.accuracy/1"
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
-PAGE = Path(__file__).parents[1] / "docs" / "numerics.md"
+PAGE = Path(__file__).parents[1] / "docs" / "records" / "numerics.md"
 
 
 def torch_divergence(p: Distribution, q: Distribution) -> tuple[Tensor, None]:

@@ -3,7 +3,7 @@
     python benchmarks/bench_parallel.py [--quick] [--page]
 
 Two ways alternate: the loss with `group=`, and gathering the logits of both sides on every process. The script writes
-results/parallel.json and docs/parallel_cost.md; --page writes only the page.
+results/parallel.json and docs/records/parallel_cost.md; --page writes only the page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 from kullback import KL, JensenShannon
 from kullback.functional import distillation_loss
 
-PAGE = Path(__file__).parents[1] / "docs" / "parallel_cost.md"
+PAGE = Path(__file__).parents[1] / "docs" / "records" / "parallel_cost.md"
 SIZES = (1, 2, 4)
 LARGER = (8, 64, 1024)
 ROUNDS = 3

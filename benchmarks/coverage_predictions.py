@@ -3,7 +3,7 @@
 Each case draws units, rows or documents of unequal length, from a known distribution, many times. They are independent,
 or rows whose order shows dependence and is examined. An interval covers if it contains the true mean. An open
 (infinite) end means that the units do not determine it. Writes benchmarks/results/coverage_predictions.json and the
-table in docs/coverage.md.
+table in docs/records/coverage.md.
 
     python benchmarks/coverage_predictions.py
     python benchmarks/coverage_predictions.py --repetitions 200 --dry     # prints alone
@@ -27,7 +27,7 @@ from kullback.predictions.mean_intervals import MeanEstimate, MeanEstimator, Rat
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "coverage_predictions.json"
-PAGE = ROOT / "docs" / "coverage.md"
+PAGE = ROOT / "docs" / "records" / "coverage.md"
 START, END = "<!-- table: start -->", "<!-- table: end -->"
 LEAST = 93.0
 TRUTH_UNITS = 20_000_000

@@ -2,7 +2,7 @@
 
 Each case creates the rows of a base and of a candidate, and draws the classes of the reference file many times. The
 interval of `drawn_mean` is for these rows: it should include the exact mean over all classes. Writes
-benchmarks/results/coverage_reference.json and the table in docs/coverage.md.
+benchmarks/results/coverage_reference.json and the table in docs/records/coverage.md.
 
     python benchmarks/coverage_reference.py
     python benchmarks/coverage_reference.py --missing                 # the cases that the results file lacks
@@ -37,7 +37,7 @@ from kullback.predictions.reference_rows import (
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "coverage_reference.json"
-PAGE = ROOT / "docs" / "coverage.md"
+PAGE = ROOT / "docs" / "records" / "coverage.md"
 START, END = "<!-- reference table: start -->", "<!-- reference table: end -->"
 WINDOWS_RESULT = ROOT / "benchmarks" / "results" / "coverage_windows.json"
 WINDOWS_START, WINDOWS_END = "<!-- windows table: start -->", "<!-- windows table: end -->"

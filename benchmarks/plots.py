@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks.md: transparent, in greys and colors that read on a light and on a dark page."""
+"""The plots of docs/records/benchmarks.md: transparent, in greys and colors that read on a light and on a dark page."""
 
 from __future__ import annotations
 

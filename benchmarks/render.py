@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md and its plots from the numbers in benchmarks/results/.
+"""Writes docs/records/benchmarks.md and its plots from the numbers in benchmarks/results/.
 
 python benchmarks/render.py
 """
@@ -17,7 +17,7 @@ from timing import RESULTS, SCHEMA
 
 Result = dict[str, Any]
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "records" / "benchmarks.md"
 ORDER = ["rows", "kinds", "overhead", "scaling", "head", "head_top_k", "gpu"]
 KINDS = ["KL", "reverse KL", "JS"]
 WAYS = ["kullback", "kullback in place", "eager", "torch.compile", "TRL", "torchtune"]

@@ -1,4 +1,4 @@
-"""Writes docs/fitting.md, which compares `fit` with other libraries, from benchmarks/results/fit.json.
+"""Writes docs/records/fitting.md, which compares `fit` with other libraries, from benchmarks/results/fit.json.
 
 python benchmarks/render_fit.py
 """
@@ -12,7 +12,7 @@ from typing import Any
 from render import describe, table
 from timing import RESULTS
 
-PAGE = Path(__file__).parents[1] / "docs" / "fitting.md"
+PAGE = Path(__file__).parents[1] / "docs" / "records" / "fitting.md"
 
 INTRODUCTION = """\
 # Fits compared with other libraries

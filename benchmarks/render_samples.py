@@ -1,4 +1,4 @@
-"""Writes docs/estimators.md, the accuracy and the speed of estimates from data, from benchmarks/results/.
+"""Writes docs/records/estimators.md, the accuracy and the speed of estimates from data, from benchmarks/results/.
 
 python benchmarks/render_samples.py
 """
@@ -17,7 +17,7 @@ from timing import RESULTS
 
 Row = dict[str, Any]
 
-PAGE = Path(__file__).parents[1] / "docs" / "estimators.md"
+PAGE = Path(__file__).parents[1] / "docs" / "records" / "estimators.md"
 CASES = {
     "gauss1": "N(0, 1) ‖ N(1, 1.5²)",
     "exponential": "Exponential(1) ‖ Exponential(2)",
@@ -51,69 +51,6 @@ ERRORS = """\
 The root mean square error over repetitions, with the mean of the estimates in brackets. Peers get the same draws, with
 fewer repetitions. No method can estimate the KL of N(0, 1) ‖ N(5, 1) from so few draws, because nearly all of it comes
 from a region without draws of Q. **Bold** marks a peer that is significantly better than ours.
-"""
-
-ASSUMPTIONS = """\
-## Assumptions of an interval
-
-Draws prove a lower limit: P = Q cannot explain them. They prove no upper limit, because Q could be arbitrarily small
-where P has a little mass and Q has no draws. So a finite upper limit rests on an assumption. It is given only if the
-part that the assumption leaves open is small compared with the interval. Otherwise it is infinite, and a note gives
-the reason.
-
-No interval allows for a part of P outside Q that has no draws: all of the following assumes that there is none. If
-five to nine draws of such a part are expected, nine of ten upper limits are infinite (below); with fewer expected
-draws, fewer are.
-
-* **Categories.** Assumption: for P, categories without draws of Q are like categories with one or two. The upper limit
-  is infinite if more than 5 % of P's draws, or significantly more than in the categories with one or two draws of Q,
-  are in categories without draws of Q. If Q drew no category so rarely, two influential draws of P suffice. The
-  probability of categories with at most three draws of P is at its confidence limits, for both limits of the interval.
-* **Vectors of categories.** If the limits of their categories are open, classifiers of the components give the
-  estimate, as for `density_ratio`, provided that a quarter of the draws equals another one. The sides of equal draws
-  show what the classifiers miss. Assumption: they miss as much of log(p / q) in other vectors, as in those with two or
-  three draws. The upper limit allows for two standard errors of it, and is infinite if it is significant.
-* **Other kinds, of categories.** Bounded kinds (JS, total variation, Hellinger, skew KL, alpha in (0, 1)) have finite
-  limits: the bias of rare categories is upwards, and the upper limit keeps it. For powers of p / q of order above 1 or
-  below 0, such as chi-squared, the upper limit is infinite below 20 draws, and if one side has a draw in a category
-  without draws of the other. All draws of two categories, enumerated, are covered in 93 % at least. `Counts` have the
-  same limits.
-* **`histogram`.** Assumption: beyond its outermost draws, Q follows its fitted tail (the generalized Pareto tail
-  nearest to an exponential one that the draws allow), and densities change little within a bin. The upper limit is
-  infinite if twice the contribution of these tails to KL exceeds half of the interval. It is also infinite if
-  significantly many of P's draws fill a gap of Q's or are beyond an abrupt end, if P has atoms that are rare in Q, and
-  if 5 % of P's draws are in bins without draws of Q. If P = Q, 5 to 10 % of the upper limits are infinite by chance.
-* **`nearest_neighbors`.** Assumption: the same for every component and for the distance from Q's center. The bias falls
-  with the number k of neighbors at least as k^(1/d) in d dimensions, as for smooth densities and small balls; for wider
-  balls the upper limit allows for more. It is infinite as for `histogram`, and if most of P is where Q has few draws.
-* **`density_ratio`.** Assumption: one of the classifiers has the form of log p / q, and the same for every component.
-  The upper limit is infinite as for `histogram`, and if many of P's draws have larger scores than all of Q's. If the
-  scores cannot exceed such a bound, value and lower limit are the ones of the scores, a lower bound of KL.
-* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values
-  (generalized Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may
-  have no mean, and if the draws contradict themselves: an upper limit below 0, or a mean of q / p that exceeds 1
-  significantly. The categories of a known Q need no assumption: one without draws of P has the smallest probability of
-  these under Q, and under P the largest that is not significant.
-* **`variational_estimate`.** The upper limit is always infinite: a critic's bound is a lower one.
-
-With clusters, all standard errors use independent clusters of any size, with Student's t. Vectors with dependent
-components, such as proportions and totals, are compared in the independent components; if P's and Q's planes differ,
-KL is infinite. `auto` takes nearest neighbors up to ten dimensions. It takes the classifiers beyond, for clusters, for
-rounded vectors, and wherever neighbors cannot bound KL.
-
-Unit vectors, and others on a sphere or an ellipsoid, are compared in coordinates on it. If only one side is on such a
-surface, KL is infinite. Draws that fill fewer dimensions than they have components, by the distances of their
-neighbors, get no interval from `nearest_neighbors`; `auto` then takes the classifiers. Rows of positive probabilities
-are compared by neighbors in the logarithms of their ratios.
-
-Numbers that are rounded to a common step get bins that end between the rounded values. Numbers with few, unevenly
-spaced values are categories in `auto`. So are rounded numbers that prefer some values, such as multiples of 5, if each
-value has five draws on average; otherwise the upper limit is open, because bins of several values hide the preference.
-Draws that differ by rounding errors only, about 1e-9 of the spread, count as equal.
-
-In 6, 7, 8, 9 and 10 dimensions neighbors use at most 30,000, 15,000, 10,000, 8,000 and 6,000 draws of each side,
-chosen at random, and in more 20,000: the search then takes seconds. `nearest_neighbors(p, q, most=)` changes this
-number.
 """
 
 HARD = """\
@@ -220,7 +157,6 @@ def page(folder: Path) -> str:
         if note := document.get("note"):
             parts.append(f"{textwrap.fill(note, 120)}\n")
         parts += [errors(document["rows"]), intervals(document["rows"])]
-    parts.append(ASSUMPTIONS)
     if document := read(folder / "coverage.json"):
         parts += [hard_cases(document)]
     if document := read(folder / "two_sample.json"):
@@ -250,8 +186,8 @@ def answer(folder: Path) -> list[str]:
         f"significantly more accurate in {behind} of {sum(map(bool, compared.values()))} cases. The 95 % intervals "
         f"cover at least {100 * LEAST_COVERAGE:.0f} % in {covered} of {len(hard)} hard cases, apart from chance. The "
         f"test rejects equal distributions in {100 * rejected[0]:.0f} to {100 * rejected[-1]:.0f} % of runs at the "
-        "level 5 %. Conclusion: a finite interval can be trusted under the assumptions below; an infinite upper limit "
-        "means that the draws do not bound KL."
+        "level 5 %. Conclusion: a finite interval can be trusted under its [assumptions](../intervals.md); an infinite "
+        "upper limit means that the draws do not bound KL."
     )
     return [textwrap.fill(text, 120) + "\n"]
 

@@ -1,6 +1,6 @@
 """Sweep random hard pairs of distributions, every kind: values, claimed errors, first and second derivatives.
 
-python benchmarks/sweep_pairs.py             # measures on the stored truths and 2,000 other pairs, writes docs/sweep.md
+python benchmarks/sweep_pairs.py             # measures stored truths and 2,000 other pairs: docs/records/sweep.md
 python benchmarks/sweep_pairs.py --pairs N --kinds K  # N other pairs, with at most K kinds each
 python benchmarks/sweep_pairs.py --second    # measures the second derivatives alone, and keeps the page's other tables
 python benchmarks/sweep_pairs.py --routes    # measures the routes of differentiation alone, and keeps the other tables
@@ -28,7 +28,7 @@ from torch.distributions.kl import _KL_REGISTRY  # pyright: ignore[reportPrivate
 from kullback import kl_divergence
 from kullback.errors import KullbackError
 
-PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"
+PAGE = Path(__file__).parents[1] / "docs" / "records" / "sweep.md"
 # Pairs in extended precision: their first number, how many, and how many kinds of divergence of each.
 FIRST, PAIRS, SAMPLED = 1000, 2000, 2
 # Numbers of pairs for second derivatives, both of stored pairs and of pairs in extended precision.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -323,25 +324,37 @@ def test_the_page_in_the_documentation_is_made_of_the_committed_results() -> Non
         assert render.PAGE.with_suffix("").joinpath(f"{name}.svg").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "numerics",
-        "sweep",
-        "coverage",
-        "estimators",
-        "compatibility",
-        "benchmarks",
-        "parallel_cost",
-        "fitting",
-    ],
-)
-def test_a_page_of_evidence_begins_with_its_answer(name: str) -> None:
-    _, answer, *_ = (ROOT / "docs" / f"{name}.md").read_text().split("\n\n")
+RECORDS = sorted((ROOT / "docs" / "records").glob("*.md"))
+NUMBER = re.compile(r"\d(?:[\d,.]*\d)?(?:e[-+]?\d+)?")
+
+
+def answers(record: Path) -> list[str]:
+    """The paragraphs of a record that say what was measured, and with which result."""
+    return [text for text in record.read_text().split("\n\n") if text.startswith("Measured:")]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_a_record_begins_with_its_answer(record: Path) -> None:
+    _, answer, *_ = record.read_text().split("\n\n")
     positions = [answer.index(part) for part in ("Measured:", "Result:", "Conclusion:")]
     assert positions[0] == 0
     assert positions == sorted(positions)
     assert len(answer.splitlines()) <= 5
+
+
+def test_the_page_of_evidence_has_five_lines_from_each_record() -> None:
+    _, *sections = (ROOT / "docs" / "evidence.md").read_text().split("\n## ")
+    linked = []
+    for section in sections:
+        question, _, text = section.partition("\n\n")
+        (name,) = re.findall(r"\]\(records/(\w+)\.md\)", text)
+        linked.append(ROOT / "docs" / "records" / f"{name}.md")
+        known = set(NUMBER.findall(" ".join(answers(linked[-1]))))
+        quoted = set(NUMBER.findall(re.sub(r"\]\([^)]*\)", "]", text)))
+        assert quoted, question
+        assert quoted - known == set(), question
+        assert len(text.strip().splitlines()) <= 5, question
+    assert sorted(linked) == RECORDS
 
 
 def test_the_page_of_estimators_is_made_of_the_committed_results() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -31,6 +32,28 @@ def at(*numbers: float) -> Tensor:
     return torch.tensor(numbers, device="cpu")
 
 
+SOURCE = Path(kullback.__file__).parent
+CONSTRUCTORS = {
+    "tensor",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "linspace",
+    "eye",
+    "empty",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+}
+# Here the default device is the user's choice: numbers that a user writes become tensors, and modules keep tensors.
+ON_THE_DEFAULT_DEVICE = {
+    "cli/expressions.py",
+    "common/inputs.py",
+    "losses/regularizer.py",
+    "metrics/metric.py",
+}
 X, Y = normal(40, 9), 2 * normal(40, 9) + 1
 DRAWS = normal(120, 2)
 CLASSES = X.argmax(-1)
@@ -192,3 +215,18 @@ def test_data_are_computed_where_they_are(name: str, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         expected = CALLS[name](tmp_path)
     assert_same(flat(found), flat(expected))
+
+
+def test_every_new_tensor_names_its_device() -> None:
+    unnamed = [
+        f"{path.relative_to(SOURCE)}:{call.lineno}: {ast.unparse(call)}"
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).as_posix() not in ON_THE_DEFAULT_DEVICE
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "torch"
+        and call.func.attr in CONSTRUCTORS
+        and not {"device", None} & {keyword.arg for keyword in call.keywords}
+    ]
+    assert unnamed == []

@@ -38,6 +38,8 @@ PAGES = [
     ROOT / "docs" / "gallery.md",
     ROOT / "docs" / "integrations.md",
     *sorted((ROOT / "docs" / "migrate").glob("*.md")),
+    ROOT / "docs" / "intervals.md",
+    ROOT / "docs" / "exports.md",
     ROOT / "docs" / "tables.md",
     ROOT / "docs" / "cli.md",
     ROOT / "docs" / "reference_files.md",
@@ -164,6 +166,24 @@ def test_every_page_to_learn_from_is_run() -> None:
     pages = {ROOT / "docs" / page for page in pages_of([start, guides])}
     assert len(pages) > 25
     assert pages - set(PAGES) == {ROOT / "docs" / "glossary.md"}
+
+
+TASK = re.compile(r"^\| ([^|]+) \| (`[^|]+`) \| \[[^]]+\]\(([\w/.]+)(?:#[\w-]+)?\)", re.MULTILINE)
+# A function, a command with its name, a keyword argument, and an option.
+WRITTEN = re.compile(r"`[@.]?(\w+(?: (?:compare|watch))?)|(\w+=)|(--[a-z-]+)")
+
+
+def test_each_task_of_the_index_is_on_the_page_that_it_names() -> None:
+    tasks = TASK.findall(
+        (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("## I want to\n")[2]
+    )
+    assert len(tasks) >= 20
+    for task, code, page in tasks:
+        assert ROOT / "docs" / page in PAGES, task
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        words = {word for match in WRITTEN.findall(code) for word in match if word}
+        assert words, task
+        assert {word for word in words if word not in text} == set(), task
 
 
 @pytest.mark.parametrize("language", ["python", "console"])

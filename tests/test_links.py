@@ -100,8 +100,8 @@ def test_links_are_seen() -> None:
     ("target", "why"),
     [
         ("tutorial.md", None),
-        ("tutorial.md#zeros", None),
-        ("#choose-your-guide", None),
+        ("tutorial/tensors.md#zeros", None),
+        ("#i-want-to", None),
         ("../README.md", None),
         ("../CONTRIBUTING.md#a-pair", None),
         ("../src/kullback/dispatch.py", None),
@@ -114,7 +114,7 @@ def test_links_are_seen() -> None:
         ("tables.md#watch", "has not"),
         ("tutorials.md", "does not exist"),
         ("tutorial.md#ones", "has not"),
-        ("#choose-your-giude", "has not"),
+        ("#i-wnat-to", "has not"),
         ("api/losses.md#kullback.nn.KLRegularizer", "has not"),  # the site alone has it
         ("../CONTRIBUTING.md#a-triple", "has not"),
         ("../src/kullback/dispatch.py#L1", "has not"),

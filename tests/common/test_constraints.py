@@ -38,6 +38,7 @@ from kullback.functional import (
     kl_from_log_probs,
     kl_surrogate,
     linear_distillation_loss,
+    sampling_log_probs,
     top_k_divergence,
     top_k_divergence_bounds,
 )
@@ -55,7 +56,8 @@ from kullback.io import (
     write_llama_base,
 )
 from kullback.io.top_k import open_top_k, paired_top_k_blocks
-from kullback.metrics import KLDivergence, PolicyKL
+from kullback.metrics import KLDivergence, PolicyKL, PolicyMismatch
+from kullback.mismatch import TokenLog, policy_mismatch
 from kullback.models import Cut, Loading, Run, compare_models, record_reference
 from kullback.nn import (
     DistillationLoss,
@@ -233,6 +235,11 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
         "SampledTail.draw": lambda **given: SampledTail.draw(NUMBERS, **({"k": 1} | given)),
         "TopK": lambda **given: TopK(LABELS[:, None], -torch.ones(2, 1), **given),
         "PolicyKL": PolicyKL,
+        "PolicyMismatch": PolicyMismatch,
+        "policy_mismatch": lambda **given: policy_mismatch(
+            TokenLog(LABELS, LABELS, -LABELS.double(), -LABELS.double()), **given
+        ),
+        "sampling_log_probs": lambda **given: sampling_log_probs(NUMBERS, LABELS, **given),
         "kl_divergence": lambda **given: (
             metrics.kl_divergence(
                 *(2 * [NUMBERS.log_softmax(-1) if given.get("log_prob") is True else P_ROWS]), **given

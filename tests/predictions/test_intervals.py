@@ -37,6 +37,7 @@ def estimate(values, quantity: RatioOfSums, draws: int = 1000, clusters=None, se
     return estimator.estimates([quantity])[0]
 
 
+MEANING = (Path(__file__).parents[2] / "docs" / "intervals.md").read_text(encoding="utf-8")
 NONNEGATIVE, SIGNED = RatioOfSums(0, low=0.0), RatioOfSums(0)
 BINARY = RatioOfSums(0, low=0.0, high=1.0, binary=True)
 
@@ -134,7 +135,7 @@ def test_the_committed_study_falls_short_nowhere():
     for result in found["results"]:
         slack = 2 * math.sqrt(found["least"] * (100 - found["least"]) / result["repetitions"])
         if CASES[result["case"]].unseen:
-            assert f"{result['covers']:g} %" in study.PAGE.read_text(encoding="utf-8")  # which says why
+            assert f"{result['covers']:g} %" in MEANING  # which says why
             continue
         assert result["covers"] >= found["least"] - slack, result
     page = study.PAGE.read_text(encoding="utf-8")
@@ -306,8 +307,7 @@ def test_equal_predictions_pass_a_gate():
     assert outcome("top1=1", "below", found) == "unclear"
 
 
-def test_the_page_of_coverage_names_what_an_end_assumes():
-    text = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text(encoding="utf-8")
-    assert "Assumptions of a finite end" in text
+def test_the_page_of_intervals_names_what_an_end_assumes():
+    assert "Assumptions of a finite end" in MEANING
     for reason in ("few units", "few nonzero units", "heavy tail"):
-        assert reason in text
+        assert reason in MEANING

@@ -17,6 +17,7 @@ from kullback.cli.backends_command import backends
 from kullback.cli.calc import calc
 from kullback.cli.compare_command import compare, refuse_workers
 from kullback.cli.convert import convert
+from kullback.cli.mismatch_command import mismatch
 from kullback.cli.pairs_command import pairs
 from kullback.cli.record_command import record
 from kullback.cli.statuses import Status
@@ -104,5 +105,5 @@ def kullback(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (compare, record, watch, convert, calc, pairs, backends):
+for command in (compare, record, watch, mismatch, convert, calc, pairs, backends):
     kullback.add_command(command)

@@ -171,7 +171,7 @@ def _log_weights(
         if window is None:
             yield logs
         else:
-            position = torch.arange(done, done + len(block)) % window
+            position = torch.arange(done, done + len(block), device="cpu") % window
             scored = logs[(position >= window // 2) & (position < window - 1)]
             if len(scored):
                 yield scored

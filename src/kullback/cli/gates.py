@@ -21,6 +21,7 @@ from kullback.results.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from kullback.cli.settings import Settings
+    from kullback.mismatch import Mismatch
     from kullback.predictions import Comparison
     from kullback.results.value import Interval
     from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
@@ -208,11 +209,11 @@ class Gate:
     limit: Limit
     metrics: Metrics
 
-    def verdict(self, result: TableComparison | Sequence[Compared]) -> Verdict:
+    def verdict(self, result: TableComparison | Mismatch | Sequence[Compared]) -> Verdict:
         """Return the limit in words, with a sentence for each number that breaks the limit or is unclear.
 
         Arguments:
-            result: a comparison of tables, or one or several comparisons of predictions.
+            result: a comparison of tables, a mismatch, or one or several comparisons of predictions.
         """
         outcomes, unclear = self.metrics.judge(self.limit, result)
         sentences = {
@@ -344,6 +345,39 @@ def _judge_words(
 OF_ROWS = Metrics(MEANS, ESTIMATES, _ROWS_IN_WORDS, 0.01, have_columns=False, judge=judge_rows)
 OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
+)
+
+# The numbers of a mismatch on which limits can be set, and the fields of `Mismatch` that contain them.
+_OF_MISMATCH = {
+    "k1": "k1",
+    "k3": "k3",
+    "naive_k3": "naive_k3",
+    "ratio": "mean_ratio",
+    "effective_share": "effective_share",
+    "sequence_effective_share": "sequence_effective_share",
+    "past": "past",
+}
+
+
+def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
+    """Return the outcome of a limit for a mismatch of engine and trainer."""
+    name = limit.metric.removesuffix(".value")
+    of = getattr(mismatch, _OF_MISMATCH[name])
+    if name != limit.metric:
+        return Judged([(None, limit.judgment_of_estimate(limit.metric, of.value))])
+    if of.interval is None:
+        return Judged([(None, limit.without_interval(name, of.value, of.reason or "not finite"))])
+    return Judged([(None, limit.judgment_of_interval(name, of.value, of.interval))])
+
+
+OF_MISMATCH = Metrics(
+    _OF_MISMATCH,
+    [f"{name}.value" for name in _OF_MISMATCH],
+    f"{', '.join(_OF_MISMATCH)}, whose whole interval has to be on the right side; k3.value and so on, the estimate "
+    "alone",
+    0.001,
+    have_columns=False,
+    judge=judge_mismatch,
 )
 
 

@@ -395,7 +395,7 @@ def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
     if names is None:
         values, codes = torch.unique(codes, return_inverse=True)
         names = tuple(values.tolist())
-    aligned = Counts(torch.ones(len(names), dtype=torch.int64), labels=names).aligned_with(q)[1]
+    aligned = Counts(torch.ones(len(names), dtype=torch.int64, device="cpu"), labels=names).aligned_with(q)[1]
     place = {label: i for i, label in enumerate(cast("Labels", aligned.labels))}
     numbers = torch.tensor([place[name] for name in names], device=codes.device)
     return replace(p, tensor=numbers[codes][:, None], labels=None), aligned

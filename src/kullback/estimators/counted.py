@@ -76,7 +76,7 @@ def _against_known(p: Counts, q: Representation, confidence: float) -> Evidence:
             if update:
                 update(len(rows), len(flat[0]))
     numbers = [(row.value, row.error, *(row.ends or ())) for row in rows]
-    columns = torch.tensor(numbers, dtype=torch.float64).reshape(*shape, 4).to(device)
+    columns = torch.tensor(numbers, dtype=torch.float64, device="cpu").reshape(*shape, 4).to(device)
     value, error, low, high = columns.unbind(-1)
     times = Counter(note for row in rows for note in row.notes)
     notes = [

@@ -235,7 +235,7 @@ class BatchLoss:
             student, teacher = (sides[name].shape[-1] for name in ("student", "teacher"))
         if self.loss.vocabulary != "mask" or student is None or teacher is None or student == teacher:
             return
-        both, one = torch.tensor([[0.0, 0.0], [0.0, -math.inf]])
+        both, one = torch.tensor([[0.0, 0.0], [0.0, -math.inf]], device="cpu")
         p, q = (both, one) if teacher > student else (one, both)
         needs_all = bool(logit_divergence(RowDivergence(self.loss.kind), p[None], q[None]).isinf())
         if needs_all and bool(loss.detach().isinf()):

@@ -58,7 +58,9 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
         On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
     """
     kind = check_kind("top_k_loss", kind)
-    TopK(torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1), tail=tail)  # checks `tail`
+    TopK(
+        torch.zeros(0, 1, dtype=torch.long, device="cpu"), torch.zeros(0, 1, device="cpu"), tail=tail
+    )  # checks `tail`
 
     def compute(
         student_logits: Tensor,

@@ -120,7 +120,7 @@ class StreamReader(Reader):
 
     def read(self, start: int, stop: int) -> Tensor:
         blocks = self._stream.blocks(rows=stop - start, first=start)
-        return next(regroup(blocks, stop - start, join_tensors), torch.empty(0, self.classes))
+        return next(regroup(blocks, stop - start, join_tensors), torch.empty(0, self.classes, device="cpu"))
 
     def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
         blocks = (block.detach().cpu() for block in self._stream.blocks(rows=rows, first=first))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import NEAR, SERIES_TERMS, power_series
 from kullback.losses.positions import position_weights
 from kullback.losses.reduction import Reduction, check_reduction, reduce_terms
+from kullback.losses.truncated_sampling import Support, within
 
 Estimator = Literal["k1", "k2", "k3"]
 Value = Literal["k1", "k3"]
@@ -23,6 +24,10 @@ Direction = Literal["forward", "reverse"]
 
 # The coefficients of d^2, d^3, ... in the power series of e^d - 1 - d.
 _SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
+
+# A shift is refused if at least 16 pairs of tokens are left, if the sides differ by more than 0.05 nats a token, and if
+# the shift removes nine tenths of this difference. Unrelated neighbors of 16 tokens never come so close by chance.
+_FEWEST_SHIFTED, _LEAST_SHIFTED, _MOST_LEFT = 16, 0.05, 0.1
 
 _DIRECTION = OneOf(
     get_args(Direction),
@@ -49,6 +54,7 @@ def kl_from_log_probs(
     *,
     direction: Direction = "forward",
     estimator: Estimator = "k1",
+    support: Support | None = None,
     mask: Tensor | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
@@ -90,6 +96,8 @@ def kl_from_log_probs(
         direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
             sampled from Q.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
+        support: the masses of the tokens that truncated sampling kept (top-k, top-p, min-p), if the actions were
+            sampled so. P and Q are then the distributions within the kept tokens.
         mask: a boolean tensor of the same shape, True for actions that count. Other actions may have any values,
             including NaN. A mask that is False everywhere raises a warning, on the CPU only.
         reduction: ``"none"`` returns one value for each action, 0 for an action that does not count. ``"sum"`` returns
@@ -129,7 +137,7 @@ def kl_from_log_probs(
     call = "kl_from_log_probs"
     word = check_reduction(call, reduction)
     _FROM_LOG_PROBS.check(direction=direction, estimator=estimator)
-    (values,), weights = estimates(call, log_p, log_q, (estimator,), mask, direction)
+    (values,), weights = estimates(call, log_p, log_q, (estimator,), mask, direction, support)
     return _reduce(values, weights, word)
 
 
@@ -140,12 +148,13 @@ def estimates(
     estimators: Sequence[Estimator],
     mask: Tensor | None,
     direction: Direction = "forward",
+    support: Support | None = None,
 ) -> tuple[list[Tensor], Tensor | None]:
     """Return two results: a list of the values of each estimator, and the weights of the actions, 1 or 0. The weights
     are None if all actions count.
     """
     _check_log_probs(call, log_p, log_q)
-    log_p, log_q = recordable(log_p), recordable(log_q)
+    log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     first, second = _in_order(direction, log_p, log_q)
     log_ratio = -_log_p_over_q(first, second, mask)
@@ -161,6 +170,7 @@ def kl_surrogate(
     log_ratio: Tensor | None = None,
     importance: Importance = "action",
     clip_log_ratio: float | tuple[float, float] | None = None,
+    support: Support | None = None,
     mask: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -202,6 +212,9 @@ def kl_surrogate(
             no ratio.
         clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest). An action that P never takes keeps
             weight 0. Clipping reduces the variance of the weight and biases the value and the gradient.
+        support: the masses of the tokens that truncated sampling kept (top-k, top-p, min-p), if the actions were
+            sampled so. P and Q are then the distributions within the kept tokens;
+            `log_importance_ratio` gives `log_ratio` within them.
         mask: a boolean tensor of the same shape, True for actions that count. Other actions may have any values,
             including NaN. A mask that is False everywhere raises a warning, on the CPU only.
         reduction: as in `kl_from_log_probs`.
@@ -239,11 +252,74 @@ def kl_surrogate(
     if log_ratio is not None:
         _check_log_probs(call, log_p, log_ratio, second="log_ratio")
     limits = _check_weighting(call, log_ratio, importance, clip_log_ratio)
-    log_p, log_q = recordable(log_p), recordable(log_q)
+    log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     first, second = _in_order(direction, log_p, log_q)
     ratio = None if log_ratio is None else _log_weight(log_ratio, importance, limits, mask)
     return _reduce(_surrogate(first, second, value, ratio, mask), weights, word)
+
+
+def log_importance_ratio(
+    log_p: Tensor, log_b: Tensor, *, support: Support | None = None, mask: Tensor | None = None
+) -> Tensor:
+    r"""Compute the logarithm of the importance weight of actions that a behavior policy B sampled.
+
+    .. math:: \log w = \log\frac{p(a)}{S_p(K)} - \log\frac{b(a)}{S_b(K)}
+
+    Without `support`, both masses are 1. If B samples with top-k, top-p or min-p, the ratio without `support` is wrong
+    by :math:`S_p(K)` or by :math:`S_b(K)`, and importance sampling is biased.
+
+    Arguments:
+        log_p: log-probabilities, or log-densities, of the actions under P.
+        log_b: log-probabilities of the same actions under B, the same shape.
+        support: the masses of the tokens that B's sampling kept; B is the Q of `Support`.
+        mask: a boolean tensor of the same shape, True for actions that count. Other actions may have any values.
+
+    Returns:
+        log w, in float32 or better, the shape of `log_p`; 0 where `mask` is False.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: the shapes differ, or a mass contradicts a log-probability.
+
+    Gradient:
+        1 for log p and -1 for log b; the opposite for their masses.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import Support, log_importance_ratio
+        >>> log_p, log_b = torch.tensor([0.3]).log(), torch.tensor([0.4]).log()
+        >>> log_importance_ratio(log_p, log_b, support=Support(p=torch.tensor([0.6]).log())).exp()  # log_b is within
+        tensor([1.2500])
+
+    References:
+        Monte Carlo Statistical Methods, section 3.3 (Robert and Casella, 2004)
+    """
+    call = "log_importance_ratio"
+    _check_log_probs(call, log_p, log_b, second="log_b")
+    position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
+    log_p, log_b = _within_both(call, recordable(log_p), recordable(log_b), support, mask)
+    return _log_p_over_q(log_p, log_b, mask)
+
+
+def _within_both(
+    call: str, log_p: Tensor, log_q: Tensor, support: Support | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of both sides within the kept tokens."""
+    if support is None:
+        return log_p, log_q
+    if not isinstance(support, Support):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            call,
+            "support",
+            wanted="a Support, with the logarithms of the kept masses",
+            got=type(support).__name__,
+            instead="support=Support(p=sampling_log_probs(logits, tokens, kept=kept).log_mass)",
+        )
+    return (
+        within(call, log_p, support.p, mask, "support.p"),
+        within(call, log_q, support.q, mask, "support.q"),
+    )
 
 
 def _log_weight(
@@ -281,6 +357,63 @@ def _surrogate(
     logs = [torch.where(weight == 0, 0, _at_least_float32(x)) for x in (first, second)]
     scores = [torch.where(x.detach().isfinite(), x - x.detach(), 0) for x in logs]
     return value + weight * (quotient * scores[0] - scores[1])
+
+
+class Shift(NamedTuple):
+    """Log-probabilities of the tokens one position before.
+
+    Attributes:
+        of_first: whether the first side has them; otherwise the second side.
+        own: the mean absolute difference of the sides, in nats.
+        shifted: the same after a shift by one position.
+    """
+
+    of_first: bool
+    own: float
+    shifted: float
+
+
+def shift_between(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Shift | None:
+    """Return the shift if one side belongs to the tokens one position before; tensors on the CPU only.
+
+    An engine may give the log-probability of token i at position i, and a trainer at position i - 1. Shifted sides
+    differ as much as unrelated numbers do. A shift by one position then removes nearly all of the difference.
+    """
+    if log_p.device.type != "cpu" or torch.compiler.is_compiling() or log_p.shape[-1] < 2:
+        return None
+    counts = log_p.isfinite() & log_q.isfinite()
+    counts = counts if mask is None else counts & mask
+
+    def difference(p: slice, q: slice) -> tuple[float, int]:
+        both = counts[..., p] & counts[..., q]
+        size = int(both.sum())
+        total = torch.where(both, (log_p[..., p] - log_q[..., q]).abs(), 0).sum()
+        return float(total) / max(size, 1), size
+
+    own, _ = difference(slice(None), slice(None))
+    for of_first, p, q in (
+        (False, slice(None, -1), slice(1, None)),
+        (True, slice(1, None), slice(None, -1)),
+    ):
+        shifted, size = difference(p, q)
+        if size >= _FEWEST_SHIFTED and own > _LEAST_SHIFTED and shifted < own * _MOST_LEFT:
+            return Shift(of_first, own, shifted)
+    return None
+
+
+def refuse_shifted(call: str, log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> None:
+    """Raise if one side's log-probabilities belong to the tokens one position before; tensors on the CPU only."""
+    shift = shift_between(log_p.detach(), log_q.detach(), mask)
+    if shift is not None:
+        name, other = ("log_p", "log_q") if shift.of_first else ("log_q", "log_p")
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"the log-probabilities of the same tokens as in {other}",
+            got=f"those of the tokens one position before: the sides differ by {shift.own:.3g} on average, and by "
+            f"{shift.shifted:.3g} after a shift by one",
+            instead=f"{name}[..., 1:] with {other}[..., :-1], and the mask of these tokens",
+        )
 
 
 def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:

@@ -12,14 +12,15 @@ from kullback.common.constraints import Arguments, Number
 from kullback.common.dtypes import accurate_dtype, upcast
 from kullback.errors import invalid_value
 from kullback.estimators import EstimateWarning
-from kullback.losses.log_probs import estimates
+from kullback.losses.log_probs import estimates, refuse_shifted
+from kullback.losses.truncated_sampling import Support
 from kullback.metrics.metric import ExactMetric
 
 # These are the columns of the sums of a sequence. The first three columns are sums over the tokens that have mass under
-# both P and Q: the sum of k1, the sum of k3, and the number of tokens. The last two columns are sums over all tokens:
-# the sum of q/p - 1, and the number of tokens.
-_K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
-_COLUMNS = 5
+# both P and Q: the sum of k1, the sum of k3, and the number of tokens. The other columns are sums over all tokens: the
+# sum of q/p - 1, the number of tokens, and the sums of the logarithms of the kept masses of P and Q.
+_K1, _K3, _INSIDE, _RATIO, _TOKENS, _MASS_P, _MASS_Q = range(7)
+_COLUMNS = 7
 # `compute` warns if the mean of q/p over at least `_FEWEST_SEQUENCES` sequences differs significantly from 1. A
 # difference is significant if it exceeds `_FARTHEST_RATIO` standard errors (p < 0.0002) plus `_ROUNDED`, a bound of the
 # rounding errors.
@@ -49,7 +50,8 @@ class PolicyKL(ExactMetric):
 
     The mean of q/p has expectation 1 if P has mass wherever Q has, and if the tokens were sampled with the
     probabilities p. Log-probabilities after top-p, top-k or min-p violate these conditions: k3 then omits the mass of Q
-    where P has probability 0. `compute` warns if the mean is more than 6 standard errors from 1.
+    where P has probability 0. `support` in `update` restricts both sides to the tokens that the engine kept. `compute`
+    warns if the mean is more than 6 standard errors from 1.
 
     Arguments:
         threshold: a token is beyond the threshold if :math:`|\log p - \log q|` is larger than `threshold`.
@@ -63,6 +65,8 @@ class PolicyKL(ExactMetric):
         * ``"sequence_k1"`` and ``"sequence_k3"``: the means over sequences;
         * ``"inside_k1"`` and ``"inside_k3"``: the means over the tokens with mass under both P and Q;
         * ``"ratio"``: the mean of q/p over tokens;
+        * ``"log_mass_p"`` and ``"log_mass_q"``, if an update had a `support`: the means over tokens of the logarithms
+          of the kept masses, 0 for tokens without a mass;
         * each of these names with ``"_error"`` appended: the standard error;
         * ``"beyond"``: the fraction of tokens beyond the threshold;
         * ``"outside"``: the fraction of tokens with probability 0 under either P or Q, but not both.
@@ -72,7 +76,8 @@ class PolicyKL(ExactMetric):
             differs significantly from 1.
 
     Raises:
-        ArgumentValueError: `threshold` is negative or not a number or, in `update`, the shapes do not fit.
+        ArgumentValueError: `threshold` is negative or not a number or, in `update`, the shapes do not fit, a mass
+            contradicts a log-probability, or, on the CPU, one side's log-probabilities are those of the next tokens.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:
@@ -92,10 +97,11 @@ class PolicyKL(ExactMetric):
     """
 
     is_differentiable: bool | None = False
-    exact_states = ("state", "beyond", "outside")
+    exact_states = ("state", "beyond", "outside", "supported")
 
     state: Tensor
     beyond: Tensor
+    supported: Tensor
 
     def __init__(self, threshold: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -107,28 +113,42 @@ class PolicyKL(ExactMetric):
         self.add_state("beyond", torch.zeros((), dtype=dtype, device=self.device), dist_reduce_fx="sum")
         # `outside` contains the number of tokens with q = 0 < p and the number of tokens with p = 0 < q.
         self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
+        # `supported` is the number of updates with a `support`.
+        self.add_state("supported", torch.zeros((), dtype=dtype, device=self.device), dist_reduce_fx="sum")
 
-    def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
+    def update(
+        self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None, support: Support | None = None
+    ) -> None:
         """Add sequences: log-probabilities of shape (..., tokens), and a mask of the same shape that is True for tokens
         that count.
 
         The tokens were sampled from P. Each sequence must be complete. Tokens that `mask` excludes may have any values.
-        On the CPU, a mask that is False everywhere raises a warning.
+        On the CPU, a mask that is False everywhere raises a warning. `support` has the logarithms of the masses of the
+        tokens that the engine's truncated sampling kept. On the CPU, log-probabilities that fit after a shift by one
+        token, and do not fit without, are refused.
         """
         call = "PolicyKL.update"
         exact = [upcast(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in (log_p, log_q)]
-        (k1, k3), weights = estimates(call, exact[0], exact[1], ("k1", "k3"), mask)
+        (k1, k3), weights = estimates(call, exact[0], exact[1], ("k1", "k3"), mask, support=support)
         if k1.ndim == 0:
             wanted, got = "log-probabilities of shape (..., tokens)", "a scalar"
             raise invalid_value(call, "log_p", wanted=wanted, got=got, instead="log_p[None], log_q[None]")
+        refuse_shifted(call, exact[0], exact[1], mask)
         counts = torch.ones_like(k1) if weights is None else weights.to(k1.dtype)
         self.beyond = self.beyond + (k1.abs() > self.threshold).sum()
         self.outside = self.outside + torch.stack([(k1 == torch.inf).sum(), (k1 == -torch.inf).sum()])
         inside = k1.isfinite()
         kept = (torch.where(inside, x, 0) for x in (k1, k3, counts))
-        rows = torch.stack([x.sum(-1).flatten() for x in (*kept, torch.expm1(-k1), counts)], -1)
+        masses = (
+            torch.zeros_like(k1) if mass is None else torch.where(counts > 0, upcast(mass.detach()), 0)
+            for mass in ((None, None) if support is None else (support.p, support.q))
+        )
+        columns = (*kept, torch.expm1(-k1), counts, *masses)
+        rows = torch.stack([x.sum(-1).flatten() for x in columns], -1)
         rows = rows[rows[:, _TOKENS] > 0]
         self.state = _merge(torch.stack([self.state, _state(rows)]))
+        if support is not None:
+            self.supported = self.supported + 1
 
     def compute(self) -> dict[str, Tensor]:
         """Return the means, their standard errors and the fractions of tokens, over all processes."""
@@ -145,6 +165,10 @@ class PolicyKL(ExactMetric):
             results |= self._with_error(f"sequence_{name}", of_sequences[0], of_sequences[1].sqrt(), infinite)
             inside = _ratio(self.state, column, _INSIDE)
             results |= self._with_error(f"inside_{name}", *inside, torch.zeros_like(infinite))
+        if bool(self.supported > 0):
+            for name, column in (("log_mass_p", _MASS_P), ("log_mass_q", _MASS_Q)):
+                mean, error = _ratio(self.state, column, _TOKENS)
+                results |= self._with_error(name, mean, error, torch.zeros_like(mean))
         excess, error = _ratio(self.state, _RATIO, _TOKENS)
         results |= self._with_error("ratio", 1 + excess, error, torch.zeros_like(excess))
         if bool(outside > 0):
@@ -185,7 +209,7 @@ def _warn_ratio(results: dict[str, Tensor], tokens: Tensor) -> None:
         f"PolicyKL: k1 = {number['k1']:.4g} and k3 = {number['k3']:.4g} of {int(tokens):,} tokens contradict each "
         f"other. They differ by the mean of q/p minus 1, {number['ratio'] - 1:.3g}, which is {distance:.3g} standard "
         "errors from 0. After top-p, top-k or min-p, k3 omits the mass of Q where P gives probability 0: sample "
-        "without them, or truncate Q to the same tokens and renormalize it. If the tokens were sampled at "
+        "without them, or pass support=, the masses of the kept tokens. If the tokens were sampled at "
         "another temperature, both are wrong: pass the log-probabilities at the temperature of sampling. If P and Q "
         "are far apart, k3 misses rare large q/p: use k1."
     )

@@ -145,7 +145,9 @@ def compare_models(
             instead="resume without one_at_a_time",
         )
     text = None if texts is None else take_texts(CALL, texts)
-    seed = int(torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0)))
+    seed = int(
+        torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
+    )
     settings = _Settings(cut, loading, run, seed)
     with ExitStack() as stack:
         name = None

@@ -60,7 +60,10 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     holder = _holder_of_windows(everyone, text)
     left_out = 0
     if holder is not None:
-        windows, documents = _windows_of(holder), torch.zeros(len(_windows_of(holder)), dtype=torch.int64)
+        windows, documents = (
+            _windows_of(holder),
+            torch.zeros(len(_windows_of(holder)), dtype=torch.int64, device="cpu"),
+        )
         stored = holder.metadata
         context = int(stored["context"]) if stored.get("context", "").isdecimal() else 0
         context = context or int(windows.offsets.diff().max())

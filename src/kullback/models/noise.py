@@ -57,7 +57,7 @@ class NoisyModel(LanguageModel):
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
         for number in range(first, len(windows)):
             tokens, scored = windows.window(number)
-            one = Windows(tokens, torch.tensor([0, len(tokens)]), scored)
+            one = Windows(tokens, torch.tensor([0, len(tokens)], device="cpu"), scored)
             generator = torch.Generator().manual_seed(SEED + number)
             blocks = self._model.logits(one, rows)
             while True:
@@ -79,7 +79,7 @@ class NoisyModel(LanguageModel):
                     got=type(x).__name__,
                     instead="leave the noise floor out (--noise-floor)",
                 )
-            noise = torch.rand(x.shape, generator=generator).to(x.device) - 0.5
+            noise = torch.rand(x.shape, generator=generator, device="cpu").to(x.device) - 0.5
             x = (x.float() * (1 + self._size * noise)).to(x.dtype)
             return (x, *output[1:]) if isinstance(output, tuple) else x
 

@@ -131,7 +131,7 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
             instead="tokenizer=AutoTokenizer.from_pretrained(folder)",
         )
     name = str(getattr(getattr(model, "config", None), "_name_or_path", "")) or type(model).__name__
-    first = next(model.parameters(), torch.empty(0))
+    first = next(model.parameters(), torch.empty(0, device="cpu"))
     classes = head_classes(model)
     if classes is None:
         tokens = torch.zeros(1, 1, dtype=torch.int64, device=first.device)

@@ -52,7 +52,7 @@ def _table(p: PartialRows, q: PartialRows, labels: Tensor, divergences: list[Ten
     both = (log_p == -torch.inf) & (log_q == -torch.inf)
     difference = torch.where(both, 0, log_p - log_q)
     columns = [*divergences, p.top_log_probs[:, 0].exp(), *agreement.unbind(-1)]
-    labeled = torch.ones(len(labels), dtype=torch.float64)
+    labeled = torch.ones(len(labels), dtype=torch.float64, device="cpu")
     columns += [labeled, -log_p, -log_q, difference, change, change.square()]
     for top in tops:
         hit = (top == labels[:, None]).cumsum(-1).clamp(max=1).double()

@@ -376,7 +376,7 @@ class ServerModel(LanguageModel):
     def _scored(self, block: PartialRows | None, tokens: Tensor, scored: Tensor, number: int) -> PartialRows:
         """Return the rows of the scored tokens; refuse rows of tokens that were not sent."""
         places = scored.nonzero().squeeze(-1)
-        row_of = torch.full((len(tokens),), -1)
+        row_of = torch.full((len(tokens),), -1, device="cpu")
         if block is not None:
             inside = block.positions < len(tokens)  # the generated tokens come after the window
             row_of[block.positions[inside]] = inside.nonzero().squeeze(-1)
@@ -399,7 +399,7 @@ class ServerModel(LanguageModel):
                 got=f"{int(kept.labels[row])}: the server has read other tokens",
                 instead="check its version",
             )
-        return replace(kept, sequences=torch.full((len(places),), number), positions=places)
+        return replace(kept, sequences=torch.full((len(places),), number, device="cpu"), positions=places)
 
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
         body = {"prompt": text, "add_special_tokens": special} | (
@@ -497,7 +497,7 @@ def _only_ranked(block: PartialRows, ranked_above: list[float]) -> PartialRows:
 
     So the listed tokens are the most probable tokens.
     """
-    limit = torch.tensor(ranked_above, dtype=block.top_log_probs.dtype)[block.positions]
+    limit = torch.tensor(ranked_above, dtype=block.top_log_probs.dtype, device="cpu")[block.positions]
     dropped = (block.top_log_probs <= limit.unsqueeze(-1)) & (block.top_log_probs != -torch.inf)
     if not bool(dropped.any()):
         return block

@@ -232,13 +232,13 @@ class Cut:
                     f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
                 ),
             )
-        lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in cuts)])
+        lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in cuts)], device="cpu")
         windows = Windows(
-            torch.tensor([token for _, tokens, _ in cuts for token in tokens]),
+            torch.tensor([token for _, tokens, _ in cuts for token in tokens], device="cpu"),
             lengths.cumsum(0),
-            torch.tensor([each for _, _, scored in cuts for each in scored]),
+            torch.tensor([each for _, _, scored in cuts for each in scored], device="cpu"),
         )
-        return windows, torch.tensor([number for number, _, _ in cuts])
+        return windows, torch.tensor([number for number, _, _ in cuts], device="cpu")
 
 
 CUT = Cut()

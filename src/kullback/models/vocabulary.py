@@ -120,8 +120,8 @@ class SharedClasses:
         """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get the number of the last
         class.
         """
-        number = torch.full((int(max(tokens.max(), self.p.max())) + 1,), len(self.p))
-        number[self.p] = torch.arange(len(self.p))
+        number = torch.full((int(max(tokens.max(), self.p.max())) + 1,), len(self.p), device="cpu")
+        number[self.p] = torch.arange(len(self.p), device="cpu")
         return number[tokens]
 
 
@@ -150,7 +150,7 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
     places = {key: index for index, key in _numbered(q)}
     pairs = [(index, places[key]) for index, key in _numbered(p) if key in places]
     of_p, of_q = (
-        torch.tensor(list(side), dtype=torch.int64)
+        torch.tensor(list(side), dtype=torch.int64, device="cpu")
         for side in (zip(*pairs, strict=True) if pairs else ((), ()))
     )
     others_p, others_q = _rest(classes[0], of_p), _rest(classes[1], of_q)
@@ -182,6 +182,6 @@ def _numbered(vocabulary: Vocabulary) -> list[tuple[int, tuple[Token, int]]]:
 
 
 def _rest(classes: int, taken: Tensor) -> Tensor:
-    free = torch.ones(classes, dtype=torch.bool)
+    free = torch.ones(classes, dtype=torch.bool, device="cpu")
     free[taken] = False
     return free.nonzero().squeeze(-1)

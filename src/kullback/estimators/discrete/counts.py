@@ -95,7 +95,8 @@ def drawn_one_by_one(call: str, x: Any) -> Any:
     repeats = counts.detach().to("cpu", torch.int64)
     if x.labels is None:
         return Samples(
-            torch.repeat_interleave(torch.arange(len(repeats)), repeats).to(counts.device), independent=True
+            torch.repeat_interleave(torch.arange(len(repeats), device="cpu"), repeats).to(counts.device),
+            independent=True,
         )
     if not (
         all(isinstance(label, str) for label in x.labels)

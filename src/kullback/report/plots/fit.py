@@ -125,7 +125,7 @@ def _density(d: Any, x: Tensor) -> Tensor:
             return values.reshape(*points, -1)[..., 0]
 
         if d.event_shape:
-            inside = torch.ones(points, dtype=torch.bool)
+            inside = torch.ones(points, dtype=torch.bool, device="cpu")
         else:
             inside = of_first(d.support.check, x)  # pyright: ignore[reportOptionalMemberAccess]
             x = torch.where(inside, x, draws[:1].to(x.dtype))
@@ -136,7 +136,9 @@ def _density(d: Any, x: Tensor) -> Tensor:
 
 def _range(*draws: Tensor | None) -> tuple[float, float]:
     ends = [
-        upcast(x).quantile(torch.tensor([0.002, 0.998], dtype=torch.float64)) for x in draws if x is not None
+        upcast(x).quantile(torch.tensor([0.002, 0.998], dtype=torch.float64, device="cpu"))
+        for x in draws
+        if x is not None
     ]
     low, high = min(float(x[0]) for x in ends), max(float(x[1]) for x in ends)
     more = 0.08 * (high - low) or 1.0
@@ -146,7 +148,7 @@ def _range(*draws: Tensor | None) -> tuple[float, float]:
 def _curves(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
     draws = _draws(target)
     low, high = _range(draws, _draws(fitted))
-    x = torch.linspace(low, high, GRID, dtype=torch.float64)
+    x = torch.linspace(low, high, GRID, dtype=torch.float64, device="cpu")
     if isinstance(target, Samples):
         weights = None if target.weights is None else target.weights.numpy()
         x_drawn = target.tensor[:, 0].double().numpy()
@@ -173,9 +175,9 @@ def _curves(target: Any, fitted: Distribution, axes: Axes, first: str, second: s
 
 def _bars(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
     low, high = _range(_draws(target), _draws(fitted))
-    x = torch.arange(max(0.0, round(low)), round(high) + 1, dtype=torch.float64)[:400]
+    x = torch.arange(max(0.0, round(low)), round(high) + 1, dtype=torch.float64, device="cpu")[:400]
     if isinstance(target, Samples):
-        weights = torch.ones(len(target)) if target.weights is None else target.weights
+        weights = torch.ones(len(target), device="cpu") if target.weights is None else target.weights
         counts = torch.bincount(target.tensor[:, 0].long().clamp(min=0), weights.double(), int(x[-1]) + 1)
         p = (counts / counts.sum())[x.long()]
     else:
@@ -192,7 +194,7 @@ def _contours(target: Any, fitted: Distribution, axes: Axes, first: str, second:
     grids: list[Tensor] = []
     for axis in (0, 1):
         low, high = _range(*(None if x is None else x[:, axis] for x in (draws, own)))
-        grids.append(torch.linspace(low, high, 121, dtype=torch.float64))
+        grids.append(torch.linspace(low, high, 121, dtype=torch.float64, device="cpu"))
     a, b = torch.meshgrid(*grids, indexing="ij")
     points = torch.stack([a, b], -1)
     if isinstance(target, Samples):

@@ -21,6 +21,7 @@ _FUNCTIONS = {
     "Diagnosis": "diagnosis.document",
     "Estimate": "estimates.of_estimate",
     "Fit": "fit.document",
+    "Mismatch": "mismatch.document",
     "ModelComparison": "models.document",
     "TableComparison": "tables.document",
     "TwoSampleTest": "estimates.of_test",

@@ -143,7 +143,7 @@ def _numbers(x: Tensor) -> list[str]:
 
 
 def _element(place: int, shape: torch.Size) -> str:
-    return ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(place), shape))
+    return ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(place, device="cpu"), shape))
 
 
 def _frame(estimate: Estimate) -> Frame:
