@@ -21,6 +21,8 @@ from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, tran
 from kullback.kernels.row_sums import log_sums, subtractable
 from kullback.kernels.triton import triton_sums
 
+_LIBRARY_SUMS = 5  # the number of a row's sums from C++ (see csrc/logits/task.h)
+
 
 def serves(logits: Tensor) -> bool:
     """Return whether the C++ kernels support the logits. The kernels compute in float64 for float64 logits, and in
@@ -96,25 +98,14 @@ class SelectedClasses(RowOperation):
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return two results: the columns that the class's docstring lists, and the sums that `write_gradient` needs.
-        The sums have five columns from C++, one or four columns from `columns`, and are empty from the reference.
+        The sums have five columns from C++ and fewer from `columns`. They are empty from the reference.
         """
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
-        if not can_inspect_all(tensors):
-            pass
-        elif serves(logits):
-            selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
-            sums = torch.empty(len(selected), 5, dtype=torch.float64, device="cpu")  # see csrc/logits/task.h
-            torch.ops.kullback.selected_statistics.default(logits, *self._arguments(), selected, sums)
-            if self.temperature != 1:  # subtract the origin before the division, to lose fewer digits
-                selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
-                selected = torch.where(self.indices < 0, -torch.inf, selected)
-            peak, log_sum = sums[:, :1], sums[:, 1:2]
-            origin = origin_of(torch.maximum(peak, selected.amax(-1, keepdim=True)))
-            log_sum = (peak - origin) / self.temperature + log_sum
-            columns = [(selected - origin) / self.temperature, log_sum]
-            return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
-        elif triton_sums.serves(logits, self.temperature, self.indices.shape[-1]):
-            return self._read_by_sums(logits)
+        if can_inspect_all(tensors):
+            if serves(logits):
+                return self._read_by_library(logits)
+            if triton_sums.serves(logits, self.temperature, self.indices.shape[-1]):
+                return self._read_by_sums(logits)
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
         return torch.cat(parts), upcast(logits.new_empty(0))
 
@@ -122,11 +113,11 @@ class SelectedClasses(RowOperation):
         """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
         `logits`.
         """
-        k = self.indices.shape[-1]
-        if sums.numel() and sums.shape[-1] < 5:
+        if sums.numel() and sums.shape[-1] < _LIBRARY_SUMS:
             self.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
             return
         if sums.numel():
+            k = self.indices.shape[-1]
             by_label = None if self.labels is None else grad[:, k + 1].contiguous()
             by = (grad[:, :k].contiguous(), grad[:, k].contiguous(), by_label)
             torch.ops.kullback.selected_gradient.default(logits, *self._arguments(), sums, *by, out)
@@ -238,6 +229,20 @@ class SelectedClasses(RowOperation):
             values = values + torch.where(by == 0, 0, by_class)
         entries = triton_sums.Entries(classes, values, added)
         triton_sums.write_exponentials(logits, self.temperature, rest, by_labels, entries, out)
+
+    def _read_by_library(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results of `read` from the C++ kernel."""
+        selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
+        sums = torch.empty(len(selected), _LIBRARY_SUMS, dtype=torch.float64, device="cpu")
+        torch.ops.kullback.selected_statistics.default(logits, *self._arguments(), selected, sums)
+        if self.temperature != 1:  # subtract the origin before the division, to lose fewer digits
+            selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
+            selected = torch.where(self.indices < 0, -torch.inf, selected)
+        peak, log_sum = sums[:, :1], sums[:, 1:2]
+        origin = origin_of(torch.maximum(peak, selected.amax(-1, keepdim=True)))
+        log_sum = (peak - origin) / self.temperature + log_sum
+        columns = [(selected - origin) / self.temperature, log_sum]
+        return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
 
     def _read_by_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the results of `read` from the sums of the rows, which one sweep over the logits computes."""
