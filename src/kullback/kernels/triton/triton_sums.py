@@ -165,8 +165,10 @@ def add_cross_entropies(
     """Return the mixed value of each row, and add the gradient of the cross-entropies to `gradient`.
 
     `values` has the divergences of the rows, and `logits` are Q's logits. The gradient is multiplied by the rows'
-    weights and by `scale`.
+    weights and by `scale`. While torch.compile traces the call, operations of torch compute the cross-entropies.
     """
+    if not serves(logits):
+        return labels.add(values, logits, weights, scale, gradient)
     classes = labels.classes.unsqueeze(-1)
     peak, total = log_sums(logits, 1.0, classes).unbind(-1)
     sums = LabelSums.of(
