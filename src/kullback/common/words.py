@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
+from kullback.common.extra_arguments import by_name
+
 RepresentationName = Literal["logits", "log-probs", "probs", "counts"]
 REPRESENTATION_NAMES: tuple[RepresentationName, ...] = get_args(RepresentationName)
 # A comparison of predictions computes these divergences for each row.
@@ -44,6 +46,7 @@ def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
     return not name[-1:].isdigit() and not words.isdisjoint({*parts, "".join(parts)})
 
 
+@by_name()
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
     """Return whether a name on the command line means a model rather than a file of predictions.
 

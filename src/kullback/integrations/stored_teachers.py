@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.batch_loss import STORED
@@ -24,6 +25,7 @@ _PADDING: dict[str, float] = dict(zip(STORED, (0, -torch.inf, NO_LABEL), strict=
 _ARGUMENTS = Arguments(_CALL, rows_predict=OneOf(get_args(_Rows), example="next"))
 
 
+@by_name()
 @dataclass(frozen=True)
 class StoredTeacherCollator:
     """A collator for sequences of different lengths, each with a teacher's most probable tokens.

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
@@ -47,6 +48,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def generalized_jsd_loss(
     student_logits: Tensor,
     teacher_logits: Tensor,
@@ -119,6 +121,7 @@ def of_beta(beta: float) -> Divergence:
     return KL() if beta == 0 else ReverseKL() if beta == 1 else JensenShannon(beta)
 
 
+@by_name()
 class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     r"""TRL's `GKDTrainer` with any divergence, or with fused heads.
 
@@ -194,6 +197,7 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         return super().generate_on_policy_outputs(*args, **kwargs)
 
 
+@by_name()
 class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntypedBaseClass]
     r"""TRL's `DistillationTrainer` with any divergence.
 

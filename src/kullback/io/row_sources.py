@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.dtypes import dtype_name
+from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
@@ -64,6 +65,7 @@ _BLOCKS = Arguments(
 _FIRST = Arguments("RowSource.blocks", first=Whole(least=0, example=0))
 
 
+@by_name()
 def open_rows(
     path: str | PathLike[str],
     *,
@@ -123,6 +125,7 @@ def open_rows(
             return RowSource(reader, wanted, None if format_ in ("csv", "parquet") else columns)
 
 
+@by_name()
 class RowSource(RowStream):
     """An open file of N distributions over V classes, which `open_rows` opens and ``with`` or ``close()`` closes.
 
@@ -420,6 +423,7 @@ def _rows_in_block(call: str, max_bytes: int, rows: int | None, sources: list[Ro
     return rows or max(1, max_bytes // max(source.classes * source.dtype.itemsize for source in sources))
 
 
+@by_name()
 def paired_blocks(
     p: RowSource, q: RowSource, *, max_bytes: int = BLOCK_BYTES, rows: int | None = None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -30,6 +30,7 @@ from kullback.kernels.row_operation import (
     is_differentiated_in_graph,
     overwritten,
 )
+from kullback.kernels.triton import triton_rows
 from kullback.representations import Representation
 
 
@@ -189,10 +190,11 @@ def weighted_total(
         and torch.compiler.is_compiling()
         and not is_differentiated_in_graph()
         and torch.float16 not in (p.dtype, q.dtype)
-        and native_rows.serves(rows.kind, p, q)
     ):
-        operation = FastRows(rows, native_rows, weights, scale)
-        return _CompiledTotal.apply(operation, (p.requires_grad, q.requires_grad), p, q)
+        for backend in (native_rows, triton_rows):
+            if backend.serves(rows.kind, p, q):
+                operation = FastRows(rows, backend, weights, scale)
+                return _CompiledTotal.apply(operation, (p.requires_grad, q.requires_grad), p, q)
     values = logit_divergence(rows, recordable(p), recordable(q))
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(rows.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
 from kullback.common.dtypes import upcast
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
@@ -152,6 +153,7 @@ class TopK(PartialTeacher):
         return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
 
 
+@by_name()
 def top_k_divergence(
     kind: Divergence | str,
     teacher: TopK,

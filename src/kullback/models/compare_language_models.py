@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
+from kullback.common.extra_arguments import by_name
 from kullback.common.row_statistics import FURTHER
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io.windows import Windows
@@ -49,6 +50,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def compare_models(
     base: object,
     candidates: object,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kullback.common.constraints import FLAG, Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
@@ -33,6 +34,7 @@ _LOADING = Arguments(
 )
 
 
+@by_name()
 @dataclass(frozen=True)
 class Loading:
     """How the sides of a comparison are opened.
@@ -74,6 +76,7 @@ class Loading:
 LOADING = Loading()
 
 
+@by_name()
 def open_model(model: object, loading: Loading = LOADING, *, argument: str = "model") -> LanguageModel:
     """Open a language model.
 
@@ -145,6 +148,7 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
 Opened = LanguageModel | RowSource | Reference | TopKSource
 
 
+@by_name()
 def is_reference(side: object) -> bool:
     """Whether an argument is an open reference file, or the path of a reference file."""
     if isinstance(side, str | os.PathLike):

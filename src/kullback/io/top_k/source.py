@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from kullback.common.constraints import Arguments, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.io.blocks import in_step, regroup
 from kullback.io.source_files import Closes
 from kullback.io.top_k.rows import Piece, check, rows_of
@@ -64,6 +65,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 class TopKSource(Closes):
     """Open top-k log-probabilities, which `open_top_k` opens and ``with`` or ``close()`` closes.
 
@@ -216,6 +218,7 @@ class TopKSource(Closes):
                 yield rows
 
 
+@by_name()
 def paired_top_k_blocks(
     p: TopKSource, q: TopKSource, *, rows: int = 1024
 ) -> Iterator[tuple[PartialRows, PartialRows]]:

@@ -20,7 +20,7 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect
 from kullback.kernels.label_terms import HardLabels, LabelSums
 from kullback.kernels.row_operation import Weights
-from kullback.kernels.triton.available import can_read
+from kullback.kernels.triton.available import can_read, missing
 
 # A thread sums several classes in each of its eight lanes before it raises the lanes' peaks.
 _CLASSES_IN_A_THREAD = 8
@@ -38,8 +38,9 @@ _TEMPERATURES = 1e-30, 1e30
 def serves(logits: Tensor, temperature: float = 1.0, selected: int = 0) -> bool:
     """Return whether the kernels support the logits at this temperature, with `selected` selected classes per row."""
     return (
-        can_read(logits)
-        and can_inspect(logits)
+        can_inspect(logits)
+        and can_read(logits)
+        and missing() is None
         and _TEMPERATURES[0] < temperature < _TEMPERATURES[1]
         and selected <= _MOST_SELECTED
     )
