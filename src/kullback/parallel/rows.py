@@ -1,8 +1,8 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
-Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The native kernels
+Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. C++ and Triton kernels
 compute the rows that they support. For other rows, torch operations compute one block of rows after the other. The
-arithmetic is in float64 (float32 on devices without float64).
+arithmetic is in float64, except for Triton's float32 (and for float32 on devices without float64).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
 from kullback.kernels.row_sums import log_sums, subtractable
+from kullback.kernels.triton import triton_parts
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
@@ -119,9 +120,10 @@ class ShardedRows(RowOperation):
         )
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
-        if kernels_serve(rule.kind, p, q):
+        kernels = kernels_for(rule.kind, p, q)
+        if kernels is not None:
             rows = RowDivergence(rule.kind, self.temperature)
-            values, *by_side = native_rows.values_of_part(rows, p, q, _whole_rows((of_p, of_q), (None, None)))
+            values, *by_side = kernels.values_of_part(rows, p, q, _whole_rows((of_p, of_q), (None, None)))
             local = torch.cat([values, *(x for x, need in zip(by_side, needed, strict=True) if need)], -1)
         else:
             parts: list[Tensor] = []
@@ -151,8 +153,9 @@ class ShardedRows(RowOperation):
         ]
         if not any(wanted):
             return results
-        if kernels_serve(rule.kind, p, q):
-            self._write_native_gradients(p, q, state, weights, results)
+        kernels = kernels_for(rule.kind, p, q)
+        if kernels is not None:
+            self._write_kernel_gradients(kernels, p, q, state, weights, results)
             return results
         for block in row_blocks(p):
             pair, tops = self._pair(p, q, state, block, wanted)
@@ -172,13 +175,19 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
         return results
 
-    def _write_native_gradients(
-        self, p: Tensor, q: Tensor, state: SweepResults, weights: Weights, results: list[Tensor | None]
+    def _write_kernel_gradients(
+        self,
+        kernels: Any,
+        p: Tensor,
+        q: Tensor,
+        state: SweepResults,
+        weights: Weights,
+        results: list[Tensor | None],
     ) -> None:
         rows = RowDivergence(self._rule().kind, self.temperature)
         whole = _whole_rows((state.p, state.q), state.merged.sums)
         if state.labels is None:
-            native_rows.gradients_of_part(rows, p, q, whole, weights, results)
+            kernels.gradients_of_part(rows, p, q, whole, weights, results)
             return
         for block in row_blocks(p):  # the cross-entropies' gradients are added before rounding
             logits = p[block], q[block]
@@ -186,7 +195,7 @@ class ShardedRows(RowOperation):
                 None if x is None else torch.empty_like(y, dtype=torch.float64)
                 for x, y in zip(results, logits, strict=True)
             ]
-            native_rows.gradients_of_part(rows, *logits, whole[block], None, parts)
+            kernels.gradients_of_part(rows, *logits, whole[block], None, parts)
             for result, part, labeled in zip(results, parts, (None, logits[1]), strict=True):
                 if result is not None and part is not None:
                     gradient = state.labels.gradient(block, part, labeled)
@@ -238,18 +247,18 @@ def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
     return Normalizer(peak, total, first_rank(peaks, largest))
 
 
-def kernels_serve(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether the native kernels support one rank's part of the rows, which has logits `p` and `q`.
+def kernels_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
+    """Return the module of kernels that supports one rank's part of the rows, which has logits `p` and `q`. Return None
+    if torch operations compute these rows.
 
     For float64 logits, only the reference keeps all digits at the class with the most mass. For total variation,
     rounding may change the sign of q - p at this class, and only the reference corrects the sign.
     """
-    return (
-        kind.additive
-        and type(kind) is not TotalVariation
-        and torch.float64 not in (p.dtype, q.dtype)
-        and native_rows.serves(kind, p, q)
-    )
+    if kind.additive and type(kind) is not TotalVariation and torch.float64 not in (p.dtype, q.dtype):
+        for kernels in (native_rows, triton_parts):
+            if kernels.serves(kind, p, q):
+                return kernels
+    return None
 
 
 def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums | None]) -> Tensor:

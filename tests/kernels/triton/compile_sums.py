@@ -1,8 +1,10 @@
-"""The Triton kernels of sums compile for GPUs that need not be there; `test_sums` runs this in a process of its own."""
+"""The Triton kernels of sums and parts compile, also for GPUs that are not here; `test_sums` runs this in a process."""
 
 from __future__ import annotations
 
 import pytest
+
+from kullback.kernels.triton.forms import Form
 
 NVIDIA, AMD = ("cuda", 90, 32), ("hip", "gfx942", 64)
 POINTERS = {
@@ -68,6 +70,40 @@ def test_compiles(name, constants, dtype, target):
     for contiguous in (True, False):
         binary = compiled(name, constants, dtype, target, contiguous)
         assert binary.asm["cubin" if target == NVIDIA else "hsaco"]
+
+
+@pytest.mark.parametrize("target", [NVIDIA, AMD], ids=lambda x: x[1])
+@pytest.mark.parametrize("form", [Form.KL, Form.REVERSE_KL, Form.JEFFREYS, Form.MIXTURE, Form.EVEN], ids=str)
+def test_the_kernels_of_sharded_rows_compile(form, target):
+    from triton import compile as compile_kernel
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from kullback.kernels.triton import part_kernel
+
+    shape = {"FORM": form.value, "TILE": 512, "VECTOR": 4}
+    gradients = {**shape, "WEIGHTED": True, "WANT_P": True, "WANT_Q": True}
+    for kernel, constants in (
+        (part_kernel.part_values_kernel, shape),
+        (part_kernel.part_gradients_kernel, gradients),
+    ):
+        types = {}
+        for argument in kernel.arg_names:
+            if argument in constants:
+                types[argument] = "constexpr"
+            elif argument in {"whole", "weights", "values", "sums"}:
+                types[argument] = "*fp64"
+            elif argument in {"p", "q", "out_p", "out_q"}:
+                types[argument] = "*bf16" if argument.endswith("p") else "*fp32"
+            else:
+                is_integer = argument == "classes" or argument.endswith(("_row", "_column"))
+                types[argument] = (
+                    "i64" if is_integer and argument != "classes" else "i32" if is_integer else "fp32"
+                )
+        source = ASTSource(kernel, types, constants)
+        options = {"num_warps": 512 // target[2], "enable_fp_fusion": False}
+        compiled_kernel = compile_kernel(source, target=GPUTarget(*target), options=options)
+        assert compiled_kernel.asm["cubin" if target == NVIDIA else "hsaco"]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -18,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kullback import KL, Divergence, JensenShannon, TotalVariation
+from kullback import KL, ChiSquared, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.functional import (
     SampledTail,
     TopK,
@@ -28,9 +29,10 @@ from kullback.functional import (
 )
 from kullback.kernels import reference, selected_rows
 from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.native import native_rows
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.selected_rows import SelectedClasses
-from kullback.kernels.triton import triton_rows, triton_sums
+from kullback.kernels.triton import triton_parts, triton_rows, triton_sums
 from kullback.kernels.triton.available import DTYPES
 from kullback.losses.teachers import Shard
 from kullback.parallel.rows import ShardedRows
@@ -418,25 +420,50 @@ def test_sharded_top_k(leaves_out: bool, is_labeled: bool) -> None:
     torch.testing.assert_close(gradient, true.gradient, rtol=1e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", [KL(), TotalVariation()], ids=repr)
-def test_sharded_rows_read_their_sums_by_the_kernel(kind: Divergence) -> None:
-    p, q = on_device(2 * torch.randn(3, 50)), on_device(2 * torch.randn(3, 50))
-    labels = HardLabels(on_device(torch.tensor([0, 25, 49])), 0.5, 0.5)
-    ranks, cuts, both = Lockstep(2), (0, 25, 50), (True, True)
+SHARDED = [KL(), ReverseKL(), Jeffreys(), JensenShannon(), JensenShannon(beta=0.1), SkewKL(alpha=0.9)]
 
-    def of_rank(rank: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        parts = [x[:, cuts[rank] : cuts[rank + 1]] for x in (p, q)]
-        rows = ShardedRows(ranks, kind, 2.0, 50, both, cuts[rank], labels=labels)
-        return rows.value_and_gradient(RowDivergence(kind, 2.0, labels=labels), *parts, None, both)
 
-    with mock.patch.object(triton_sums, "log_sums", wraps=triton_sums.log_sums) as kernel:
-        first, second = ranks.run(of_rank)
-    assert kernel.called
+@pytest.mark.parametrize("is_labeled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [*SHARDED, TotalVariation(), ChiSquared()], ids=repr)
+def test_sharded_rows(kind: Divergence, dtype: torch.dtype, is_labeled: bool) -> None:
+    p, q = on_device(2 * torch.randn(5, 700)).to(dtype), on_device(2 * torch.randn(5, 700)).to(dtype)
+    p[1, :300], q[1, 200:400] = -INF, 0.0
+    p[2, 650], q[2, 650] = 20.0, 21.0  # nearly all mass in one class
+    q[3] = p[3]
+    weights = on_device(torch.tensor([0.5, -2.0, 1.0, 1.0, 0.0], dtype=torch.float64))
+    q[4, 5] = NAN  # a row that does not count
+    labels = HardLabels(on_device(torch.tensor([0, 250, 650, 699, 1])), 0.5, 0.5) if is_labeled else None
+    ranks, cuts, both = Lockstep(2), (0, 300, 700), (True, True)
     rows = RowDivergence(kind, 2.0, labels=labels)
-    value, *gradients = reference.value_and_gradient(rows, p.double(), q.double(), None, both)
-    torch.testing.assert_close(first[0], value, rtol=1e-6, atol=1e-9)
-    for mine, others, want in zip(first[1:], second[1:], gradients, strict=True):
-        torch.testing.assert_close(torch.cat([mine, others], -1).double(), want, rtol=1e-5, atol=1e-6)
+
+    def of_rank(rank: int, inplace: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        parts = [x[:, cuts[rank] : cuts[rank + 1]].clone() for x in (p, q)]
+        sharded = ShardedRows(ranks, kind, 2.0, 700, both, cuts[rank], labels=labels)
+        return sharded.value_and_gradient(rows, *parts, weights, both, inplace)
+
+    true = reference.value_and_gradient(rows, p.double(), q.double(), weights, both)
+    for inplace in (False, True):
+        with (
+            mock.patch.object(native_rows, "serves", return_value=False),
+            mock.patch.object(
+                triton_parts, "gradients_of_part", wraps=triton_parts.gradients_of_part
+            ) as kernel,
+        ):
+            first, second = ranks.run(partial(of_rank, inplace=inplace))
+        assert kernel.called == (kind in SHARDED)
+        assert torch.equal(first[0], second[0]) or first[0].isnan().any()
+        torch.testing.assert_close(first[0][:4], true[0][:4], rtol=1e-6, atol=1e-13)
+        assert is_labeled or first[0][3] == 0
+        for mine, others, want in zip(first[1:], second[1:], true[1:], strict=True):
+            assert mine is not None
+            assert others is not None
+            assert want is not None
+            gradient = torch.cat([mine, others], -1)
+            assert gradient.dtype == dtype
+            unit = torch.finfo(dtype).eps
+            allowed = unit * want.abs() + 2e-6 * want.norm(dim=-1, keepdim=True) + 1e-9
+            assert ((gradient.double() - want).abs() <= allowed).all()
 
 
 if DEVICE == "cuda":  # chosen when the cases are collected

@@ -103,20 +103,7 @@ def _terms(a, b, row, low, numbers, FORM: tl.constexpr, WIDE: tl.constexpr):
     """Return p and q, and the terms of `term_of`, of the logits `a` of P and `b` of Q. If `WIDE`, everything is in
     float64. `_statistics` returns `row` and `low`.
     """
-    (
-        shrink,
-        from_a,
-        from_b,
-        scale,
-        scale_2,
-        peak_a,
-        peak_b,
-        inverse_a,
-        inverse_b,
-        high,
-        log_sum_a,
-        log_sum_b,
-    ) = row
+    shrink, from_a, from_b, scale, scale_2, peak_a, peak_b, inverse_a, inverse_b, high, log_sum_a, log_sum_b = row
     if WIDE:
         scale = scale.to(tl.float64) * shrink
         a, b = a.to(tl.float64), b.to(tl.float64)
@@ -133,17 +120,8 @@ def _terms(a, b, row, low, numbers, FORM: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _statistics(
-    sides, first, end, scale, scale_2, n, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
-):
-    """Return the arguments `row` and `low` of `_terms`: the peaks, the sums of exponentials, and the parts of the
-    log-ratio. Also return whether the row has no NaN, no +inf and mass on both sides.
-
-    The log-ratio of logits a of P and b of Q is ((a shrink - from_a) - (b shrink - from_b)) scale - high - low. The
-    last two terms are separate because their sum would be rounded. If logits are so large that a - b might overflow,
-    `shrink` is a power of two below 1. If the peaks are far apart, the side that is farther from 0 is shifted by the
-    difference of the peaks. If that is not enough because of rounding, both sides are shifted by their peaks.
-    """
+def _statistics(sides, first, end, scale, scale_2, n, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+    """Return the results of `_row_of` for a row whose classes this program sums."""
     peaks_a, peaks_b = tl.full((TILE,), _LOWEST, tl.float32), tl.full((TILE,), _LOWEST, tl.float32)
     sums_a, sums_b = tl.zeros((TILE,), tl.float32), tl.zeros((TILE,), tl.float32)
     for i in range(0, n):
@@ -155,16 +133,26 @@ def _statistics(
     scaled_a = sums_a * tl.exp2((peaks_a - peak_a) * scale_2)
     scaled_b = sums_b * tl.exp2((peaks_b - peak_b) * scale_2)
     sum_a, sum_b = tl.split(_total(tl.join(scaled_a, scaled_b)))
+    return _row_of(peak_a, peak_b, sum_a, sum_b, scale, scale_2)
+
+
+@triton.jit
+def _row_of(peak_a, peak_b, sum_a, sum_b, scale, scale_2):
+    """Return the arguments `row` and `low` of `_terms`: the peaks, the sums of exponentials, and the parts of the
+    log-ratio. Also return whether the row has no NaN, no +inf and mass on both sides.
+
+    The log-ratio of logits a of P and b of Q is ((a shrink - from_a) - (b shrink - from_b)) scale - high - low. The
+    last two terms are separate because their sum would be rounded. If logits are so large that a - b might overflow,
+    `shrink` is a power of two below 1. If the peaks are far apart, the side that is farther from 0 is shifted by the
+    difference of the peaks. If that is not enough because of rounding, both sides are shifted by their peaks.
+    """
     shrink = tl.where(tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30, 0.0009765625, 1.0)
     origin_a, origin_b = peak_a * shrink, peak_b * shrink
     scale /= shrink
     apart = origin_a - origin_b
     a_is_farther = tl.abs(origin_a) > tl.abs(origin_b)
     is_far = tl.abs(apart) > _FAR
-    from_a, from_b = (
-        tl.where(is_far & a_is_farther, apart, 0.0),
-        tl.where(is_far & (not a_is_farther), -apart, 0.0),
-    )
+    from_a, from_b = tl.where(is_far & a_is_farther, apart, 0.0), tl.where(is_far & (not a_is_farther), -apart, 0.0)
     is_rounded = is_far & (tl.abs((origin_a - from_a) - (origin_b - from_b)) * scale > 1.0)
     from_a, from_b = tl.where(is_rounded, origin_a, from_a), tl.where(is_rounded, origin_b, from_b)
     rest = (origin_a.to(tl.float64) - from_a) - (origin_b.to(tl.float64) - from_b)
@@ -174,20 +162,7 @@ def _statistics(
     low = (shift - high.to(tl.float64)).to(tl.float32)
     inverse_a, inverse_b = (1.0 / sum_a).to(tl.float32), (1.0 / sum_b).to(tl.float32)
     is_valid = (sum_a > 0) & (sum_a < INF) & (sum_b > 0) & (sum_b < INF)
-    row = (
-        shrink,
-        from_a,
-        from_b,
-        scale,
-        scale_2,
-        peak_a,
-        peak_b,
-        inverse_a,
-        inverse_b,
-        high,
-        log_sum_a,
-        log_sum_b,
-    )
+    row = shrink, from_a, from_b, scale, scale_2, peak_a, peak_b, inverse_a, inverse_b, high, log_sum_a, log_sum_b
     return row, low, is_valid
 
 
@@ -281,9 +256,7 @@ def _gradient_sweep(
         x, y, results = _terms(a, b, row, low, numbers, FORM, WIDE)
         _, by_p, by_q, _, affinity, _ = results
         if FORM == RENYI:
-            affinity = (
-                tl.exp(affinity - unit) * inverse_total if WIDE else affinity * inverse_total.to(tl.float32)
-            )
+            affinity = tl.exp(affinity - unit) * inverse_total if WIDE else affinity * inverse_total.to(tl.float32)
             by_p, by_q = tl.where(is_share, affinity, by_p), tl.where(is_share, affinity, by_q)
         if WANT_P:
             if cancels:
@@ -416,23 +389,7 @@ def row_kernel(
     row, low, is_valid = _statistics(sides, first, end, scale, scale_2, n, TILE, VECTOR, SHIFTED)
     factor = tl.where(is_valid | (factor == 0.0), factor, float("nan"))
     sums, unit, state = _value_sweep(
-        sides,
-        outs,
-        first,
-        end,
-        row,
-        low,
-        numbers,
-        factor,
-        n,
-        FORM,
-        WANT_P,
-        WANT_Q,
-        EARLY,
-        False,
-        TILE,
-        VECTOR,
-        SHIFTED,
+        sides, outs, first, end, row, low, numbers, factor, n, FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR, SHIFTED
     )
     if FORM == TOTAL_VARIATION:
         # Rounding might change the sign of q - p where p and q are largest. If the sum of q - p is not negligible
@@ -451,23 +408,7 @@ def row_kernel(
     if is_wide:
         n = tl.cdiv(end, TILE * 2)  # numbers of float64 take two registers, so a thread has fewer classes
         sums, unit, state = _value_sweep(
-            sides,
-            outs,
-            first,
-            end,
-            row,
-            low,
-            numbers,
-            factor,
-            n,
-            FORM,
-            WANT_P,
-            WANT_Q,
-            EARLY,
-            True,
-            TILE,
-            2,
-            SHIFTED,
+            sides, outs, first, end, row, low, numbers, factor, n, FORM, WANT_P, WANT_Q, EARLY, True, TILE, 2, SHIFTED
         )
         _finish(
             values + row_number, sides, outs, first, end, row, low, numbers, factor, is_valid, sums, unit, state, n,

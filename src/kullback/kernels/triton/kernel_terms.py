@@ -200,9 +200,7 @@ def _power_term(p, q, d, order, exponent):
     by_q = tl.where(is_infinite, 0.0, (difference - change) * (1.0 / order))
     affinity = tl.where(is_infinite, 0.0, p * power)
     # The logarithm of a large power is rounded, and p may underflow. If the affinity is small, neither matters.
-    is_large = (
-        ((log_power > 16.0) & (affinity > 1e-3)) | ((log_power > 40.0) & (p < 1e-34)) | (log_power > 80.0)
-    )
+    is_large = ((log_power > 16.0) & (affinity > 1e-3)) | ((log_power > 40.0) & (p < 1e-34)) | (log_power > 80.0)
     is_wide = (exponent > 0.0) & is_large
     state = tl.where(is_infinite, 2, tl.where(is_wide, 1, 0))
     return tl.where(is_infinite, INF, term), box_cox, by_q, difference, affinity, state
@@ -249,14 +247,7 @@ def term_of(p, q, d, numbers, FORM: tl.constexpr):
     elif FORM == JEFFREYS:
         difference = difference_of(p, q, d)
         term = -difference * tl.where(d == d, d, 0.0)  # noqa: PLR0124 - only NaN differs from itself
-        return (
-            term,
-            tl.fma(p, finite(d), -difference),
-            tl.fma(-q, finite(d), difference),
-            difference,
-            None,
-            None,
-        )
+        return term, tl.fma(p, finite(d), -difference), tl.fma(-q, finite(d), difference), difference, None, None
     elif FORM == TOTAL_VARIATION:
         difference = difference_of(p, q, d)
         half = tl.where(d > 0.0, 0.5, tl.where(d < 0.0, -0.5, 0.0))

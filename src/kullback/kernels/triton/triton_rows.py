@@ -39,7 +39,7 @@ _THREADS_IN_A_WARP = 32
 # Rows of more classes get programs of 1024 threads. At 128,256 classes, the logits of one such row for each
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
-_LOG2_E = 1 / math.log(2)
+LOG2_E = 1 / math.log(2)
 # In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
 # The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
@@ -199,7 +199,7 @@ def _launch(
             *(stride for x in tensors for stride in x.stride()),
             classes,
             1 / temperature,
-            _LOG2_E / temperature,
+            LOG2_E / temperature,
             scale / temperature,
             *(weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q),
             FORM=form.value,
