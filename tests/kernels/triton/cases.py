@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -32,10 +33,11 @@ from kullback import (
 )
 from kullback.kernels import reference
 from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.native import native_rows
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import RowValueFunction
 from kullback.kernels.triton import triton_rows
-from kullback.kernels.whole_rows import FastRows
+from kullback.kernels.whole_rows import FastRows, weighted_total
 from tests.kernels import budget_cases
 from tests.kernels.triton.hardware import use_hardware_errors
 from tests.oracles import truth
@@ -173,6 +175,20 @@ def test_is_as_close_to_fifty_digits_as_torch_in_that_dtype(
         budget = (theirs[0].double() - derivative).abs() + unit * derivative.abs() + 1e-6 * derivative.norm()
         # The smallest numbers of float16 are coarser than its unit says.
         assert ((mine[0].double() - derivative).abs() <= budget + torch.finfo(dtype).tiny * unit).all()
+
+
+@EACH_KIND
+def test_parity_in_short(kind: Divergence) -> None:
+    """One small case of each kind, in the quick part of the tests."""
+    p = 2 * torch.randn(2, 41)
+    q = on_device(p + torch.randn(2, 41), torch.bfloat16)
+    p = on_device(p)
+    p[0, 3], q[0, 3], p[1, 7] = -INF, -INF, -INF
+    value, *gradients = ours(kind, p, q)
+    true, *derivatives = in_float64(kind, p, q)
+    torch.testing.assert_close(value, true, rtol=3e-6, atol=0)
+    for mine, derivative in zip(gradients, derivatives, strict=True):
+        assert_within(mine, derivative, 5e-6)
 
 
 def check_edge_rows(kind: Divergence, p: Tensor, q: Tensor) -> None:
@@ -396,6 +412,41 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
     for ours_, theirs in zip(mine, true, strict=True):
         assert ours_.dtype == torch.float32
         torch.testing.assert_close(ours_.double(), theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("kind", [KL(), Alpha(alpha=-0.5)], ids=repr)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_compiled_totals_call_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, kind: Divergence, share: float, backend: str
+) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(native_rows, "serves", lambda *_: False)
+    p, q = on_device(torch.randn(3, 40)), on_device(torch.randn(3, 40)).requires_grad_()
+    weights = on_device(torch.tensor([1.0, 0.0, 2.0]))
+    labels = HardLabels(on_device(torch.tensor([1, 2, 0]), torch.long), 1 - share, share) if share else None
+    rows = RowDivergence(kind, 2.0, torch.float32, labels)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def recorded(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    def total(p: Tensor, q: Tensor) -> Tensor:
+        return weighted_total(rows, p, q, weights, scale=0.5)
+
+    torch.compiler.reset()
+    results: list[tuple[Tensor, ...]] = []
+    for of in (torch.compile(total, fullgraph=True, backend=recorded), total):
+        value = of(p, q)
+        results.append((value.detach(), *torch.autograd.grad(value, q)))
+    assert any("triton_rows" in module.code for graph in graphs for module in modules_of(graph))
+    for mine, expected in zip(*results, strict=True):
+        assert torch.equal(mine, expected)
+
+
+def modules_of(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    return [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
 def test_directional_derivative_is_the_gradients() -> None:

@@ -37,6 +37,7 @@ from kullback.kernels.triton.available import DTYPES
 from kullback.losses.teachers import Shard
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import ShardedClasses
+from tests.kernels.triton.hardware import use_hardware_errors
 from tests.losses.test_linear_on_gpus import Waits
 
 DEVICE = os.environ.get("KULLBACK_TRITON_DEVICE", "cpu")
@@ -45,8 +46,10 @@ FLOAT32 = torch.finfo(torch.float32).max
 
 
 @pytest.fixture(autouse=True)
-def _only_triton() -> Iterator[None]:
+def _only_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """C++ would come first on the CPU. NumPy, which interprets the kernels, would warn of infinities."""
+    if DEVICE == "cpu":
+        use_hardware_errors(monkeypatch)
     with np.errstate(all="ignore"), mock.patch.object(selected_rows, "serves", return_value=False):
         yield
 
@@ -273,21 +276,12 @@ def test_losses_have_the_values_and_all_derivatives_of_the_reference(kind: Diver
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_top_k_divergence_is_as_close_to_fifty_digits_as_torch_in_that_dtype(dtype: torch.dtype) -> None:
-    """Exponentials of the GPU may be wrong by two units in the last place, so here they are."""
-    from triton.runtime import interpreter
-
-    signs = iter(torch.randint(0, 2, (100_000,)).mul(2).sub(1).tolist())
-
-    def power(self: Any, x: Any) -> Any:
-        return self.unary_op(x, lambda y: np.exp2(y) * np.float32(1 + 2 * next(signs) * 2**-23))
-
     student, teacher = torch.randn(6, 12).to(dtype), torch.randn(6, 12)
     log_probs, indices = teacher.double().log_softmax(-1).topk(3)
     log_probs = log_probs.to(dtype)
     leaf = on_device(student).requires_grad_()
-    with mock.patch.object(interpreter.InterpreterBuilder, "create_exp2", power):
-        values = top_k_divergence(KL(), TopK(on_device(indices), on_device(log_probs)), leaf)
-        (gradient,) = torch.autograd.grad(values.sum(), leaf)
+    values = top_k_divergence(KL(), TopK(on_device(indices), on_device(log_probs)), leaf)
+    (gradient,) = torch.autograd.grad(values.sum(), leaf)
     plain = student.clone().requires_grad_()
     log_q = plain.log_softmax(-1)
     left_q = 1 - log_q.exp().gather(-1, indices).sum(-1)
@@ -453,7 +447,7 @@ def test_sharded_rows(kind: Divergence, dtype: torch.dtype, is_labeled: bool) ->
             first, second = ranks.run(partial(of_rank, inplace=inplace))
         assert kernel.called == (kind in SHARDED)
         assert torch.equal(first[0], second[0]) or first[0].isnan().any()
-        torch.testing.assert_close(first[0][:4], true[0][:4], rtol=1e-6, atol=1e-13)
+        torch.testing.assert_close(first[0][:4], true[0][:4], rtol=2e-6, atol=1e-13)  # as of whole rows
         assert is_labeled or first[0][3] == 0
         for mine, others, want in zip(first[1:], second[1:], true[1:], strict=True):
             assert mine is not None

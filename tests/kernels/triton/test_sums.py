@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.triton.test_rows import DEVICES, run_cases
+from tests.kernels.triton.processes import run_cases
+from tests.kernels.triton.test_rows import DEVICES
 
 if importlib.util.find_spec("triton") is not None:
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor

@@ -51,11 +51,12 @@ def _is_inside(columns, first, end):
 
 
 @triton.jit
-def _load(sides, i, first, end, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+def _load(sides, i, span, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
     """Return a tile of both sides' logits in float32. Columns before `first` and from `end` are -inf, which has no
     mass.
     """
     p, p_column, q, q_column = sides
+    first, end, _ = span
     columns = _columns(i, TILE, VECTOR)
     if SHIFTED:  # a tile inside the row needs no mask, so it is loaded by wide instructions
         if (i * (TILE * VECTOR) >= first) & ((i + 1) * (TILE * VECTOR) <= end):
@@ -71,7 +72,10 @@ def _load(sides, i, first, end, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTE
 
 
 @triton.jit
-def _store(row, i, stride, first, end, x, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+def _store(row, i, stride, span, factor, x, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+    """Write a tile of a gradient: `factor` times `x`. A factor of 0 gives 0, even where `x` is infinite or NaN."""
+    first, end, _ = span
+    x = tl.where(factor == 0.0, 0.0, factor * x)
     columns = _columns(i, TILE, VECTOR)
     x = x.to(tl.float32).to(row.dtype.element_ty)
     if SHIFTED:
@@ -99,33 +103,35 @@ def _absorb(x, scale, peak, total):
 
 
 @triton.jit
-def _terms(a, b, row, low, numbers, FORM: tl.constexpr, WIDE: tl.constexpr):
+def _terms(a, b, masses, ratio, low, numbers, FORM: tl.constexpr, WIDE: tl.constexpr):
     """Return p and q, and the terms of `term_of`, of the logits `a` of P and `b` of Q. If `WIDE`, everything is in
-    float64. `_statistics` returns `row` and `low`.
+    float64. `_row_of` returns `masses`, `ratio` and `low`.
     """
-    shrink, from_a, from_b, scale, scale_2, peak_a, peak_b, inverse_a, inverse_b, high, log_sum_a, log_sum_b = row
+    peak_a, peak_b, inverse_a, inverse_b, log_sum_a, log_sum_b = masses
+    shrink, from_a, from_b, scale, scale_2, high = ratio
     if WIDE:
         scale = scale.to(tl.float64) * shrink
         a, b = a.to(tl.float64), b.to(tl.float64)
         log_p, log_q = (a - peak_a) * scale - log_sum_a, (b - peak_b) * scale - log_sum_b
         d = ((a - b) - (peak_a.to(tl.float64) - peak_b)) * scale - (log_sum_a - log_sum_b)
         _weight, order, _, exponent, _, _ = numbers
-        return tl.exp(log_p), tl.exp(log_q), wide_power_term(log_p, log_q, d, order, exponent)
+        p, q, results = tl.exp(log_p), tl.exp(log_q), wide_power_term(log_p, log_q, d, order, exponent)
     else:
         p = tl.exp2((a - peak_a) * scale_2) * inverse_a
         q = tl.exp2((b - peak_b) * scale_2) * inverse_b
         apart = tl.fma(a, shrink, -from_a) - tl.fma(b, shrink, -from_b)
         d = tl.fma(apart, scale, -high) - low
-        return p, q, term_of(p, q, d, numbers, FORM)
+        results = term_of(p, q, d, numbers, FORM)
+    return p, q, results
 
 
 @triton.jit
-def _statistics(sides, first, end, scale, scale_2, n, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+def _statistics(sides, span, scale, scale_2, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
     """Return the results of `_row_of` for a row whose classes this program sums."""
     peaks_a, peaks_b = tl.full((TILE,), _LOWEST, tl.float32), tl.full((TILE,), _LOWEST, tl.float32)
     sums_a, sums_b = tl.zeros((TILE,), tl.float32), tl.zeros((TILE,), tl.float32)
-    for i in range(0, n):
-        a, b = _load(sides, i, first, end, TILE, VECTOR, SHIFTED)
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, SHIFTED)
         peaks_a, sums_a = _absorb(a, scale_2, peaks_a, sums_a)
         peaks_b, sums_b = _absorb(b, scale_2, peaks_b, sums_b)
     peak_a, peak_b = tl.max(peaks_a, axis=0), tl.max(peaks_b, axis=0)
@@ -138,8 +144,8 @@ def _statistics(sides, first, end, scale, scale_2, n, TILE: tl.constexpr, VECTOR
 
 @triton.jit
 def _row_of(peak_a, peak_b, sum_a, sum_b, scale, scale_2):
-    """Return the arguments `row` and `low` of `_terms`: the peaks, the sums of exponentials, and the parts of the
-    log-ratio. Also return whether the row has no NaN, no +inf and mass on both sides.
+    """Return the arguments `masses`, `ratio` and `low` of `_terms`: the peaks, the sums of exponentials, and the parts
+    of the log-ratio. Also return whether the row has no NaN, no +inf and mass on both sides.
 
     The log-ratio of logits a of P and b of Q is ((a shrink - from_a) - (b shrink - from_b)) scale - high - low. The
     last two terms are separate because their sum would be rounded. If logits are so large that a - b might overflow,
@@ -152,7 +158,8 @@ def _row_of(peak_a, peak_b, sum_a, sum_b, scale, scale_2):
     apart = origin_a - origin_b
     a_is_farther = tl.abs(origin_a) > tl.abs(origin_b)
     is_far = tl.abs(apart) > _FAR
-    from_a, from_b = tl.where(is_far & a_is_farther, apart, 0.0), tl.where(is_far & (not a_is_farther), -apart, 0.0)
+    from_a = tl.where(is_far & a_is_farther, apart, 0.0)
+    from_b = tl.where(is_far & (not a_is_farther), -apart, 0.0)
     is_rounded = is_far & (tl.abs((origin_a - from_a) - (origin_b - from_b)) * scale > 1.0)
     from_a, from_b = tl.where(is_rounded, origin_a, from_a), tl.where(is_rounded, origin_b, from_b)
     rest = (origin_a.to(tl.float64) - from_a) - (origin_b.to(tl.float64) - from_b)
@@ -162,13 +169,13 @@ def _row_of(peak_a, peak_b, sum_a, sum_b, scale, scale_2):
     low = (shift - high.to(tl.float64)).to(tl.float32)
     inverse_a, inverse_b = (1.0 / sum_a).to(tl.float32), (1.0 / sum_b).to(tl.float32)
     is_valid = (sum_a > 0) & (sum_a < INF) & (sum_b > 0) & (sum_b < INF)
-    row = shrink, from_a, from_b, scale, scale_2, peak_a, peak_b, inverse_a, inverse_b, high, log_sum_a, log_sum_b
-    return row, low, is_valid
+    masses = peak_a, peak_b, inverse_a, inverse_b, log_sum_a, log_sum_b
+    return masses, (shrink, from_a, from_b, scale, scale_2, high), low, is_valid
 
 
 @triton.jit
 def _value_sweep(
-    sides, outs, first, end, row, low, numbers, factor, n, FORM: tl.constexpr, WANT_P: tl.constexpr,
+    sides, outs, span, masses, ratio, low, numbers, factor, FORM: tl.constexpr, WANT_P: tl.constexpr,
     WANT_Q: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -180,10 +187,10 @@ def _value_sweep(
     zeros = tl.zeros((TILE,), tl.float64 if WIDE else tl.float32)
     terms, sums_p, sums_q, differences = zeros, zeros, zeros, zeros
     affinities, units, states = zeros, zeros - 1e300 if WIDE else zeros, zeros.to(tl.int32)
-    for k in range(0, n):
-        i = n - 1 - k
-        a, b = _load(sides, i, first, end, TILE, VECTOR, SHIFTED)
-        _, _, results = _terms(a, b, row, low, numbers, FORM, WIDE)
+    for k in range(span[2]):
+        i = span[2] - 1 - k
+        a, b = _load(sides, i, span, TILE, VECTOR, SHIFTED)
+        _, _, results = _terms(a, b, masses, ratio, low, numbers, FORM, WIDE)
         term, by_p, by_q, difference, affinity, state = results
         terms += tl.sum(term, axis=1)
         differences += tl.sum(difference, axis=1)
@@ -191,7 +198,7 @@ def _value_sweep(
             sums_p += tl.sum(by_p, axis=1)
         if (WANT_Q and not EARLY) or FORM == TOTAL_VARIATION:
             sums_q += tl.sum(by_q, axis=1)
-        if FORM == POWER or FORM == RENYI:
+        if FORM == POWER or FORM == RENYI:  # noqa: PLR1714, SIM109 - Triton has no `in`
             states = tl.maximum(states, tl.max(state, axis=1))
         if FORM == RENYI:
             if WIDE:
@@ -199,11 +206,9 @@ def _value_sweep(
             else:
                 affinities += tl.sum(affinity, axis=1)
         if EARLY and WANT_P:
-            gradient = tl.where(factor == 0.0, 0.0, factor * by_p)
-            _store(out_p, i, out_p_column, first, end, gradient, TILE, VECTOR, SHIFTED)
+            _store(out_p, i, out_p_column, span, factor, by_p, TILE, VECTOR, SHIFTED)
         if EARLY and WANT_Q:
-            gradient = tl.where(factor == 0.0, 0.0, factor * by_q)
-            _store(out_q, i, out_q_column, first, end, gradient, TILE, VECTOR, SHIFTED)
+            _store(out_q, i, out_q_column, span, factor, by_q, TILE, VECTOR, SHIFTED)
     unit = tl.max(units, axis=0)
     total = _total(affinities * tl.exp2(units - unit))
     sums = _total(terms), _total(sums_p), _total(sums_q), _total(differences), total
@@ -235,7 +240,7 @@ def _store_rest(row, stride, factor, others, tops, WANTED: tl.constexpr):
 
 @triton.jit
 def _gradient_sweep(
-    sides, outs, first, end, row, low, numbers, factor_p, factor_q, sum_p, sum_q, shares, n, FORM: tl.constexpr,
+    sides, outs, span, masses, ratio, low, numbers, factor_p, factor_q, sum_p, sum_q, shares, FORM: tl.constexpr,
     WANT_P: tl.constexpr, WANT_Q: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -244,34 +249,33 @@ def _gradient_sweep(
     """
     out_p, out_p_column, out_q, out_q_column = outs
     is_share, inverse_total, unit = shares
-    cancels: tl.constexpr = FORM == TOTAL_VARIATION or FORM == POWER or FORM == RENYI
+    cancels: tl.constexpr = FORM == TOTAL_VARIATION or FORM == POWER or FORM == RENYI  # noqa: PLR1714
     zeros = tl.zeros((TILE,), tl.float64 if WIDE else tl.float32)
     others_p, others_q = zeros, zeros
     tops_p, tops_q = zeros.to(tl.int32) - 1, zeros.to(tl.int32) - 1
     if not WIDE:
         sum_p, sum_q = sum_p.to(tl.float32), sum_q.to(tl.float32)
         factor_p, factor_q = factor_p.to(tl.float32), factor_q.to(tl.float32)
-    for i in range(0, n):
-        a, b = _load(sides, i, first, end, TILE, VECTOR, SHIFTED)
-        x, y, results = _terms(a, b, row, low, numbers, FORM, WIDE)
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, SHIFTED)
+        x, y, results = _terms(a, b, masses, ratio, low, numbers, FORM, WIDE)
         _, by_p, by_q, _, affinity, _ = results
         if FORM == RENYI:
-            affinity = tl.exp(affinity - unit) * inverse_total if WIDE else affinity * inverse_total.to(tl.float32)
+            affinity = tl.exp(affinity - unit) if WIDE else affinity
+            affinity *= inverse_total if WIDE else inverse_total.to(tl.float32)
             by_p, by_q = tl.where(is_share, affinity, by_p), tl.where(is_share, affinity, by_q)
         if WANT_P:
             if cancels:
                 by_p, others_p, tops_p = _projected(x, by_p, sum_p, others_p, tops_p, i, TILE, VECTOR)
             else:
                 by_p = tl.fma(-x, sum_p, by_p)
-            gradient = tl.where(factor_p == 0.0, 0.0, factor_p * by_p)
-            _store(out_p, i, out_p_column, first, end, gradient, TILE, VECTOR, SHIFTED)
+            _store(out_p, i, out_p_column, span, factor_p, by_p, TILE, VECTOR, SHIFTED)
         if WANT_Q:
             if cancels:
                 by_q, others_q, tops_q = _projected(y, by_q, sum_q, others_q, tops_q, i, TILE, VECTOR)
             else:
                 by_q = tl.fma(-y, sum_q, by_q)
-            gradient = tl.where(factor_q == 0.0, 0.0, factor_q * by_q)
-            _store(out_q, i, out_q_column, first, end, gradient, TILE, VECTOR, SHIFTED)
+            _store(out_q, i, out_q_column, span, factor_q, by_q, TILE, VECTOR, SHIFTED)
     if cancels:
         _store_rest(out_p, out_p_column, factor_p, others_p, tops_p, WANT_P)
         _store_rest(out_q, out_q_column, factor_q, others_q, tops_q, WANT_Q)
@@ -279,18 +283,18 @@ def _gradient_sweep(
 
 @triton.jit
 def _curvature(numbers, FORM: tl.constexpr):
-    """Return half of the second derivative of a divergence at P = Q with respect to a common shift of all log-ratios."""
+    """Return half of the second derivative of a divergence at P = Q with respect to a shift of all log-ratios."""
     weight_p, _share_p, rest_p, weight_q, _share_q, rest_q = numbers
+    curvature = 0.5
     if FORM == JEFFREYS:
-        return 1.0
+        curvature = 1.0
     elif FORM == MIXTURE:
-        return 0.5 * (weight_p * rest_p * rest_p + weight_q * rest_q * rest_q)
+        curvature = 0.5 * (weight_p * rest_p * rest_p + weight_q * rest_q * rest_q)
     elif FORM == SKEW:
-        return 0.5 * weight_p * rest_p * rest_p
+        curvature = 0.5 * weight_p * rest_p * rest_p
     elif FORM == EVEN:
-        return 0.25 * weight_p
-    else:
-        return 0.5
+        curvature = 0.25 * weight_p
+    return curvature
 
 
 @triton.jit
@@ -322,7 +326,7 @@ def _renyi(value, sums, unit, state, numbers):
 
 @triton.jit
 def _finish(
-    values, sides, outs, first, end, row, low, numbers, factor, is_valid, sums, unit, state, n, FORM: tl.constexpr,
+    values, sides, outs, span, masses, ratio, low, numbers, factor, is_valid, sums, unit, state, FORM: tl.constexpr,
     WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -348,7 +352,7 @@ def _finish(
     tl.store(values, tl.where(is_valid, value, float("nan")))
     if (WANT_P or WANT_Q) and not EARLY:
         _gradient_sweep(
-            sides, outs, first, end, row, low, numbers, factor_p, factor_q, sum_p, sum_q, shares, n, FORM, WANT_P,
+            sides, outs, span, masses, ratio, low, numbers, factor_p, factor_q, sum_p, sum_q, shares, FORM, WANT_P,
             WANT_Q, WIDE, TILE, VECTOR, SHIFTED,
         )  # fmt: skip
 
@@ -381,41 +385,44 @@ def row_kernel(
         start_out_q = tl.multiple_of(start_out_q - first, VECTOR)
     sides = p + start_p, p_column, q + start_q, q_column
     outs = out_p + start_out_p, out_p_column, out_q + start_out_q, out_q_column
-    n = tl.cdiv(end, TILE * VECTOR)
+    span = first, end, tl.cdiv(end, TILE * VECTOR)
     if WEIGHTED:
         factor = (factor * tl.load(weights + row_number)).to(tl.float32)
     numbers = weight_p, share_p, rest_p, weight_q, share_q, rest_q
 
-    row, low, is_valid = _statistics(sides, first, end, scale, scale_2, n, TILE, VECTOR, SHIFTED)
+    masses, ratio, low, is_valid = _statistics(sides, span, scale, scale_2, TILE, VECTOR, SHIFTED)
     factor = tl.where(is_valid | (factor == 0.0), factor, float("nan"))
     sums, unit, state = _value_sweep(
-        sides, outs, first, end, row, low, numbers, factor, n, FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR, SHIFTED
-    )
-    if FORM == TOTAL_VARIATION:
+        sides, outs, span, masses, ratio, low, numbers, factor, FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR,
+        SHIFTED,
+    )  # fmt: skip
+    if FORM == TOTAL_VARIATION:  # noqa: SIM102 - Triton decides this while it compiles
         # Rounding might change the sign of q - p where p and q are largest. If the sum of q - p is not negligible
         # compared to the sum of |q - p|, the sweep is repeated with log-ratios that make the sum 0.
         if tl.abs(sums[3]) > 1e-5 * sums[0]:
             low -= sums[3].to(tl.float32)
             sums, unit, state = _value_sweep(
-                sides, outs, first, end, row, low, numbers, factor, n, FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR,
-                SHIFTED,
+                sides, outs, span, masses, ratio, low, numbers, factor, FORM, WANT_P, WANT_Q, EARLY, False, TILE,
+                VECTOR, SHIFTED,
             )  # fmt: skip
     is_wide = False
-    if FORM == POWER or FORM == RENYI:
+    if FORM == POWER or FORM == RENYI:  # noqa: PLR1714, SIM109
         is_wide = state == 1
     if FORM == RENYI:  # a sum of affinities that is so small may miss masses of P that underflow
         is_wide = (state == 1) | (sums[4] < 1e-6)
     if is_wide:
-        n = tl.cdiv(end, TILE * 2)  # numbers of float64 take two registers, so a thread has fewer classes
+        # A number of float64 takes two registers, so a thread has only two classes of a tile.
+        span = first, end, tl.cdiv(end, TILE * 2)
         sums, unit, state = _value_sweep(
-            sides, outs, first, end, row, low, numbers, factor, n, FORM, WANT_P, WANT_Q, EARLY, True, TILE, 2, SHIFTED
-        )
+            sides, outs, span, masses, ratio, low, numbers, factor, FORM, WANT_P, WANT_Q, EARLY, True, TILE, 2,
+            SHIFTED,
+        )  # fmt: skip
         _finish(
-            values + row_number, sides, outs, first, end, row, low, numbers, factor, is_valid, sums, unit, state, n,
+            values + row_number, sides, outs, span, masses, ratio, low, numbers, factor, is_valid, sums, unit, state,
             FORM, WANT_P, WANT_Q, EARLY, True, TILE, 2, SHIFTED,
         )  # fmt: skip
     else:
         _finish(
-            values + row_number, sides, outs, first, end, row, low, numbers, factor, is_valid, sums, unit, state, n,
+            values + row_number, sides, outs, span, masses, ratio, low, numbers, factor, is_valid, sums, unit, state,
             FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR, SHIFTED,
         )  # fmt: skip

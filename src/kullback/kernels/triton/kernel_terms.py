@@ -1,12 +1,12 @@
 """The term of one class in each divergence, for the GPU kernel, and the term's derivatives with respect to log p and
-log q. This module is csrc/logits/terms.h and csrc/logits/power.h in Triton's language.
+log q, as in csrc/logits/terms.h and csrc/logits/power.h.
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
 the terms are power series in d. Elsewhere the terms are computed from p and q. The log-ratio d is NaN where neither P
 nor Q has mass, and infinite where only one of them has mass. The selections below give such classes their limits.
 
-The exponential of base 2 is one instruction of the hardware. For a positive x, the square of the reciprocal square root,
-corrected by one step of Newton's method, is 1 / x in four instructions; a division takes eight.
+The exponential of base 2 is one instruction of the hardware. A division takes eight instructions. The inverse of a
+positive number takes four: the square of its reciprocal square root, and one step of Newton's method.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.
@@ -67,6 +67,7 @@ def inverse(x):
 
 @triton.jit
 def finite(d):
+    """Return `d`, or 0 where `d` is infinite or NaN."""
     return tl.where(tl.abs(d) < INF, d, 0.0)
 
 
@@ -125,8 +126,9 @@ def _skew_term(p, q, d, share, rest):
 def _even_term(p, q, d):
     """Return the term of (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2, its derivatives, and q - p.
 
-    With a = |p - q| / (p + q) = tanh(|d| / 2) = (1 - e^-|d|) / (1 + e^-|d|), the logarithms are log(1 + a) and log(1 - a) = log(1 + a) - |d|. The
-    polynomials are the Chebyshev fits of csrc/logits/terms.h.
+    With a = |p - q| / (p + q) = tanh(|d| / 2) = (1 - e^-|d|) / (1 + e^-|d|), the logarithms of the masses divided by
+    the mixture are log(1 + a) and log(1 - a) = log(1 + a) - |d|. The polynomials are the Chebyshev fits of
+    csrc/logits/terms.h.
     """
     size = tl.where(tl.abs(d) < 1e30, tl.abs(d), 1e30)
     near = size < 1.0
@@ -200,7 +202,9 @@ def _power_term(p, q, d, order, exponent):
     by_q = tl.where(is_infinite, 0.0, (difference - change) * (1.0 / order))
     affinity = tl.where(is_infinite, 0.0, p * power)
     # The logarithm of a large power is rounded, and p may underflow. If the affinity is small, neither matters.
-    is_large = ((log_power > 16.0) & (affinity > 1e-3)) | ((log_power > 40.0) & (p < 1e-34)) | (log_power > 80.0)
+    is_large = (
+        ((log_power > 16.0) & (affinity > 1e-3)) | ((log_power > 40.0) & (p < 1e-34)) | (log_power > 80.0)
+    )
     is_wide = (exponent > 0.0) & is_large
     state = tl.where(is_infinite, 2, tl.where(is_wide, 1, 0))
     return tl.where(is_infinite, INF, term), box_cox, by_q, difference, affinity, state
@@ -232,37 +236,37 @@ def wide_power_term(log_p, log_q, d, order, exponent):
 
 @triton.jit
 def term_of(p, q, d, numbers, FORM: tl.constexpr):
-    """Return the term of each class, the derivatives of the term with respect to log p and log q, q - p and, for powers,
-    the affinity and the state of `_power_term`.
+    """Return the term of each class, the derivatives of the term with respect to log p and log q, and q - p. For
+    powers, also return the affinity and the state of `_power_term`.
     """
     weight_p, share_p, rest_p, weight_q, share_q, rest_q = numbers
-    if (FORM == POWER) | (FORM == RENYI):
-        return _power_term(p, q, d, share_p, weight_q)
-    elif FORM == KL:
+    affinity, state = None, None
+    if FORM == KL:
         term, difference = _kl_term(p, q, d)
-        return term, p * finite(d), difference, difference, None, None
+        by_p, by_q = p * finite(d), difference
     elif FORM == REVERSE_KL:
-        term, difference = _kl_term(q, p, -d)
-        return term, difference, -q * finite(d), -difference, None, None
+        term, by_p = _kl_term(q, p, -d)
+        by_q, difference = -q * finite(d), -by_p
     elif FORM == JEFFREYS:
         difference = difference_of(p, q, d)
         term = -difference * tl.where(d == d, d, 0.0)  # noqa: PLR0124 - only NaN differs from itself
-        return term, tl.fma(p, finite(d), -difference), tl.fma(-q, finite(d), difference), difference, None, None
+        by_p, by_q = tl.fma(p, finite(d), -difference), tl.fma(-q, finite(d), difference)
     elif FORM == TOTAL_VARIATION:
         difference = difference_of(p, q, d)
         half = tl.where(d > 0.0, 0.5, tl.where(d < 0.0, -0.5, 0.0))
-        return tl.abs(difference), p * half, -q * half, difference, None, None
+        term, by_p, by_q = tl.abs(difference), p * half, -q * half
     elif FORM == EVEN:
         term, by_p, by_q, difference = _even_term(p, q, d)
         weight = weight_p + weight_q
-        return weight * term, weight * by_p, weight * by_q, difference, None, None
+        term, by_p, by_q = weight * term, weight * by_p, weight * by_q
     elif FORM == SKEW:
         term, by_p, by_q, difference = _skew_term(p, q, d, share_p, rest_p)
-        return weight_p * term, weight_p * by_p, weight_p * by_q, difference, None, None
-    else:
-        tl.static_assert(FORM == MIXTURE)
+        term, by_p, by_q = weight_p * term, weight_p * by_p, weight_p * by_q
+    elif FORM == MIXTURE:
         term_p, own_p, other_q, difference = _skew_term(p, q, d, share_p, rest_p)
         term_q, own_q, other_p, _ = _skew_term(q, p, -d, share_q, rest_q)
         term = tl.fma(weight_p, term_p, weight_q * term_q)
-        by_p = tl.fma(weight_p, own_p, weight_q * other_p)
-        return term, by_p, tl.fma(weight_p, other_q, weight_q * own_q), difference, None, None
+        by_p, by_q = tl.fma(weight_p, own_p, weight_q * other_p), tl.fma(weight_p, other_q, weight_q * own_q)
+    else:
+        term, by_p, by_q, difference, affinity, state = _power_term(p, q, d, share_p, weight_q)
+    return term, by_p, by_q, difference, affinity, state

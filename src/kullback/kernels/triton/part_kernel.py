@@ -45,12 +45,13 @@ def part_values_kernel(
     number = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     sides = p + number * p_row, p_column, q + number * q_row, q_column
     numbers = weight_p, share_p, rest_p, weight_q, share_q, rest_q
-    row, low, is_valid = _row_of_whole(whole + number * 10, scale, scale_2)
+    masses, ratio, low, is_valid = _row_of_whole(whole + number * 10, scale, scale_2)
+    span = 0, classes, tl.cdiv(classes, TILE * VECTOR)
     zeros = tl.zeros((TILE,), tl.float32)
     terms, others_p, top_p, mass_p, others_q, top_q, mass_q = zeros, zeros, zeros, zeros, zeros, zeros, zeros
-    for i in range(tl.cdiv(classes, TILE * VECTOR)):
-        a, b = _load(sides, i, 0, classes, TILE, VECTOR, False)
-        x, y, results = _terms(a, b, row, low, numbers, FORM, False)
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, False)
+        x, y, results = _terms(a, b, masses, ratio, low, numbers, FORM, False)
         term, by_p, by_q, _difference, _affinity, _state = results
         terms += tl.sum(term, axis=1)
         others_p, top_p, mass_p = _absorb_sums(x, by_p, others_p, top_p, mass_p)
@@ -69,14 +70,15 @@ def part_values_kernel(
 
 
 @triton.jit
-def _gradient(mass, by, side, factor):
-    """Return a tile of the gradient from a side's three sums over all classes, which are at `side`."""
+def _gradient(mass, by, side):
+    """Return a tile of the derivatives with respect to the logits times T, from a side's three sums over all classes,
+    which are at `side`.
+    """
     others, top, rest = tl.load(side), tl.load(side + 1), tl.load(side + 2)
     total = others + top
     # At the class with more than half of the mass, the difference would cancel.
     at_top = (-(others - rest * total)).to(tl.float32)
-    gradient = tl.where(mass > 0.5, at_top, tl.fma(-mass, total.to(tl.float32), by))
-    return tl.where(factor == 0.0, 0.0, factor * gradient)
+    return tl.where(mass > 0.5, at_top, tl.fma(-mass, total.to(tl.float32), by))
 
 
 @triton.jit
@@ -93,18 +95,17 @@ def part_gradients_kernel(
     out_q += number * out_q_row
     whole += number * 10
     numbers = weight_p, share_p, rest_p, weight_q, share_q, rest_q
-    row, low, is_valid = _row_of_whole(whole, scale, scale_2)
+    masses, ratio, low, is_valid = _row_of_whole(whole, scale, scale_2)
+    span = 0, classes, tl.cdiv(classes, TILE * VECTOR)
     factor = scale
     if WEIGHTED:
         factor = (scale * tl.load(weights + number)).to(tl.float32)
     factor = tl.where(is_valid | (factor == 0.0), factor, float("nan"))
-    for i in range(tl.cdiv(classes, TILE * VECTOR)):
-        a, b = _load(sides, i, 0, classes, TILE, VECTOR, False)
-        x, y, results = _terms(a, b, row, low, numbers, FORM, False)
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, False)
+        x, y, results = _terms(a, b, masses, ratio, low, numbers, FORM, False)
         _term, by_p, by_q, _difference, _affinity, _state = results
         if WANT_P:
-            gradient = _gradient(x, by_p, whole + 2, factor)
-            _store(out_p, i, out_p_column, 0, classes, gradient, TILE, VECTOR, False)
+            _store(out_p, i, out_p_column, span, factor, _gradient(x, by_p, whole + 2), TILE, VECTOR, False)
         if WANT_Q:
-            gradient = _gradient(y, by_q, whole + 7, factor)
-            _store(out_q, i, out_q_column, 0, classes, gradient, TILE, VECTOR, False)
+            _store(out_q, i, out_q_column, span, factor, _gradient(y, by_q, whole + 7), TILE, VECTOR, False)
