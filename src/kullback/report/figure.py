@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kullback.common.optional import load
 from kullback.common.words import nearest
@@ -42,17 +42,16 @@ def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[
     pyplot = load("matplotlib.pyplot", f"{type(result).__name__}.plot")
     page = document(result)
     drawing = _chosen(type(result).__name__, page, name)
-    if ax is None:
-        _, ax = pyplot.subplots(layout="constrained")
+    axes: Axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
     if isinstance(drawing, Bars):
-        draw_bars(drawing, ax)
+        draw_bars(drawing, axes)
     else:
-        drawing.draw(ax)
+        drawing.draw(axes)
     title = page.outcome if name is None else drawing.title
     lines = textwrap.fill(plain(title).replace("||", "‖"), LONGEST_LINE)
-    legend_height = 18 if ax.get_legend() else 0  # in points; the legend is between the plot and its title
-    ax.set_title(lines, fontsize="medium", pad=6 + legend_height)
-    return ax.figure, ax
+    legend_height = 18 if axes.get_legend() else 0  # in points; the legend is between the plot and its title
+    axes.set_title(lines, fontsize="medium", pad=6 + legend_height)
+    return cast("Figure", axes.figure), axes
 
 
 def _chosen(result: str, page: Document, name: str | None) -> Plot | Bars:

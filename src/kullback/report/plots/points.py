@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kullback.common.formats import level_of
 from kullback.report.plots.svg import FIRST, plain
@@ -68,10 +68,8 @@ def draw_points(points: Sequence[Point], label: str, axes: Axes) -> None:
         elif math.isfinite(low) or math.isfinite(high):
             end, side = (low, "lolims") if math.isfinite(low) else (high, "uplims")
             length = [1.25 * abs(value - end) or 0.1 * abs(value) or least]
-            if named:
-                axes.errorbar([end], [place], xerr=[length], color=FIRST, **{f"x{side}": True})
-            else:
-                axes.errorbar([place], [end], yerr=[length], color=FIRST, **{side: True})
+            arrow: Any = {f"x{side}" if named else side: True, "xerr" if named else "yerr": [length]}
+            axes.errorbar(*([end], [place]) if named else ([place], [end]), color=FIRST, **arrow)
     if named:
         rest = f"; the first {MOST_NAMES} of {len(points)}" if len(points) > MOST_NAMES else ""
         axes.set(xlabel=plain(f"{label}{rest}"), ylim=(len(shown) - 0.5, -0.5))
