@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
 
 from kullback import KL, ChiSquared, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.functional import (
@@ -47,9 +48,13 @@ FLOAT32 = torch.finfo(torch.float32).max
 
 @pytest.fixture(autouse=True)
 def _only_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """C++ would come first on the CPU. NumPy, which interprets the kernels, would warn of infinities."""
+    """C++ would come first on the CPU. NumPy, which interprets the kernels, would warn of infinities. The larger of NaN
+    and a number is the number on a GPU, and NaN in the interpreter.
+    """
     if DEVICE == "cpu":
         use_hardware_errors(monkeypatch)
+        maximum = partialmethod(InterpreterBuilder.binary_op, op=np.fmax)
+        monkeypatch.setattr(InterpreterBuilder, "create_maxnumf", maximum)
     with np.errstate(all="ignore"), mock.patch.object(selected_rows, "serves", return_value=False):
         yield
 
