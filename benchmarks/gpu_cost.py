@@ -76,7 +76,7 @@ LIMITS = {"KL": 80, "reverse KL": 95, "total variation": 95, "Jensen-Shannon": 1
 
 def compiled(variant: Variant, target: GPUTarget = HOPPER) -> Any:
     """Return the kernel, compiled for `target` as `triton_rows` launches it."""
-    launch = launch_of(variant.form, variant.classes, variant.vector)
+    launch = launch_of(variant.form, variant.classes, variant.vector, target.warp_size)
     constants: dict[str, Any] = {
         "FORM": variant.form.value,
         "WEIGHTED": variant.weighted,
@@ -208,7 +208,7 @@ def cost_of(variant: Variant) -> Cost:
     """Compile a variant for Hopper and count its instructions."""
     sass, usage = disassembled(compiled(variant))
     code = instructions(sass)
-    launch = launch_of(variant.form, variant.classes, variant.vector)
+    launch = launch_of(variant.form, variant.classes, variant.vector, HOPPER.warp_size)
     every = loops(code)
     ordinary = [loop for loop in every if not loop.is_wide]
     exact = [loop for loop in every if loop.is_wide]
@@ -240,17 +240,23 @@ def cost_of(variant: Variant) -> Cost:
 
 
 INTRODUCTION = """\
-# The GPU kernel's instructions
+# Instructions of the GPU's kernel
 
-No time was measured on a GPU yet. This page counts the instructions of the row kernel, compiled by Triton {triton} for
-NVIDIA's Hopper. `python benchmarks/gpu_cost.py` writes the page, and needs no GPU.
+Measured: the instructions that the row kernel executes for each class, compiled for NVIDIA's Hopper; no time on a GPU.
+Result: KL with its gradient takes {kl:.0f}, Jensen–Shannon {even:.0f} and the most expensive kind {most:.0f}. KL of
+{rows:,} × 128,256 logits takes an H200 at least {ms:.1f} ms. Its memory traffic alone takes {traffic:.1f} ms.
+Conclusion: instructions limit the kernel more than memory does. How long it takes is not known yet.
 
-A count is a limit and not a time. A GPU that executes so many instructions needs at least the milliseconds beside
-them, and often more: it also waits for memory, and some instructions take several cycles. The limits are those of an
-H200 (132 multiprocessors of 128 lanes at 1.98 GHz). Its memory traffic alone, two tensors read and one written once,
-takes {traffic:.2f} ms for {rows:,} rows of 128,256 classes in bfloat16.
+`python benchmarks/gpu_cost.py` compiles the kernel by Triton {triton}, and writes this page. It needs no GPU.
 
-Logits are bfloat16 of 128,256 classes and the gradient is Q's, unless the first column says something else.
+## Measured
+
+A count is a limit and not a time. A GPU that executes so many instructions needs at least the milliseconds in the last
+column, for {rows:,} rows. It often needs more: it also waits for memory, and some instructions take several cycles. The
+limits are those of an H200: 132 multiprocessors of 128 lanes at 1.98 GHz, and 4.8 TB/s. The traffic is that of two
+tensors read and one written once.
+
+The logits are bfloat16 with 128,256 classes, and the gradient is Q's, unless the first column says something else.
 
 - **ordinary**: instructions for each class of a tile inside a row, the sum over the sweeps in brackets
 - **with the edges**: instructions for each class of a whole row, with the masked tiles at its ends and the code
@@ -271,6 +277,11 @@ place of float32.
 """
 
 
+def milliseconds(name: str, cost: Cost) -> float:
+    """Return the least time in which an H200 executes the instructions of a variant for all rows."""
+    return 1e3 * cost.total * ROWS * VARIANTS[name].classes / LANES
+
+
 def table(costs: dict[str, Cost]) -> str:
     """Return the table of the page."""
     head = (
@@ -287,9 +298,7 @@ def table(costs: dict[str, Cost]) -> str:
     )
     rows = [head, ("---", *["--:"] * (len(head) - 1))]
     for name, cost in costs.items():
-        classes = VARIANTS[name].classes
         sweeps, exact = (" + ".join(f"{x:.0f}" for x in part) for part in (cost.sweeps, cost.exact))
-        limit = 1e3 * cost.total * ROWS * classes / LANES
         aim = f"{LIMITS[name]}" if name in LIMITS else ""
         rows.append(
             (
@@ -302,7 +311,7 @@ def table(costs: dict[str, Cost]) -> str:
                 f"{cost.outside}",
                 f"{cost.registers}",
                 f"{cost.spilled}",
-                f"{limit:.2f}",
+                f"{milliseconds(name, cost):.2f}",
             )
         )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -311,7 +320,15 @@ def table(costs: dict[str, Cost]) -> str:
 def page(costs: dict[str, Cost]) -> str:
     """Return the text of the page."""
     traffic = 1e3 * 3 * ROWS * 128_256 * 2 / BANDWIDTH
-    introduction = INTRODUCTION.format(triton=triton.__version__, traffic=traffic, rows=ROWS)
+    introduction = INTRODUCTION.format(
+        triton=triton.__version__,
+        traffic=traffic,
+        rows=ROWS,
+        kl=costs["KL"].ordinary,
+        even=costs["Jensen-Shannon"].ordinary,
+        most=max(cost.ordinary for cost in costs.values()),
+        ms=milliseconds("KL", costs["KL"]),
+    )
     return f"{introduction}\n{table(costs)}\n{NOTES}"
 
 

@@ -37,7 +37,7 @@ from kullback.kernels.native import native_rows
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import RowValueFunction
 from kullback.kernels.triton import triton_rows
-from kullback.kernels.whole_rows import FastRows, weighted_total
+from kullback.kernels.whole_rows import FastRows, logit_divergence, weighted_total
 from tests.kernels import budget_cases
 from tests.kernels.triton.hardware import use_hardware_errors
 from tests.oracles import truth
@@ -414,6 +414,9 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
         torch.testing.assert_close(ours_.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method`:DeprecationWarning"
+)  # inside of torch's inductor
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("kind", [KL(), Alpha(alpha=-0.5)], ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.25])
@@ -443,6 +446,25 @@ def test_compiled_totals_call_the_kernel(
     assert any("triton_rows" in module.code for graph in graphs for module in modules_of(graph))
     for mine, expected in zip(*results, strict=True):
         assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_compiled_values_call_the_kernel_unless_they_need_derivatives(requires_grad: bool) -> None:
+    p, q = on_device(torch.randn(2, 3, 40)), on_device(torch.randn(2, 3, 40)).requires_grad_(requires_grad)
+    rows = RowDivergence(Renyi(alpha=0.3), dtype=torch.float32)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def recorded(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        del inputs
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    value = torch.compile(lambda p, q: logit_divergence(rows, p, q), fullgraph=True, backend=recorded)(p, q)
+    torch.testing.assert_close(value.double(), rows.values(p.double(), q.double()), rtol=3e-6, atol=0)
+    assert (
+        any("triton_rows" in module.code for graph in graphs for module in modules_of(graph)) != requires_grad
+    )
 
 
 def modules_of(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:

@@ -22,6 +22,12 @@ def test_every_form_compiles_with_both_gradients(form: Form, target: GPUTarget) 
     assert gpu_cost.compiled(variant, target).asm["cubin" if target == HOPPER else "hsaco"]
 
 
+@pytest.mark.parametrize("form", [Form.KL, Form.RENYI], ids=lambda form: form.name)
+def test_long_rows_compile_for_amd(form: Form) -> None:
+    """AMD's warps have 64 threads, and its programs at most 1024 as well."""
+    assert gpu_cost.compiled(Variant(form), AMD).asm["hsaco"]
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("classes", [5, 1000, 262_144])
 def test_other_dtypes_and_sizes_compile(dtype: str, classes: int) -> None:

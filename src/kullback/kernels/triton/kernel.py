@@ -2,10 +2,12 @@
 launches it.
 
 One program computes one row. The first sweep over the classes computes the normalization of both sides. The second
-sweep computes the value, and a third sweep the gradient if the gradient needs a sum over the row. A sweep has tiles of
-shape (rows of the tile, classes of a vector). A thread loads its classes of a tile at once, so maxima and sums along
-the vectors need no other thread. Each sweep goes through the row in the direction opposite to the sweep before, so that
-it starts with logits that may still be in the cache.
+sweep computes the value, and a third sweep the gradient if the gradient needs a sum over the row. Each sweep goes
+through the row in the direction opposite to the sweep before, so that it starts with logits that may still be in the
+cache.
+
+A tile has the shape (vectors, classes of a vector). A thread loads a vector at once, so maxima and sums along a vector
+need no other thread.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.

@@ -100,7 +100,7 @@ def _shape(rows: RowDivergence, p: Tensor, q: Tensor) -> dict[str, Any]:
     code, numbers, _ = cast(Arguments, arguments_of(rows.kind))
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
     form = form_of(code, numbers)
-    launch = triton_rows.launch_of(form, p.shape[1], vector)
+    launch = triton_rows.launch_of(form, p.shape[1], vector, triton_rows.lanes_of(p.device))
     # The compiler must not fuse products and sums (see `triton_rows`).
     return {
         "FORM": form.value,

@@ -35,7 +35,6 @@ OPERATIONS = (
     "first derivatives",
 )
 DTYPES = available.DTYPES
-_THREADS_IN_A_WARP = 32
 # Rows of more classes get programs of 1024 threads. At 128,256 classes, the logits of one such row for each
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
@@ -188,7 +187,7 @@ def _launch(
     tensors = (p, q, p if by_p is None else by_p, q if by_q is None else by_q)
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
     form = form_of(code, (weight_p, share_p, weight_q, share_q))
-    launch = launch_of(form, classes, vector)
+    launch = launch_of(form, classes, vector, lanes_of(p.device))
     with torch.cuda.device_of(p):
         _kernel().row_kernel[(rows,)](
             p,
@@ -217,14 +216,27 @@ def _launch(
         )
 
 
-def launch_of(form: Form, classes: int, vector: int) -> Launch:
-    """Return the shape of a program that computes rows of so many classes, loaded `vector` at a time by a thread."""
+def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
+    """Return the shape of a program that computes rows of so many classes.
+
+    Arguments:
+        form: the form of the terms.
+        classes: the number of classes.
+        vector: the number of classes that a thread loads at once.
+        lanes: the number of threads in a warp.
+    """
     vectors = 1 << (-(-classes // vector) - 1).bit_length()
     # A row in flight occupies the caches until its last sweep. If the rows are long, fewer and larger programs let more
     # of the logits stay there. Powers need more registers than the threads of a large program have.
-    most = 8 if form in (Form.POWER, Form.RENYI) else 32 if classes > _LONG_ROW else 16
-    warps = min(most, max(1, vectors // _THREADS_IN_A_WARP))
-    return Launch(warps, warps * _THREADS_IN_A_WARP)
+    most = 256 if form in (Form.POWER, Form.RENYI) else 1024 if classes > _LONG_ROW else 512
+    threads = min(most, max(lanes, vectors))
+    return Launch(threads // lanes, threads)
+
+
+@cache
+def lanes_of(device: torch.device) -> int:
+    """Return the number of threads in a warp: 32 on NVIDIA's GPUs, and 32 or 64 on AMD's."""
+    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
 
 
 def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
