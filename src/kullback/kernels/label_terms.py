@@ -13,7 +13,6 @@ from kullback.kernels.row_operation import (
     Gradients,
     RowOperation,
     Wanted,
-    Weights,
     transformable,
     weighted_rows,
     without_spoilt_rows,
@@ -55,22 +54,6 @@ class HardLabels(NamedTuple):
         """Return the mixed value of each row. `values` has the divergences of the rows."""
         hard = self.hard * cross_entropies.to(values.dtype)
         return hard if self.soft == 0 else self.soft * values + hard
-
-    def add(
-        self, values: Tensor, logits: Tensor, weights: Weights, scale: float, gradient: Tensor | None
-    ) -> Tensor:
-        """Return the mixed value of each row, and add the gradient of the cross-entropies to `gradient`.
-
-        `values` has the divergences of the rows, and `logits` are Q's logits. Backends call this method if their
-        kernels do not compute cross-entropies. The method reads the logits once more.
-        """
-        if gradient is None:
-            return self.mixed(values, logits)
-        for block in row_blocks(logits):
-            counted = torch.ones_like(values[block]) if weights is None else weights[block]
-            added = cross_entropy_gradient(logits[block], self.classes[block], counted * (scale * self.hard))
-            gradient[block] = (gradient[block] + added).to(gradient.dtype)
-        return self.mixed(values, logits)
 
 
 class LabelSums(NamedTuple):

@@ -23,9 +23,8 @@ from kullback.kernels.first_derivative import define_first_derivative
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights
-from kullback.kernels.triton import available
+from kullback.kernels.triton import available, triton_sums
 from kullback.kernels.triton.forms import Form, form_of
-from kullback.kernels.triton.triton_sums import add_cross_entropies
 
 NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
@@ -63,6 +62,7 @@ def missing() -> str | None:
     if reason is None:
         _kernel()
         _define_operator()
+        triton_sums.define_operator()
         define_first_derivative()
     return reason
 
@@ -155,7 +155,7 @@ def _run(
     if labels is not None:
         before = q.clone() if gradients[1] is q else q
         values = _run(replace(divergence, labels=None), p, q, weights, scale * labels.soft, gradients)
-        return add_cross_entropies(labels, values, before, weights, scale, gradients[1])
+        return triton_sums.add_cross_entropies(labels, values, before, weights, scale, gradients[1])
     values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
     code, numbers, is_swapped = cast(Arguments, arguments_of(divergence.kind))
     by_p, by_q = gradients

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -166,23 +167,53 @@ def add_cross_entropies(
     """Return the mixed value of each row, and add the gradient of the cross-entropies to `gradient`.
 
     `values` has the divergences of the rows, and `logits` are Q's logits. The gradient is multiplied by the rows'
-    weights and by `scale`. While torch.compile traces the call, operations of torch compute the cross-entropies.
+    weights and by `scale`.
     """
-    if not serves(logits):
-        return labels.add(values, logits, weights, scale, gradient)
-    classes = labels.classes.unsqueeze(-1)
-    peak, total = log_sums(logits, 1.0, classes).unbind(-1)
-    sums = LabelSums.of(
-        torch.where(peak.isfinite(), peak, 0), total, upcast(logits.gather(-1, classes)).squeeze(-1)
+    mixed = torch.empty_like(values)
+    is_compiling = torch.compiler.is_compiling()
+    launch = torch.ops.kullback.triton_cross_entropies.default if is_compiling else _launch_cross_entropies
+    launch(values, logits, *labels, weights, scale, mixed, gradient)
+    return mixed
+
+
+@cache
+def define_operator() -> torch.library.Library:
+    """Define the operator of `add_cross_entropies` in compiled graphs, and return the library that contains it. The
+    cache keeps the library in memory.
+    """
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define(
+        "triton_cross_entropies(Tensor values, Tensor logits, Tensor classes, float soft, float hard, Tensor? weights, "
+        "float scale, Tensor(a!) mixed, Tensor(b!)? gradient) -> ()"
     )
+    library.impl("triton_cross_entropies", _launch_cross_entropies, "CompositeExplicitAutograd")
+    torch.library.register_fake("kullback::triton_cross_entropies", lambda *_: None, lib=library)
+    return library
+
+
+def _launch_cross_entropies(
+    values: Tensor,
+    logits: Tensor,
+    classes: Tensor,
+    soft: float,
+    hard: float,
+    weights: Weights,
+    scale: float,
+    mixed: Tensor,
+    gradient: Tensor | None,
+) -> None:
+    labels, classes = HardLabels(classes, soft, hard), classes.unsqueeze(-1)
+    peak, total = log_sums(logits, 1.0, classes).unbind(-1)
+    peak = torch.where(peak.isfinite(), peak, 0)
+    sums = LabelSums.of(peak, total, upcast(logits.gather(-1, classes)).squeeze(-1))
     if gradient is not None:
-        by = torch.full_like(total, scale * labels.hard)
+        by = torch.full_like(total, scale * hard)
         by = by if weights is None else by * weights
         at_label = torch.where(by == 0, 0, -by * sums.shares()[0])
         before = upcast(gradient.gather(-1, classes))
         entries = Entries(classes, before, at_label.unsqueeze(-1))
         write_exponentials(logits, 1.0, of_label_sums(sums, by), None, entries, gradient, adds=True)
-    return labels.mixed_with(values, sums.cross_entropies())
+    mixed.copy_(labels.mixed_with(values, sums.cross_entropies()))
 
 
 def of_label_sums(sums: LabelSums, by: Tensor) -> Exponentials:
