@@ -32,11 +32,14 @@ from kullback import (
     TotalVariation,
 )
 from kullback.kernels import reference
+from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.kernel_arguments import arguments_of
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import native_rows
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import RowValueFunction
 from kullback.kernels.triton import triton_rows
+from kullback.kernels.triton.forms import form_of
 from kullback.kernels.whole_rows import FastRows, logit_divergence, weighted_total
 from tests.kernels import budget_cases
 from tests.kernels.triton.hardware import use_hardware_errors
@@ -189,6 +192,19 @@ def test_parity_in_short(kind: Divergence) -> None:
     torch.testing.assert_close(value, true, rtol=3e-6, atol=0)
     for mine, derivative in zip(gradients, derivatives, strict=True):
         assert_within(mine, derivative, 5e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in truth.KINDS if arguments_of(kind)], ids=repr)
+@pytest.mark.parametrize("dtype", triton_rows.DTYPES, ids=str)
+def test_the_budget_of_all_backends(kind: Divergence, dtype: torch.dtype) -> None:
+    def run(kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value, by_p, by_q = ours(kind, on_device(p, dtype), on_device(q, dtype))
+        assert by_p is not None
+        assert by_q is not None
+        return value.cpu(), by_p.cpu(), by_q.cpu()
+
+    for edge in budget_cases.EDGES.values():
+        budget_cases.check(run, kind, edge, dtype, budget_cases.NARROW)
 
 
 def check_edge_rows(kind: Divergence, p: Tensor, q: Tensor) -> None:
@@ -549,6 +565,7 @@ def test_what_it_leaves_to_others() -> None:
         FDivergence(lambda r: r * r.log()),
     ):
         assert not triton_rows.serves(kind, p, p)
+    assert form_of(DivergenceCode.MIXTURE, (0.5, 0.5, 0.5, 0.4)) is None  # two mixtures
     assert not triton_rows.serves(KL(), p.double(), p.double())
     assert not triton_rows.serves(KL(), p[:, :0], p[:, :0])
     assert not triton_rows.serves(KL(), p, p.to("meta"))

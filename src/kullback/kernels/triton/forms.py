@@ -4,6 +4,8 @@ mixture.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from enum import IntEnum
 
 from kullback.kernels.codes import DivergenceCode
@@ -28,11 +30,18 @@ class Form(IntEnum):
     EVEN = 8
 
 
-def form_of(code: int, numbers: tuple[float, float, float, float]) -> Form:
-    """Return the form of the terms of a divergence with these arguments (see `kernel_arguments`)."""
+def form_of(code: int, numbers: Sequence[float]) -> Form | None:
+    """Return the form of the terms of a divergence with these arguments (see `kernel_arguments`). Return None for two
+    weighted mixtures that are not those of a Jensen-Shannon divergence, because the kernel's derivatives need that.
+    """
     if code != DivergenceCode.MIXTURE:
         return Form(code)
     weight_p, share_p, weight_q, share_q = numbers
     if weight_q == 0:
         return Form.SKEW
-    return Form.EVEN if weight_p == weight_q and share_p == share_q == 0.5 else Form.MIXTURE
+    if weight_p == weight_q and share_p == share_q == 0.5:
+        return Form.EVEN
+    is_one_mixture = math.isclose(share_p + share_q, 1) and math.isclose(
+        weight_p * share_q, weight_q * share_p
+    )
+    return Form.MIXTURE if is_one_mixture else None

@@ -106,20 +106,21 @@ def _log1p(y, w):
 
 
 @triton.jit
-def _skew_term(p, q, d, share, rest):
-    """Return the term of KL(P || share P + rest Q) for 0 < share < 1, its derivatives, and q - p."""
+def _mixed(p, q, d, share, rest):
+    """Return the term of KL(P || share P + rest Q) for 0 < share < 1, x = log(p / mixture), the mixture divided by p,
+    the last number minus 1, and q - p.
+    """
     bounded = tl.where(d > -80.0, d, -80.0)  # beyond, p is too small to change the sum
     near = tl.abs(d) < 0.7
     power = tl.exp2(bounded * -_LOG2_E)
     expm1 = tl.where(near, expm1_minus_x(-d) - d, power - 1.0)  # q / p - 1
     difference = tl.where(near, p * expm1, q - p)
-    y, w = rest * expm1, tl.fma(rest, power, share)  # the mixture is p w = p (1 + y)
+    y, w = rest * expm1, tl.fma(rest, power, share)
     x = -_log1p(y, w)
-    ratio_minus_1 = -y * inverse(w)  # p / mixture - 1
     # In both forms, the error of a mass or of the power hardly counts.
     far = tl.where(d > -16.0, p * (y + x), tl.fma(p, x, rest * difference))
     term = tl.where(tl.abs(x) < 0.7, p * expm1_minus_x(-x), far)
-    return term, p * tl.fma(-share, ratio_minus_1, x), -rest * q * ratio_minus_1, difference
+    return term, x, w, y, difference
 
 
 @triton.jit
@@ -260,13 +261,14 @@ def term_of(p, q, d, numbers, FORM: tl.constexpr):
         weight = weight_p + weight_q
         term, by_p, by_q = weight * term, weight * by_p, weight * by_q
     elif FORM == SKEW:
-        term, by_p, by_q, difference = _skew_term(p, q, d, share_p, rest_p)
-        term, by_p, by_q = weight_p * term, weight_p * by_p, weight_p * by_q
-    elif FORM == MIXTURE:
-        term_p, own_p, other_q, difference = _skew_term(p, q, d, share_p, rest_p)
-        term_q, own_q, other_p, _ = _skew_term(q, p, -d, share_q, rest_q)
-        term = tl.fma(weight_p, term_p, weight_q * term_q)
-        by_p, by_q = tl.fma(weight_p, own_p, weight_q * other_p), tl.fma(weight_p, other_q, weight_q * own_q)
+        term, x, w, y, difference = _mixed(p, q, d, share_p, rest_p)
+        ratio_minus_1 = -y * inverse(w)  # p / mixture - 1
+        term, by_p = weight_p * term, weight_p * p * tl.fma(-share_p, ratio_minus_1, x)
+        by_q = -weight_p * rest_p * q * ratio_minus_1
+    elif FORM == MIXTURE:  # the two sides have one mixture, in which the derivatives of its logarithm cancel
+        term_p, x, _, _, difference = _mixed(p, q, d, share_p, rest_p)
+        term_q, y, _, _, _ = _mixed(q, p, -d, share_q, rest_q)
+        term, by_p, by_q = tl.fma(weight_p, term_p, weight_q * term_q), weight_p * p * x, weight_q * q * y
     else:
         term, by_p, by_q, difference, affinity, state = _power_term(p, q, d, share_p, weight_q)
     return term, by_p, by_q, difference, affinity, state

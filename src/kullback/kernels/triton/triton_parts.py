@@ -18,7 +18,7 @@ from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Weights
 from kullback.kernels.triton import triton_rows
-from kullback.kernels.triton.forms import form_of
+from kullback.kernels.triton.forms import Form, form_of
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
@@ -99,7 +99,7 @@ def _shape(rows: RowDivergence, p: Tensor, q: Tensor) -> dict[str, Any]:
     """Return the constants of a program."""
     code, numbers, _ = cast(Arguments, arguments_of(rows.kind))
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
-    form = form_of(code, numbers)
+    form = cast(Form, form_of(code, numbers))
     launch = triton_rows.launch_of(form, p.shape[1], vector, triton_rows.lanes_of(p.device))
     # The compiler must not fuse products and sums (see `triton_rows`).
     return {

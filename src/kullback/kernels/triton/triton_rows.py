@@ -106,7 +106,8 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         p.device == q.device
         and available.can_read(p)
         and available.can_read(q)
-        and arguments_of(kind) is not None
+        and (arguments := arguments_of(kind)) is not None
+        and form_of(arguments.code, arguments.numbers) is not None
         and is_available()
     )
 
@@ -186,7 +187,7 @@ def _launch(
     # The kernel does not write a gradient that is not wanted, so any valid pointer can take its place.
     tensors = (p, q, p if by_p is None else by_p, q if by_q is None else by_q)
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
-    form = form_of(code, (weight_p, share_p, weight_q, share_q))
+    form = cast(Form, form_of(code, numbers))
     launch = launch_of(form, classes, vector, lanes_of(p.device))
     with torch.cuda.device_of(p):
         _kernel().row_kernel[(rows,)](
