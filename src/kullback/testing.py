@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -211,18 +211,19 @@ def _words(part: _Part) -> str:
 def _parts(result: TableComparison | Comparison | ModelComparison, limit: float) -> Iterator[_Part]:
     """Iterate over the columns of tables, the candidates of models, or the one comparison of predictions."""
     if hasattr(result, "p_rows"):
-        for column in (*result.columns, *result.joint):
+        tables = cast("TableComparison", result)
+        for column in (*tables.columns, *tables.joint):
             value = column.kl_pq
             # The divergences of a column of texts compare the lengths. The PSI of the words bounds their KL.
             is_hidden = (getattr(column, "words", None) or 0.0) >= limit
             number = math.nan if value.value is None else value.value
             yield _Part(quoted(column.label), number, None if is_hidden else value.interval)
-        for name in result.not_compared:
+        for name in tables.not_compared:
             yield _Part(quoted(name), math.nan, None)
         return
     named = [(each.model.name, each) for each in getattr(result, "candidates", [])] or [("the rows", None)]
     for name, candidate in named:
-        comparison = result if candidate is None else candidate.comparison
+        comparison = cast("Comparison", result) if candidate is None else candidate.comparison
         kl = comparison.divergences["kl_pq"]
         # No interval is needed if no row differs, as for a gate.
         yield _Part(name, kl.mean, (0.0, 0.0) if kl.maximum == 0 else kl.interval)
@@ -231,8 +232,11 @@ def _parts(result: TableComparison | Comparison | ModelComparison, limit: float)
 def _rows(result: TableComparison | Comparison | ModelComparison) -> int:
     """Return the number of rows; of both tables together."""
     if hasattr(result, "p_rows"):
-        return result.p_rows + result.q_rows
-    return result.candidates[0].comparison.rows if hasattr(result, "candidates") else result.rows
+        tables = cast("TableComparison", result)
+        return tables.p_rows + tables.q_rows
+    if hasattr(result, "candidates"):
+        return cast("ModelComparison", result).candidates[0].comparison.rows
+    return cast("Comparison", result).rows
 
 
 def _bounds(estimate: Estimate) -> tuple[Tensor, Tensor]:

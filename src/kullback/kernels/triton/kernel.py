@@ -250,7 +250,7 @@ def _gradient_sweep(
     be the affinities divided by their sum (see `_renyi`).
     """
     out_p, out_p_column, out_q, out_q_column = outs
-    is_share, inverse_total, unit = shares
+    is_share, inverse_total, unit = shares  # pyright: ignore[reportUnusedVariable] - used for Renyi alone
     cancels: tl.constexpr = FORM == TOTAL_VARIATION or FORM == POWER or FORM == RENYI  # noqa: PLR1714
     zeros = tl.zeros((TILE,), tl.float64 if WIDE else tl.float32)
     others_p, others_q = zeros, zeros
