@@ -201,7 +201,7 @@ def top_k_divergence(
 
     Arguments:
         kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
-        teacher: P, shape (..., k).
+        teacher: P, a `TopK` or a `Scored`, shape (..., k).
         student: logits of Q, shape (..., classes).
         temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. The
             temperature must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another
