@@ -162,8 +162,12 @@ THREE = r"compare_predictions\(a, b\), compare_tables\(a, b\) or compare_models\
             r"compare\(weights=.*wanted options of compare_predictions.*Write: compare_tables\(a, b, weights=",
         ),
         (
+            lambda: compare(TABLE, TABLE, buckets=3),
+            r"compare\(buckets=.*one of columns, exclude, weights, cluster.*bins",
+        ),
+        (
             lambda: compare(TABLE, TABLE, bin=3),
-            r"compare\(bin=.*one of columns, exclude, weights, cluster.*bins",
+            r"compare\(bin=.*Write: bins= instead of bin=",
         ),
     ],
 )

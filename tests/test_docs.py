@@ -32,6 +32,8 @@ PAGES = [
     *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
     ROOT / "docs" / "index.md",
     ROOT / "docs" / "why.md",
+    ROOT / "docs" / "library_reports.md",
+    ROOT / "docs" / "torch_issues.md",
     ROOT / "docs" / "cheatsheet.md",
     ROOT / "docs" / "api" / "divergences.md",
     ROOT / "docs" / "pictures.md",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -12,9 +14,12 @@ import torch
 from torch.distributions import Normal
 
 import kullback
-from kullback import KL, Counts, FDivergence, Logits, LogProbs, Probs, Samples
+from kullback import KL, Counts, FDivergence, Logits, LogProbs, Probs, Renyi, Samples
+from kullback.common.extra_arguments import by_name
 from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError
 from kullback.functional import distillation_loss, linear_distillation_loss
+from kullback.nn import DistillationLoss, KLDivLoss
+from tests.test_package import PUBLIC
 
 GENERATOR = torch.Generator().manual_seed(0)
 S, T = torch.randn(4, 5, generator=GENERATOR), torch.randn(4, 5, generator=GENERATOR)
@@ -163,3 +168,184 @@ def test_a_scipy_distribution_without_parameters_names_them() -> None:
     with pytest.raises(KullbackError, match=re.escape("scipy.stats.norm(loc=0.0, scale=1.0)")):
         kl_divergence(stats.norm, Normal(0.0, 1.0))
     assert kl_divergence(stats.norm(loc=0.0, scale=1.0), Normal(0.0, 1.0)) == 0
+
+
+# Abstract classes, and records that kullback makes, some of them once per row or call, are not called by users.
+NOT_CALLED = {
+    "kullback.Bounds",
+    "kullback.FitError",
+    "kullback.Divergence",
+    "kullback.Estimate",
+    "kullback.Fit",
+    "kullback.TwoSampleTest",
+    "kullback.estimators.Draws",
+    "kullback.estimators.EstimateWarning",
+    "kullback.estimators.Evidence",
+    "kullback.estimators.TwoSampleTest",
+    "kullback.functional.DivergenceBounds",
+    "kullback.functional.PartialTeacher",
+    "kullback.functional.SamplingLogProbs",
+    "kullback.functional.TeacherRows",
+    "kullback.io.PartialRows",
+    "kullback.io.Reference",
+    "kullback.io.RowStream",
+    "kullback.io.TopKSequence",
+    "kullback.models.Candidate",
+    "kullback.models.LanguageModel",
+    "kullback.models.ModelComparison",
+    "kullback.models.ModelInfo",
+    "kullback.models.Passage",
+    "kullback.models.ReadToken",
+    "kullback.models.Token",
+    "kullback.nn.KLController",
+    "kullback.policy.KLController",
+    "kullback.predictions.Comparison",
+    *(
+        f"kullback.tables.{name}"
+        for name in (
+            "Bin",
+            "Bins",
+            "ColumnComparison",
+            "ColumnProfile",
+            "Finding",
+            "HistogramBin",
+            "JointComparison",
+            "Profile",
+            "TableComparison",
+        )
+    ),
+    # It is made for each batch, and a test limits the calls of a loss.
+    "kullback.functional.TopK",
+    # TorchScript compiles the source of the first, and the others pass their options on to one of several functions.
+    "kullback.functional.kl_div",
+    "kullback.compare",
+    "kullback.testing.assert_close_distributions",
+}
+OF_TRAINERS = {
+    "huggingface": ("DistillationTrainer", "compute_loss_func"),
+    "lightning": ("DistillationModule",),
+    "modelopt": ("LogitsDistillationLoss",),
+    "nemo": ("KDLoss",),
+    "stored_teachers": ("StoredTeacherCollator",),
+    "trl": ("DistillationTrainer", "GKDTrainer", "generalized_jsd_loss"),
+    "verl": ("register", "top_k_loss"),
+}
+CALLED = {
+    path: thing
+    for path, thing in PUBLIC.items()
+    if (inspect.isclass(thing) or inspect.isroutine(thing))
+    and path not in NOT_CALLED
+    and not path.startswith("kullback.errors.")
+    and getattr(thing, "__origin__", None) is None
+}
+
+
+def check_an_unknown_keyword(callable_object: Callable[..., object], name: str) -> None:
+    """Check that a misspelled keyword names the right one, and that a foreign one gets the code of a call."""
+    parameters = [
+        x
+        for x in inspect.signature(callable_object).parameters.values()
+        if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) and x.name != "unknown"
+    ]
+    filled = {x.name: None for x in parameters if x.default is x.empty}
+    with pytest.raises(KullbackError, match=f"^{name}\\(not_an_argument_of_this=...\\): wanted .*Write: "):
+        callable_object(**filled, not_an_argument_of_this=1)
+    for x in parameters:
+        if len(x.name) < 4:  # two letters more are too many for a shorter name
+            continue
+        misspelled = x.name + "_x"
+        with pytest.raises(KullbackError, match=f"{misspelled}.*Write: {x.name}= instead of {misspelled}="):
+            callable_object(**filled, **{misspelled: None})
+
+
+@pytest.mark.parametrize("path", CALLED)
+def test_no_public_function_or_class_answers_an_unknown_keyword_with_pythons_own_error(path: str) -> None:
+    called: Any = CALLED[path]
+    check_an_unknown_keyword(called, called.__name__)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in OF_TRAINERS.items() for name in names]
+)
+def test_the_adapters_of_trainers_name_the_nearest_argument(module: str, name: str) -> None:
+    for needed in (
+        {"huggingface": "transformers", "stored_teachers": "transformers"}.get(module, module),
+        "torch",
+    ):
+        if module not in ("modelopt", "nemo", "verl"):
+            pytest.importorskip(needed)
+    adapter: Any = getattr(importlib.import_module(f"kullback.integrations.{module}"), name)
+    check_an_unknown_keyword(adapter, name)
+
+
+def test_modules_and_kinds_name_the_nearest_argument_and_it_works() -> None:
+    loss: Any = DistillationLoss
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: temperature= instead of temprature=")):
+        loss(temprature=2)
+    assert loss(temperature=2)(student=S, teacher=T) > 0
+    module: Any = KLDivLoss
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: reduction= instead of reducton=")):
+        module(reducton="batchmean")
+    with pytest.raises(ArgumentTypeError, match=re.escape("got 5 arguments by position")):
+        module(None, None, "sum", False, 1)
+    assert module(None, None, "sum", False).reduction == "sum"  # as torch.nn.KLDivLoss
+    with pytest.raises(
+        ArgumentTypeError, match=re.escape("Write: DistillationLoss(temperature=temperature)")
+    ):
+        module(temperature=2.0)
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: DistillationLoss(temperature=T)")):
+        loss(T=2.0)
+    renyi: Any = Renyi
+    with pytest.raises(ArgumentTypeError, match=re.escape("Write: alpha= instead of alfa=")):
+        renyi(alfa=2.0)
+    assert divergence(P, Q, renyi(alpha=2.0)).shape == (4,)
+    kl: Any = KL
+    with pytest.raises(ArgumentTypeError, match=re.escape("KL(): wanted no arguments; got 1 argument by")):
+        kl(2)
+    subclass: Any = type("Mine", (DistillationLoss,), {})
+    with pytest.raises(ArgumentTypeError, match="temperature= instead of temprature="):
+        subclass(temprature=2)
+
+
+def test_metrics_name_the_nearest_argument_with_the_type_of_error_of_torchmetrics() -> None:
+    pytest.importorskip("torchmetrics")
+    from kullback.metrics import KLDivergence
+
+    metric: Any = KLDivergence
+    with pytest.raises(ArgumentValueError, match=re.escape("Write: log_prob= instead of log_probs=")):
+        metric(log_probs=True)
+    with pytest.raises(ValueError, match="sync_on_compute= instead of sync_on_comput="):
+        metric(sync_on_comput=True)
+    assert metric(log_prob=True, sync_on_compute=False).log_prob
+
+
+def test_options_that_are_passed_on_are_refused_by_the_function_that_takes_them() -> None:
+    compare: Any = kullback.compare
+    with pytest.raises(ArgumentTypeError, match=r"compare_predictions.*bootstrap= instead of bootstraps="):
+        compare(P, Q, bootstraps=3)
+    close: Any = kullback.testing.assert_close_distributions
+    with pytest.raises(ArgumentTypeError, match=re.escape("confidence= instead of confidense=")):
+        close(Normal(0.0, 1.0), Normal(0.0, 1.0), below=1.0, confidense=0.9)
+
+
+def test_a_type_error_inside_of_a_constructor_stays_itself() -> None:
+    @by_name()
+    class Base:
+        def __init__(self, *, size: int, **others: Any) -> None:
+            super().__init__(**others)
+            self.size = 1 + size
+
+    made: Any = Base
+    assert made(size=1).size == 2
+    with pytest.raises(TypeError, match="unsupported operand"):
+        made(size="a")
+    with pytest.raises(ArgumentTypeError, match="size= instead of sise="):
+        made(size=1, sise=2)
+
+
+def test_a_misspelled_column_names_the_nearest() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"amount": [1, 2] * 30, "age": [3, 4] * 30})
+    with pytest.raises(ArgumentValueError, match=re.escape("Write: columns=['amount']")):
+        kullback.compare_tables(table, table, columns=["amout"])
+    assert kullback.compare_tables(table, table, columns=["amount"]).columns[0].name == "amount"

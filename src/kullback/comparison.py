@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from kullback.common.extra_arguments import unknown_keyword
 from kullback.common.optional import load
 from kullback.common.words import is_model
 from kullback.errors import ArgumentTypeError, FileError, invalid_type, safe_repr
@@ -191,10 +192,12 @@ def _unknown_options(subject: Subject, unknown: list[str]) -> ArgumentTypeError:
         for name in unknown
         if name in _options_of(other)
     ]
+    names = list(_options_of(subject))
+    example = f"compare(a, b) with one of {', '.join(names)}"
     return invalid_type(
         "compare",
         ", ".join(unknown),
         wanted=f"options of {_CALLS[subject]}, as a and b are {subject}",
         got=", ".join(unknown),
-        instead=" or ".join(others) or f"compare(a, b) with one of {', '.join(_options_of(subject))}",
+        instead=" or ".join(others) or unknown_keyword(dict.fromkeys(unknown), names, example)["instead"],
     )

@@ -8,6 +8,7 @@ from torch.distributions import Bernoulli, Distribution, Independent, Multinomia
 
 from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import upcast
+from kullback.common.extra_arguments import by_name
 from kullback.common.special import safe_log, safe_logsumexp
 from kullback.dispatch import between_distributions
 from kullback.errors import NoRuleError, invalid_value, no_rule
@@ -37,6 +38,7 @@ _KL = KL()
 _MOST_VALUES, _MOST_BINS, _DRAWS_IN_A_CELL = 1000, 16, 25
 
 
+@by_name()
 def entropy(p: Operand, *, base: float | None = None) -> Tensor:
     r"""Compute the entropy of P, one value for each element of the batch.
 
@@ -76,6 +78,7 @@ def entropy(p: Operand, *, base: float | None = None) -> Tensor:
     return _entropy("entropy", operand("entropy", "p", p)) / unit
 
 
+@by_name()
 def cross_entropy(p: Operand, q: Operand, *, base: float | None = None) -> Tensor:
     r"""Compute the cross-entropy from P to Q, one value for each element of the batch.
 
@@ -123,6 +126,7 @@ def cross_entropy(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
     raise no_common_rule(call, p, q)
 
 
+@by_name()
 def mutual_information(joint: Representation, *, base: float | None = None) -> Tensor:
     r"""Compute the mutual information of two variables from their joint table.
 

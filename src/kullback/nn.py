@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import FLAG
 from kullback.common.display import shown_options
+from kullback.common.extra_arguments import by_name
 from kullback.errors import invalid_value
 from kullback.generators import KL, Divergence
 from kullback.losses.argument_descriptions import described
@@ -97,6 +98,7 @@ def _check_order(call: str, arguments: Mapping[str, object]) -> None:
         )
 
 
+@by_name("KLDivLoss(reduction='batchmean')", {"temperature": "DistillationLoss(temperature=temperature)"})
 class KLDivLoss(torch.nn.KLDivLoss):
     r"""KL(target || input) as a module: a drop-in for `torch.nn.KLDivLoss`, and a subclass of it.
 
@@ -176,6 +178,7 @@ class _LossModule(torch.nn.Module):
         return {name: getattr(self, name) for name in LossSettings._fields + others}
 
 
+@by_name("DistillationLoss(temperature=2.0)", {"T": "DistillationLoss(temperature=T)"})
 @described
 class DistillationLoss(_LossModule):
     r"""The divergence of a teacher from a student: `kullback.functional.distillation_loss` as a module.
@@ -256,6 +259,7 @@ class DistillationLoss(_LossModule):
         )
 
 
+@by_name("LinearDistillationLoss(temperature=2.0)", {"T": "LinearDistillationLoss(temperature=T)"})
 @described
 class LinearDistillationLoss(_LossModule):
     r"""`DistillationLoss` from hidden states and heads: `kullback.functional.linear_distillation_loss` as a module.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, Whole, refuse_both
+from kullback.common.extra_arguments import extra_arguments
 from kullback.common.inputs import array_of, as_tensor, can_inspect, first_of, is_fake
 from kullback.common.labels import is_missing
 from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type, invalid_value
@@ -61,7 +62,10 @@ class Samples:
         cluster: object = None,
         independent: bool = False,
         validate: bool = True,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise extra_arguments(type(self), (), unknown, "Samples(x)")
         dim = _ARGUMENTS.check(dim=dim, independent=independent, validate=validate)["dim"]
         if independent:
             refuse_both("Samples", independent, cluster)

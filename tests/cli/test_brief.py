@@ -39,9 +39,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: object, width: int = 80) -> Result:
+def run(folder: Path, *arguments: object, width: int = 80, command: str = "compare") -> Result:
     names = [str(folder / each) if (folder / str(each)).exists() else str(each) for each in arguments]
-    result = CliRunner().invoke(kullback, ["compare", *names], env={"COLUMNS": str(width)})
+    result = CliRunner().invoke(kullback, [command, *names], env={"COLUMNS": str(width)})
     assert result.exit_code in (0, 1), result.output
     return result
 
@@ -106,6 +106,21 @@ def test_tables(data: Path, width: int) -> None:
         assert f"{psi:.3f}" in line
         assert f"{ends[0]:.3f} to " in line
     assert printed[-1].startswith("More: --full (all numbers")
+
+
+def test_one_batch_prints_what_compare_prints(data: Path, tmp_path: Path) -> None:
+    tables = ("before.csv", "after.csv")
+    profile = ("--profile", str(tmp_path / "profile.json"), "--no-progress")
+    compared, watched = run(data, *tables, "--as", "table"), run(data, *tables, *profile, command="watch")
+    assert lines(watched, 80) == lines(compared, 80)
+    full = run(data, *tables, *profile, "--full", command="watch").stdout
+    assert full == run(data, *tables, "--as", "table", "--full").stdout
+    several = run(data, *tables, "after.csv", *profile, command="watch").stdout
+    assert len(several.splitlines()) == 3
+    assert several.startswith("2 batches; p-values are corrected for all of them.")
+    whole = run(data, *tables, "after.csv", *profile, "--full", command="watch").stdout
+    assert whole.startswith(several)
+    assert whole.count("\nBy column\n") == 2
 
 
 @pytest.mark.sweep

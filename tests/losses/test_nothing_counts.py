@@ -20,6 +20,7 @@ from kullback.functional import (
     TopK,
     distillation_loss,
     kl_from_log_probs,
+    kl_surrogate,
     linear_distillation_loss,
 )
 from kullback.integrations.modelopt import LogitsDistillationLoss
@@ -117,6 +118,14 @@ def test_the_warning_points_at_the_users_line() -> None:
         with pytest.warns(UserWarning, match="no position counts") as caught:
             LOSSES[name](labels=NONE)
         assert caught[0].filename == __file__, name
+    none, log_p, log_q = torch.zeros(4, dtype=torch.bool), torch.zeros(4), torch.ones(4)
+    for call in (
+        lambda: kl_from_log_probs(log_p, log_q, mask=none),
+        lambda: kl_surrogate(log_p, log_q, direction="reverse", mask=none),
+    ):
+        with pytest.warns(UserWarning, match="no position counts") as caught:
+            call()
+        assert caught[0].filename == __file__
 
 
 def test_adapters_warn_once_for_a_batch() -> None:

@@ -90,7 +90,9 @@ def test_a_test_prints_one_line_and_is_its_p_value():
     assert float(found) == found.p_value
     assert f"{found:.2f}" == f"{found.p_value:.2f}"
     assert str(found) == f"{found}"
-    assert str(found).startswith(f"p = {found.p_value:.3g}, {found.method.replace('_', ' ')} = ")
+    assert str(found).startswith(
+        f"P and Q differ (p = {found.p_value:.3g}), {found.method.replace('_', ' ')} = "
+    )
     assert str(found).endswith(f"99 permutations; {found.effect}")
     html = found._repr_html_()
     assert html.count("<table>") == 2
@@ -98,6 +100,7 @@ def test_a_test_prints_one_line_and_is_its_p_value():
     alone = TwoSampleTest(0.5, 1.0, None, 99, "energy", ("<why>",))
     assert alone._repr_html_().count("<table>") == 1
     assert "&lt;why&gt;" in alone._repr_html_()
+    assert str(alone).startswith("No difference of P and Q is seen (p = 0.5), energy = ")
 
 
 def test_the_numbers_of_draws_of_a_batch_are_in_the_table():

@@ -132,13 +132,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     options.NO_PROGRESS,
     options.CONFIG,
-    Option(
-        "--full",
-        "Print every table and note. Without it, compare prints the main numbers.",
-        accepts=FLAG,
-        job="Output",
-        common=True,
-    ),
+    options.FULL,
     Option(
         "--worst",
         "The number of worst rows in reports.",

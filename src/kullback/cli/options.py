@@ -38,6 +38,7 @@ CONFIG = Option(
 )
 
 # Options for reports.
+FULL = _report("--full", "Print every table and note, not only the main numbers.", accepts=FLAG)
 JSON = _report(
     "--json",
     "Write JSON to FILE, or print it. Without FILE, as the last argument, print JSON and nothing else.",
@@ -138,6 +139,14 @@ MODEL_OPTIONS = (
         "Allow code in the folder of a model to run.",
         accepts=FLAG,
         into="trust_remote_code",
+    ),
+    of_models(
+        "--head",
+        "The folder of the model whose norm and head make predictions of a folder of hidden states. Repeat it to give "
+        "each such folder its own.",
+        accepts=FILE,
+        metavar="MODEL",
+        repeatable=True,
     ),
     of_models("--hub", "Allow names of models on the Hugging Face hub.", accepts=FLAG, into="hub"),
 )

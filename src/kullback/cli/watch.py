@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.progress import progress_text
 from kullback.errors import BY_CALL, ArgumentValueError, printable
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 OPTIONS = (
     Option(
         "--profile", "The file of the reference's profile; by default REFERENCE.profile.json.", accepts=FILE
@@ -32,6 +36,7 @@ OPTIONS = (
     options.INDEPENDENT,
     options.BINS,
     options.CONFIDENCE,
+    options.FULL,
     options.JSON,
     options.HTML,
     options.MARKDOWN,
@@ -56,15 +61,15 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     kullback watch reference.parquet today.csv --bins 10
 
     The profile is made once and saved. It has a few KB of counts, but no row of the data. Without a BATCH, the command
-    only makes the profile. One BATCH is reported in full, and several BATCHes in one line each. The files of --json,
-    --html and --markdown have full reports of all batches.
+    only makes the profile. One BATCH is reported as by `kullback compare`, and several BATCHes in one line each.
+    --full, --json, --html and --markdown give full reports of all batches.
     p-values are corrected for all columns of all batches of one command. In separate commands, each batch shows a false
     difference with a probability of about 5%, so most months with 22 daily batches have a false difference.
     Files are parquet, csv or ndjson, or saved profiles. The exit status is 1 if a gate fails, 3 if a gate is unclear,
     and 2 on a wrong argument.
     """
     gates = gates_of(settings, OF_TABLES)
-    outputs = Outputs.of(settings)
+    outputs = Outputs.of(settings, full=bool(settings["--full"]))
     save_batch, place = settings["--save-batch"], settings["--profile"]
     if not batches:
         _refuse_reports(settings, gates)
@@ -78,6 +83,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
             wording=BY_CALL,
         )
     from kullback.common.formats import counted
+    from kullback.report import terminal
     from kullback.report.subjects.batches import Batches
     from kullback.tables import reference_profile as profiles
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together
@@ -125,7 +131,13 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     else:
         whole = Batches(tuple(compared), tuple(verdicts))
         lines = "\n".join(map(printable, whole.lines))
-        judged = write_reports(whole, (), outputs, table=lambda _: click.echo(lines))
+
+        def show(console: Console) -> None:
+            click.echo(lines)
+            for page in whole.pages if outputs.full else ():
+                terminal.render(page, console)
+
+        judged = write_reports(whole, (), outputs, table=show)
     finish(judged, allow_unclear=settings["--allow-unclear"])
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kullback.common.constraints import FLAG, Arguments, Number
+from kullback.common.extra_arguments import by_name
 from kullback.errors import invalid_value, safe_repr
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ _ARGUMENTS = Arguments(
 FURTHER: dict[str, RowStatistic] = {}
 
 
+@by_name()
 def register_statistic(
     name: str, title: str, *, low: float = -math.inf, high: float = math.inf, of_labels: bool = False
 ) -> Callable[[_Function], _Function]:
@@ -148,6 +150,7 @@ def register_statistic(
     return register
 
 
+@by_name()
 def unregister_statistic(name: str) -> None:
     """Remove a statistic that `register_statistic` added."""
     FURTHER.pop(name, None)

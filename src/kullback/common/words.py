@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
+from kullback.common.extra_arguments import by_name
+
 RepresentationName = Literal["logits", "log-probs", "probs", "counts"]
 REPRESENTATION_NAMES: tuple[RepresentationName, ...] = get_args(RepresentationName)
 # A comparison of predictions computes these divergences for each row.
@@ -46,6 +48,7 @@ def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
     return not name[-1:].isdigit() and not words.isdisjoint({*parts, "".join(parts)})
 
 
+@by_name()
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
     """Return whether a name on the command line means a model rather than a file of predictions.
 
@@ -59,7 +62,13 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
     if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
         return True
     path = Path(text)
-    return (path / "config.json").is_file() or (hub and not path.exists())
+    return (path / "config.json").is_file() or is_hidden_states(path) or (hub and not path.exists())
+
+
+def is_hidden_states(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name means a folder of hidden states: safetensors files without the config.json of a model."""
+    path = Path(name)
+    return path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import as_tensor, can_inspect, whole_from
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.checks import findings_of
@@ -24,6 +25,7 @@ __all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "
 _ARGUMENTS = Arguments("diagnose", log_target=FLAG)
 
 
+@by_name()
 def diagnose(
     input: object,
     target: object,

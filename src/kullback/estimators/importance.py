@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
+from kullback.common.extra_arguments import by_name
 from kullback.common.inference import two_sided_quantile
 from kullback.common.inputs import as_tensor, first_of
 from kullback.errors import invalid_value, safe_repr
@@ -56,6 +57,7 @@ _FEWEST_EFFECTIVE = 10.0
 _BEYOND_CHANCE = 3.0
 
 
+@by_name()
 def log_ratio(
     x: Samples,
     log_p: LogDensity,

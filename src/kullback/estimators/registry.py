@@ -11,6 +11,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, cast
 import torch
 
 from kullback.common.constraints import FLAG, Arguments
+from kullback.common.extra_arguments import by_name, extra_arguments
 from kullback.errors import RegistrationError, explain, safe_repr
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import Evidence, estimate_of, interval_from
@@ -44,6 +45,7 @@ class _Parts(NamedTuple):
 _ARGUMENTS = Arguments("register_estimator", categories=FLAG)
 
 
+@by_name()
 def register_estimator(
     name: str, *, categories: bool = False
 ) -> Callable[
@@ -114,6 +116,11 @@ def from_draws(
 
     @functools.wraps(function)
     def estimator(p: Any, q: Any, *options: Any, confidence: float = 0.95, **named: Any) -> Estimate:
+        accepted = inspect.signature(estimator).parameters
+        taken = sum(x.kind is x.POSITIONAL_OR_KEYWORD for x in accepted.values())
+        if 2 + len(options) > taken or not named.keys() <= accepted.keys():
+            unknown = {name: value for name, value in named.items() if name not in accepted}
+            raise extra_arguments(estimator, (p, q, *options)[taken:], unknown)
         INTERVAL.check(method, confidence=confidence, generator=named.get("generator"))
         evidence = evidence_by(estimator, p, q, *options, confidence=confidence, **named)
         return estimate_of(evidence, device_of(p))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kullback.common.constraints import GENERATOR, Arguments, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.common.inference import chi_square_scores, normal_scores
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
@@ -87,6 +88,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def two_sample_test(
     p: Samples | Counts,
     q: Samples | Counts,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.inference import two_sided_quantile
 from kullback.common.inputs import can_inspect, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
@@ -44,6 +45,7 @@ _FEWEST_EFFECTIVE = 30.0
 _CLIP = 0.5
 
 
+@by_name()
 def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = "donsker_varadhan") -> Tensor:
     r"""Return a lower bound on KL(P || Q) at these draws, for training a critic.
 
@@ -104,6 +106,7 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
     return mean_p - torch.expm1(log_mean_q)
 
 
+@by_name()
 def variational_estimate(
     p: Samples,
     q: Samples,

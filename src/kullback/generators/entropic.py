@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.generators.divergence import (
     LOGARITHMIC,
     NEAR,
@@ -36,6 +37,7 @@ def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
     return torch.where(near, p * power_series(KL_SERIES, torch.where(near, x, 0)), far)
 
 
+@by_name()
 @dataclass(frozen=True)
 class KL(BuiltIn):
     r"""The Kullback-Leibler divergence.
@@ -70,6 +72,7 @@ class KL(BuiltIn):
         return times(pair.p, finite(pair.log_ratio)), pair.q_minus_p()
 
 
+@by_name()
 @dataclass(frozen=True)
 class ReverseKL(WeightedSum):
     r"""The Kullback-Leibler divergence with P and Q exchanged.
@@ -99,6 +102,7 @@ class ReverseKL(WeightedSum):
         return [(1.0, KL(), True)]
 
 
+@by_name()
 @dataclass(frozen=True)
 class Jeffreys(BuiltIn):
     r"""The symmetric sum of the Kullback-Leibler divergences in both directions.
@@ -135,6 +139,7 @@ class Jeffreys(BuiltIn):
 _ARGUMENTS = Arguments("JensenShannon", scaled=FLAG)
 
 
+@by_name()
 @dataclass(frozen=True)
 class JensenShannon(WeightedSum):
     r"""The Jensen-Shannon divergence: the weighted mean of KL from P and from Q to their mixture M; always finite.
@@ -197,6 +202,7 @@ class JensenShannon(WeightedSum):
         return [part for part in parts if part[0] > 0]
 
 
+@by_name()
 @dataclass(frozen=True)
 class SkewKL(BuiltIn):
     r"""The Kullback-Leibler divergence from P to a mixture of P and Q, which is finite for every Q if alpha > 0.
@@ -293,6 +299,7 @@ class _SkewFrom(SkewKL):
         return self.of_q
 
 
+@by_name()
 @dataclass(frozen=True)
 class TotalVariation(BuiltIn):
     r"""The total variation distance: the largest difference between the probabilities of an event under P and Q.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import Divergence, FinitePair, Growth
@@ -153,6 +154,7 @@ def with_limits(kind: Divergence) -> Divergence:
     return kind if is_normalized(kind) else OwnTerms(kind)
 
 
+@by_name()
 @dataclass(frozen=True, repr=False)
 class FDivergence(OfRatio):
     r"""The divergence that your own convex function f defines.

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.generators.divergence import (
     NEAR,
     SERIES_TERMS,
@@ -29,6 +30,7 @@ _SMALLEST = torch.finfo(torch.float64).tiny
 _UNDERFLOW = 1e-290
 
 
+@by_name()
 @dataclass(frozen=True)
 class Alpha(BuiltIn):
     r"""The power divergence of order alpha (the family of Cressie, Read and Amari), which contains KL and reverse KL.
@@ -129,6 +131,7 @@ def log_affinity(pair: FinitePair, alpha: float) -> Tensor:
     return torch.where(log_p == -torch.inf, -torch.inf, log_p + (alpha - 1) * pair.log_ratio)
 
 
+@by_name()
 @dataclass(frozen=True)
 class ChiSquared(WeightedSum):
     r"""Pearson's chi-squared divergence.
@@ -161,6 +164,7 @@ class ChiSquared(WeightedSum):
         return [(2.0, Alpha(2.0), False)]
 
 
+@by_name()
 @dataclass(frozen=True)
 class SquaredHellinger(WeightedSum):
     r"""The squared Hellinger distance, between 0 and 1.
@@ -192,6 +196,7 @@ class SquaredHellinger(WeightedSum):
         return [(0.25, Alpha(0.5), False)]
 
 
+@by_name()
 @dataclass(frozen=True)
 class Renyi(BuiltIn):
     r"""The Renyi divergence of order alpha, which does not decrease as alpha grows.

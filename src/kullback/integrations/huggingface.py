@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.common.words import STORED
 from kullback.errors import invalid_value, safe_repr
@@ -23,6 +24,7 @@ load("accelerate", "kullback.integrations.huggingface")
 _Trainer: Any = load("transformers", "kullback.integrations.huggingface").Trainer
 
 
+@by_name()
 def compute_loss_func(
     loss: DistillationLoss | None = None,
     *,
@@ -107,6 +109,7 @@ def _find(outputs: Any, name: str) -> Any:
     return taught.detach() if isinstance(taught, Tensor) else taught
 
 
+@by_name()
 class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
     r"""A `transformers.Trainer` that trains a model to make the predictions of a teacher.
 

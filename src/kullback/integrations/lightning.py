@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.integrations.batch_loss import BatchLoss
 from kullback.integrations.model_reading import is_dispatched, logits_of
@@ -18,6 +19,7 @@ __all__ = ["DistillationModule"]
 _LightningModule: Any = load("lightning.pytorch", "kullback.integrations.lightning").LightningModule
 
 
+@by_name()
 class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBaseClass]
     r"""A `LightningModule` that trains a student to make the predictions of a teacher.
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.modules.loss import _Loss  # ModelOpt requires it  # pyright: ignore[reportPrivateUsage]
 
+from kullback.common.extra_arguments import by_name
 from kullback.generators import KL, Divergence
 from kullback.integrations.model_reading import logits_of
 from kullback.nn import DistillationLoss
@@ -16,6 +17,7 @@ __all__ = ["LogitsDistillationLoss"]
 _KL = KL()
 
 
+@by_name()
 class LogitsDistillationLoss(_Loss):
     r"""Any divergence as the criterion of `modelopt.torch.distill.convert`.
 

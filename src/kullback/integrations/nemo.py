@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.generators import KL, Divergence
 from kullback.nn import DistillationLoss
 
@@ -15,6 +16,7 @@ __all__ = ["KDLoss"]
 _KL = KL()
 
 
+@by_name()
 class KDLoss(torch.nn.Module):
     r"""Any divergence as the `kd_loss_fn` of NeMo Automodel's recipe: the same arguments and attributes, and `kind`.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.model_reading import Features
@@ -41,6 +42,7 @@ def _as_tensor(x: Any) -> Tensor:
     return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
+@by_name()
 @dataclass(frozen=True)
 class StoredTeacherCollator:
     """A collator for sequences of different lengths, each with a teacher's most probable tokens.

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
 from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
-from kullback.integrations.model_heads import head_settings
-from kullback.integrations.model_reading import Features, logits_of
+from kullback.integrations.model_reading import Features, logits_of, without_wrappers
 from kullback.losses.distillation import distillation_loss
+from kullback.losses.head_configuration import head_configuration
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationTrainer", "GKDTrainer", "generalized_jsd_loss"]
@@ -47,6 +48,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def generalized_jsd_loss(
     student_logits: Tensor,
     teacher_logits: Tensor,
@@ -119,6 +121,7 @@ def of_beta(beta: float) -> Divergence:
     return KL() if beta == 0 else ReverseKL() if beta == 1 else JensenShannon(beta)
 
 
+@by_name()
 class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     r"""TRL's `GKDTrainer` with any divergence, or with fused heads.
 
@@ -194,6 +197,7 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         return super().generate_on_policy_outputs(*args, **kwargs)
 
 
+@by_name()
 class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntypedBaseClass]
     r"""TRL's `DistillationTrainer` with any divergence.
 
@@ -246,7 +250,10 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
         kind, temperature = of_beta(self.beta), self.temperature
         if "logits_to_keep" not in self.model_kwarg_keys:  # the model makes all its logits in any case
             return DistillationLoss(kind=kind, temperature=temperature)
-        student, teacher = (head_settings(model) for model in (self.model, self.teacher_model))
+        student, teacher = (
+            head_configuration(getattr(without_wrappers(model), "config", None))
+            for model in (self.model, self.teacher_model)
+        )
         return LinearDistillationLoss(
             kind=kind,
             temperature=temperature,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.errors import RegistrationError, explain
 from kullback.generators import KL, Divergence
@@ -19,6 +20,7 @@ __all__ = ["register", "top_k_loss"]
 _KL = KL()
 
 
+@by_name()
 def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[..., dict[str, Tensor]]:
     r"""Make the function that verl calls on the student's logits, for any divergence.
 
@@ -102,6 +104,7 @@ def _masses(logits: Tensor, log_probs: Tensor, ids: Tensor) -> dict[str, Tensor]
     }
 
 
+@by_name()
 def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") -> None:
     """Register a distillation loss with verl, to be chosen as ``distillation.distillation_loss.loss_mode=NAME``.
 

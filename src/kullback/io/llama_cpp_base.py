@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.common.files import open_output
 from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
@@ -242,6 +243,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def write_llama_base(
     path: str | PathLike[str],
     tokens: object,

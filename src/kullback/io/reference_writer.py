@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Constraint
 from kullback.common.dtypes import float64_copy
+from kullback.common.extra_arguments import by_name
 from kullback.common.files import open_output
 from kullback.common.shared_constraints import SEED, STORED_TOP, TAIL_DRAWS
 from kullback.errors import invalid_type, invalid_value
@@ -59,6 +60,7 @@ STORED: dict[str, Constraint] = {
 _ARGUMENTS = Arguments(CALL, **STORED)
 
 
+@by_name()
 class ReferenceWriter:
     r"""Writes a model's predictions over windows of tokens as a reference file, in bounded memory.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.dtypes import dtype_name
+from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from kullback.io.reader import Reader, StoredMass
+    from kullback.io.windows import Windows
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
@@ -64,6 +66,7 @@ _BLOCKS = Arguments(
 _FIRST = Arguments("RowSource.blocks", first=Whole(least=0, example=0))
 
 
+@by_name()
 def open_rows(
     path: str | PathLike[str],
     *,
@@ -123,6 +126,7 @@ def open_rows(
             return RowSource(reader, wanted, None if format_ in ("csv", "parquet") else columns)
 
 
+@by_name()
 class RowSource(RowStream):
     """An open file of N distributions over V classes, which `open_rows` opens and ``with`` or ``close()`` closes.
 
@@ -185,6 +189,7 @@ class RowSource(RowStream):
         self.dtype = reader.dtype
         self.labels, self.clusters = reader.labels, reader.clusters
         self.windows, self.metadata = reader.windows, reader.metadata
+        self.finds_windows = isinstance(reader, StreamReader) and reader.finds_windows
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -343,6 +348,11 @@ class RowSource(RowStream):
         check_rows(block, self.representation, start, self.ref)
         return block
 
+    def over(self, windows: Windows) -> RowSource:
+        if isinstance(self._reader, StreamReader) and self.finds_windows:
+            return RowSource(self._reader.over(windows))
+        return self
+
     def identity(self) -> object:
         known = [self.format, self.key, self.shape, self.representation, self.class_names]
         return [*known, self._reader.identity()]
@@ -420,6 +430,7 @@ def _rows_in_block(call: str, max_bytes: int, rows: int | None, sources: list[Ro
     return rows or max(1, max_bytes // max(source.classes * source.dtype.itemsize for source in sources))
 
 
+@by_name()
 def paired_blocks(
     p: RowSource, q: RowSource, *, max_bytes: int = BLOCK_BYTES, rows: int | None = None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -455,12 +466,14 @@ def paired_blocks(
 def matched(
     p: RowSource, q: RowSource
 ) -> tuple[RowSource, Callable[[int, Callable[[], list[int]]], FileError]]:
-    """Return Q with its classes in P's order, and the function `differ` for `in_step`.
+    """Return Q with its classes, and if it finds windows its windows, in P's order; and the function `differ` for
+    `in_step`.
 
     Raises:
         FileError: the sources differ in the number of rows or classes, or a class name occurs in only one source.
     """
     q = q.in_order_of(p)
+    q = q.over(p.windows) if q.finds_windows and p.windows is not None else q
     for source in (p, q):  # now, because some workers never read the first block
         source.require_classes()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kullback.common.constraints import Arguments, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.io.source_files import FileReference
 
 WANTED = (
@@ -19,6 +20,7 @@ WANTED = (
 _ARGUMENTS = Arguments("read_tokens", classes=Whole(least=1, example=32_000, optional=True))
 
 
+@by_name()
 def read_tokens(
     path: str | PathLike[str], *, classes: int | None = None, name: str = "tokens"
 ) -> list[str | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.io.reference_file import MASS_TOLERANCE
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.windows import Windows
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kullback.io.top_k import TopKSource
 
 
+@by_name()
 def write_top_k_reference(
     source: TopKSource,
     path: str | PathLike[str],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError
@@ -34,6 +35,7 @@ _LABELS = Arguments("read_labels", rows=_ROWS, classes=Whole(least=1, example=10
 _CLUSTERS = Arguments("read_clusters", rows=_ROWS)
 
 
+@by_name()
 def read_labels(
     path: str | PathLike[str],
     *,
@@ -99,6 +101,7 @@ def read_labels(
     return labels
 
 
+@by_name()
 def read_clusters(
     path: str | PathLike[str],
     *,

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.short_repr import ShortRepr
 
 
+@by_name()
 @dataclass(frozen=True, eq=False, repr=False)
 class Windows(ShortRepr):
     """Windows of tokens that a causal language model reads one by one, and the tokens on which the model is scored.

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.generators import Divergence
 from kullback.kernels import reference
 from kullback.kernels.native import native_rows
@@ -54,6 +55,7 @@ class Backend:
     operations: tuple[str, ...]
 
 
+@by_name()
 def backends() -> list[Backend]:
     """List the implementations of the kernels, in the order of preference.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, Number, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
@@ -37,6 +38,7 @@ _CALLS = Arguments(
 )
 
 
+@by_name()
 @dataclass(frozen=True)
 class LinearSchedule:
     r"""A warm-up: a value that changes linearly from one number to another and then stays constant.
@@ -76,6 +78,7 @@ class LinearSchedule:
         return self.stop if share == 1 else self.start + (self.stop - self.start) * share
 
 
+@by_name()
 @dataclass(frozen=True)
 class CyclicalSchedule:
     r"""A linear warm-up that restarts with every period.
@@ -184,6 +187,7 @@ _PID = Arguments(
 )
 
 
+@by_name()
 class FixedKLController:
     """A constant coefficient.
 
@@ -231,6 +235,7 @@ class FixedKLController:
         vars(self).update(numbers)
 
 
+@by_name()
 class AdaptiveKLController(FixedKLController):
     r"""A coefficient that grows while the divergence is above the target and shrinks while the divergence is below.
 
@@ -308,6 +313,7 @@ class AdaptiveKLController(FixedKLController):
         return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
 
 
+@by_name()
 class PIDKLController(FixedKLController):
     r"""A coefficient set by the error of the divergence, the sum of all errors, and the growth of the divergence.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import check_dense, number_from, recordable
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import NEAR, SERIES_TERMS, power_series
@@ -48,6 +49,7 @@ _SURROGATE = Arguments(
 )
 
 
+@by_name()
 def kl_from_log_probs(
     log_p: Tensor,
     log_q: Tensor,
@@ -155,12 +157,13 @@ def estimates(
     """
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
-    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
+    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=6)
     first, second = _in_order(direction, log_p, log_q)
     log_ratio = -_log_p_over_q(first, second, mask)
     return [_estimate(log_ratio, estimator) for estimator in estimators], weights
 
 
+@by_name()
 def kl_surrogate(
     log_p: Tensor,
     log_q: Tensor,
@@ -253,12 +256,13 @@ def kl_surrogate(
         _check_log_probs(call, log_p, log_ratio, second="log_ratio")
     limits = _check_weighting(call, log_ratio, importance, clip_log_ratio)
     log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
-    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
+    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=5)
     first, second = _in_order(direction, log_p, log_q)
     ratio = None if log_ratio is None else _log_weight(log_ratio, importance, limits, mask)
     return _reduce(_surrogate(first, second, value, ratio, mask), weights, word)
 
 
+@by_name()
 def log_importance_ratio(
     log_p: Tensor, log_b: Tensor, *, support: Support | None = None, mask: Tensor | None = None
 ) -> Tensor:

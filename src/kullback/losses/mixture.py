@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
@@ -32,6 +33,7 @@ from kullback.partial_rows import places_of
 _CALL = "Mixture"
 
 
+@by_name("Mixture([teacher, other_teacher], weights=[0.7, 0.3])")
 @dataclass(frozen=True, eq=False, repr=False)
 class Mixture(PartialTeacher):
     r"""A teacher whose probabilities are the weighted means of several teachers' probabilities.

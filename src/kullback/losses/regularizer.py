@@ -19,6 +19,7 @@ from torch.distributions import (
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number, OneOf, Whole
 from kullback.common.display import shown_options
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import number_from, whole_from
 from kullback.errors import in_the_name_of, invalid_type, invalid_value, safe_repr
 from kullback.losses.controllers import NON_NEGATIVE, AdaptiveKLController, KLController, Schedule, scheduled
@@ -39,6 +40,7 @@ _BATCH_DIMS = Whole(least=0, example=1)
 _PER_DIMENSION = Arguments("kl_per_dimension", batch_dims=_BATCH_DIMS)
 
 
+@by_name()
 def kl_per_dimension(
     posterior: Distribution,
     prior: Distribution | None = None,
@@ -104,6 +106,7 @@ def kl_per_dimension(
 _UNITS = Arguments("active_units", threshold=Number(least=0, below=math.inf, noun="variance", example=0.01))
 
 
+@by_name()
 def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -> Tensor:
     r"""Return which latent dimensions depend on the example.
 
@@ -151,6 +154,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 class KLRegularizer(torch.nn.Module):
     r"""KL(posterior || prior) as a term of the loss of a VAE, a Bayesian layer or a policy.
 

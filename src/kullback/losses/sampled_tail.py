@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, OfType, Whole
 from kullback.common.dtypes import float64_copy, upcast
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import can_inspect, check_dense, first_of, first_value, is_integer
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence, FinitePair
@@ -39,6 +40,7 @@ _LEAST = torch.finfo(torch.float32).tiny
 _LEAST_LOG = torch.finfo(torch.float32).min
 
 
+@by_name()
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledTail(PartialTeacher):
     r"""A teacher's most probable classes at each position, the mass of all other classes, and draws from the other
@@ -182,6 +184,7 @@ class SampledTail(PartialTeacher):
         return SampledRows(kind, indices, log_probs, temperature, dtype, weights, mass.exp(), draws)
 
 
+@by_name()
 def sampled_tail_divergence(
     kind: Divergence | str,
     teacher: SampledTail,

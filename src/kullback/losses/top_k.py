@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
 from kullback.common.dtypes import upcast
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
@@ -163,6 +164,7 @@ class TopK(PartialTeacher):
         return torch.where(self.is_padding(indices, log_probs), -1, indices), log_probs
 
 
+@by_name()
 def top_k_divergence(
     kind: Divergence | str,
     teacher: TopK,

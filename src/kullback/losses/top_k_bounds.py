@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.short_repr import short_repr
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
@@ -42,6 +43,7 @@ class DivergenceBounds(NamedTuple):
         return short_repr(self, self._asdict())
 
 
+@by_name()
 def top_k_divergence_bounds(
     p: TopK | PartialRows, q: TopK | PartialRows, kind: Divergence | str, *, classes: int | None = None
 ) -> DivergenceBounds:

@@ -28,6 +28,7 @@ _ARGUMENTS = Arguments(
 _ROUNDED, _ROUNDED_SHARE = 0.05, 0.01
 
 
+@by_name()
 @dataclass(frozen=True)
 class Support:
     r"""The logarithms of the probability of the kept tokens: those that truncated sampling could return.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, OfType, OneOf
 from kullback.common.dtypes import upcast
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import dense, tensor_remedy
 from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
 from kullback.errors import (
@@ -35,6 +36,7 @@ _OTHER_REPRESENTATIONS = (
 )
 
 
+@by_name()
 def kl_divergence(
     p: Tensor,
     q: Tensor,
@@ -156,7 +158,7 @@ def row_values(
     if mask is not None:
         _check_mask(call, mask, p)
         mask = dense(call, "mask", mask)
-        warn_of_empty_mask(call, mask)
+        warn_of_empty_mask(call, mask, stacklevel=5)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)

@@ -3,6 +3,7 @@
 # This module does not postpone annotations. TorchScript, which can compile metrics, reads the annotations of the class
 # and cannot read postponed annotations.
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, cast
@@ -12,13 +13,25 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from kullback.common.extra_arguments import unknown_keyword
 from kullback.common.streaming import Moments, QuantileSketch, SketchState, merge_moments, on_device
 from kullback.common.words import RepresentationName
+from kullback.errors import invalid_value
 from kullback.metrics.drop_in import (
     Reduction,
     check_reduction,
     resolve_representation,
     row_values,
+)
+
+OF_EVERY_METRIC = (
+    "compute_on_cpu",
+    "compute_with_cache",
+    "dist_sync_fn",
+    "dist_sync_on_step",
+    "distributed_available_fn",
+    "process_group",
+    "sync_on_compute",
 )
 
 
@@ -30,6 +43,15 @@ class ExactMetric(Metric):
     full_state_update: bool | None = False
     plot_lower_bound: float | None = 0.0
     exact_states = ()
+
+    def __init__(self, **kwargs: Any) -> None:
+        # torchmetrics raises a ValueError for unknown keywords, so this metric does too.
+        own = list(inspect.signature(type(self)).parameters)[:-1]
+        unknown = {name: value for name, value in kwargs.items() if name not in OF_EVERY_METRIC}
+        if unknown:
+            name = type(self).__name__
+            raise invalid_value(name, **unknown_keyword(unknown, [*own, *OF_EVERY_METRIC], f"{name}()"))
+        super().__init__(**kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
         """Apply `fn`, which changes dtype or device, to all states. The states in `exact_states` change only their
@@ -193,7 +215,7 @@ class KLDivergence(ExactMetric):
             return sketch.quantile(probabilities).to(self._result_dtype())
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot one or several values, as every torchmetrics metric does.
+        """Plot one or several values, as every torchmetrics metric does, with kind and unit on the axis.
 
         Arguments:
             val: a result of `forward` or `compute`, or a list of results; by default the result of `compute`.
@@ -209,10 +231,13 @@ class KLDivergence(ExactMetric):
             >>> import torch
             >>> from kullback.metrics import KLDivergence
             >>> figure, axis = KLDivergence().plot([torch.tensor(0.2), torch.tensor(0.1)])
-            >>> axis.get_xlabel()
-            'Step'
+            >>> axis.get_xlabel(), axis.get_ylabel()
+            ('Step', 'mean KL(P‖Q), nats')
         """
-        return self._plot(val, ax)
+        figure, axis = self._plot(val, ax)
+        of_rows = {"mean": "mean ", "sum": "sum of "}.get(self.reduction or "none", "")
+        axis.set_ylabel(f"{of_rows}KL(P‖Q), nats")
+        return figure, axis
 
     def _statistics(self) -> tuple[Moments, QuantileSketch]:
         """Return the moments and the quantile sketch of all rows so far, from the metric's states or from the stored

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from kullback.common.constraints import FLAG, Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
-from kullback.common.words import RepresentationName
+from kullback.common.words import RepresentationName, is_hidden_states
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
 from kullback.io.row_sources import checked
@@ -33,6 +34,7 @@ _LOADING = Arguments(
 )
 
 
+@by_name()
 @dataclass(frozen=True)
 class Loading:
     """How the sides of a comparison are opened.
@@ -74,6 +76,7 @@ class Loading:
 LOADING = Loading()
 
 
+@by_name()
 def open_model(model: object, loading: Loading = LOADING, *, argument: str = "model") -> LanguageModel:
     """Open a language model.
 
@@ -112,6 +115,13 @@ def open_model(model: object, loading: Loading = LOADING, *, argument: str = "mo
     if (path.is_dir() and (path / "config.json").is_file()) or (loading.hub and not path.exists()):
         weights = {"dtype": loading.dtype, "device": loading.device}
         return open_folder(name, **weights, trust_remote_code=loading.trust_remote_code, hub=loading.hub)
+    if is_hidden_states(path):
+        raise ModelError.at(
+            f"{argument} = {printable(name)}",
+            wanted="a folder of a Hugging Face model, or hidden states with the head of their model",
+            got="a folder of safetensors files alone",
+            instead=f"HiddenStates({name!r}, head='folder/of/model') (--head MODEL)",
+        )
     sort = ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
     raise ModelError.at(
         f"{argument} = {printable(name)}",
@@ -145,6 +155,7 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
 Opened = LanguageModel | RowSource | Reference | TopKSource
 
 
+@by_name()
 def is_reference(side: object) -> bool:
     """Whether an argument is an open reference file, or the path of a reference file."""
     if isinstance(side, str | os.PathLike):

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kullback.common.constraints import Arguments, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_writable
 from kullback.errors import invalid_value
 from kullback.io import RowStream
@@ -25,6 +26,7 @@ HASHED_AT_ONCE = 1 << 22
 _ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES))
 
 
+@by_name()
 def record_reference(
     model: object,
     texts: object,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments
+from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_input
 from kullback.common.shared_constraints import CONTEXT, FEWEST_TOKENS, SCORE, WINDOWS, Score
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
@@ -162,6 +163,7 @@ def take_texts(call: str, texts: object) -> Text:
     )
 
 
+@by_name()
 @dataclass(frozen=True)
 class Cut:
     """How a text is cut into windows, and which tokens are scored.

@@ -12,6 +12,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
+
 
 @dataclass(frozen=True)
 class Token:
@@ -31,6 +33,7 @@ class Token:
         return self.content.decode("utf-8", "backslashreplace")
 
 
+@by_name()
 class Vocabulary(Sequence[Token | None]):
     """The token of each class of a language model; None for a class without a token, such as padding.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.short_repr import short_repr
 from kullback.common.special import safe_logsumexp
 from kullback.errors import invalid_type
@@ -51,6 +52,7 @@ class Bounds(NamedTuple):
         return short_repr(self, self._asdict())
 
 
+@by_name()
 def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
     r"""Bound the divergence of two mixtures from below and above, without random draws.
 

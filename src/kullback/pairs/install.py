@@ -10,6 +10,7 @@ from typing import Self
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kullback.common.extra_arguments import by_name
 from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
@@ -84,6 +85,7 @@ class Installation:
             uninstall()
 
 
+@by_name()
 def install() -> Installation:
     r"""Let kullback answer `torch.distributions.kl_divergence`, in this process, until `uninstall`.
 
@@ -126,6 +128,7 @@ def install() -> Installation:
     return Installation(was_installed=was_installed)
 
 
+@by_name()
 def uninstall() -> None:
     """Restore the rules of `torch.distributions.kl_divergence`; do nothing if kullback is not installed there.
 

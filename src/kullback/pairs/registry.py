@@ -15,6 +15,7 @@ from torch.distributions import (
     constraints,
 )
 
+from kullback.common.extra_arguments import by_name
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.native_closed_forms import Form as KernelForm
@@ -286,6 +287,7 @@ def _is_narrower(pair: TypePair, other: TypePair) -> bool:
     return issubclass(pair[0], other[0]) and issubclass(pair[1], other[1])
 
 
+@by_name()
 def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     r"""Register a function as the rule for the divergence of two types of distribution, as a decorator.
 

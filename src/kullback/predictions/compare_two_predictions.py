@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, refuse_both
+from kullback.common.extra_arguments import by_name
 from kullback.common.row_statistics import FURTHER
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value
@@ -45,6 +46,7 @@ T = TypeVar("T")
 _ARGUMENTS = Arguments(CALL, **ARGUMENTS.constraints)
 
 
+@by_name()
 def compare_predictions(
     p: object,
     q: object,

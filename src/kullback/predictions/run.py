@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function
+from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import BOOTSTRAP, WORST
 from kullback.errors import invalid_type, safe_repr
 
@@ -29,6 +30,7 @@ ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 @dataclass(frozen=True)
 class Run:
     """The settings of a comparison's run.

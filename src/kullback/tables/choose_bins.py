@@ -21,6 +21,7 @@ import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
 from kullback.common.constraints import Arguments, Number, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
@@ -34,6 +35,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def choose_bins(
     p: ColumnProfile, q: ColumnProfile | None = None, number: int = 20, *, row_weight: float = 1.0
 ) -> Bins:
@@ -82,6 +84,7 @@ def choose_bins(
     return Bins(p.column_type, edges, labels, p.center, cuts, specials=specials, written=both.written)
 
 
+@by_name()
 def bin_counts(column: ColumnProfile, bins: Bins) -> Floats:
     """Return the weight of a column in every bin.
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kullback.common.constraints import refuse_both
+from kullback.common.extra_arguments import by_name
 from kullback.common.inference import false_discovery_rates
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.estimators.sample_checks import seed_of
@@ -66,6 +67,7 @@ from kullback.tables.table_results import (
 CALL = "compare_tables"
 
 
+@by_name()
 def compare_tables(
     p: object,
     q: object,
@@ -177,6 +179,7 @@ def corrected_together(comparisons: Sequence[TableComparison]) -> list[TableComp
     ]
 
 
+@by_name()
 def compare_profiles(
     p: Profile,
     q: Profile,

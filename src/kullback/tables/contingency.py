@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
+from kullback.common.extra_arguments import by_name
 from kullback.common.inference import of_tests_on_the_same_rows
 from kullback.errors import invalid_value, quoted
 from kullback.results.finding import Finding
@@ -51,6 +52,7 @@ MOST_GROUPS = 5000  # more clusters are merged at random into this many groups, 
 MOST_FREQUENT = 1000  # at most this many categories have a bin each if there are rare categories or clusters
 
 
+@by_name()
 def contingency_tables(
     frame: object,
     bins: Mapping[str, Bins],

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_input, write
 from kullback.common.plain_values import JsonObject
 from kullback.common.short_repr import ShortRepr
@@ -183,6 +184,7 @@ class Profile(ShortRepr):
             raise error.replace(argument="path", place=place) from None
 
 
+@by_name()
 def profile_table(
     frame: object,
     *,

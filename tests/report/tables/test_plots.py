@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from kullback import compare_tables
-from kullback.report.plots.svg import draw_svg
+from kullback.report.plots.svg import SIZE, STYLE, draw_svg
 from kullback.report.plots.tables import draw_column
+from kullback.tables.table_results import HistogramBin
+
+DAYS = pd.DataFrame({"x": pd.date_range("2024-01-01", periods=60)})
+DATES = compare_tables(DAYS, DAYS)["x"]
 
 
 def labels_of(p, q=None) -> list[str]:
@@ -26,7 +35,7 @@ def labels_of(p, q=None) -> list[str]:
 def ticks(texts: list[str]) -> list[str]:
     """The labels of the axis of values: what comes before the percentages."""
     first = next(place for place, text in enumerate(texts) if "%" in text)
-    return [text for text in texts[:first] if not text.isalpha() and text != "length in characters"]
+    return [text for text in texts[:first] if not re.match("[a-z]+( |$)", text)]
 
 
 RANDOM = np.random.default_rng(0)
@@ -81,6 +90,33 @@ def test_ticks_are_few_different_and_short(values):
     assert len(set(found)) == len(found)
     assert max(map(len, found)) <= 14
     assert not [label for label in found if "308" in label]
+
+
+SPANS = np.geomspace(1e3, 6e16, 60)  # from a millisecond to 1,900 years, in microseconds
+
+
+@pytest.mark.parametrize("start", [-80_000.25, 0.0, 20_500.9])
+def test_labels_of_dates_are_two_or_more_and_do_not_overlap(start):
+    for span in SPANS:
+        edges = (86_400_000_000 * start + span * np.linspace(0, 1, 21)).astype(int).tolist()
+        bins = tuple(HistogramBin(low, high, 1.0, 2.0) for low, high in pairwise(edges))
+        column = dataclasses.replace(DATES, histogram=bins)
+        with style.context(["default", STYLE]):
+            figure = Figure(figsize=SIZE)
+            FigureCanvasAgg(figure)
+            axes = figure.add_subplot()
+            draw_column(column, "name").draw(axes)
+            figure.canvas.draw()
+        texts = [label.get_text() for label in axes.get_xticklabels()]
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert len(set(texts)) == len(texts) >= 2, span
+        assert min(right.x0 - left.x1 for left, right in pairwise(boxes)) > 4, (span, texts)
+        assert boxes[0].x0 >= 0
+        assert boxes[-1].x1 <= figure.bbox.x1
+        if span > 1.5e7:  # the ticks are at multiples of five seconds
+            assert not any(re.search(r"[1-46-9]$", text) for text in texts if text.count(":") == 2), texts
+        # Ticks without a year have it in the label of the axis.
+        assert len(texts[0]) in (4, 7, 10) or re.match(r"since [12]\d{3}", axes.get_xlabel()), texts
 
 
 def test_integers_have_integer_ticks():

@@ -54,7 +54,7 @@ def test_names_stay_whole_and_divergences_go_where_it_is_narrow(found, width):
 
 def test_the_sentence_on_top_says_what_was_found(found):
     assert summary(found) == (
-        "2 of 7 columns differ, 1 of them by a large shift: 'number' the most "
+        "2 of 7 columns differ, 1 of them by a large shift; 'number' differs most "
         f"(PSI {found['number'].psi.value:.3f}); 1 column is inconclusive; 1 column could not be compared."
     )
     passed = parse_gate("psi[still]=0.2", "above", OF_TABLES).verdict(found)

@@ -11,6 +11,8 @@ import pytest
 
 from kullback import compare_tables
 from kullback.cli.gates import OF_TABLES, parse_gate
+from kullback.report import document
+from kullback.report.document import Table
 from kullback.tables import ColumnProfile, Profile, compare_profiles, profile_table
 from kullback.tables.columns.word_groups import rows_with_words
 from kullback.tables.inference.word_test import word_test
@@ -80,6 +82,10 @@ def test_words_of_texts_that_change_are_seen_where_lengths_are_equal():
     assert found["text"].words == pytest.approx((x - y) * np.log(x * (1 - y) / (y * (1 - x))), rel=0.2)
     assert "words-differ" in codes(found, "text")
     assert "PSI of words" in " ".join(str(found).split())
+    # The colored cell of the page and of the terminal has the PSI that decides, which is not the PSI of the lengths.
+    (table,) = (block for block in document(found).blocks if isinstance(block, Table))
+    assert table.tones == ["bad"]
+    assert list(table.rows[0][1:4]) == ["large shift", f"{found['text'].words:.3f} of words", ""]
     for limit, outcome in (
         ("psi=0.2", "failed"),
         ("psi.value=0.2", "failed"),

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.errors import NoRuleError, explain
 from kullback.estimators.discrete.categorical_estimators import is_refused, nothing_shared, rows_note
 from kullback.estimators.discrete.count_intervals import kl_interval
@@ -34,6 +35,7 @@ from kullback.representations import Counts
 from kullback.samples import Samples
 
 
+@by_name()
 @partial(from_draws, checks=lambda _, p, q: (p, q))
 def bias_corrected(
     p: Samples | Counts,

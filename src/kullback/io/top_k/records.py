@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.short_repr import ShortRepr
 from kullback.common.words import NO_LABEL
 from kullback.io.parquet import batches_of, open_parquet
@@ -31,6 +32,7 @@ LOWEST, CLAMPED = -3.4e38, -9999.0
 Tokens = Mapping[str | bytes, int]
 
 
+@by_name()
 @dataclass(slots=True)
 class RecordPlace:
     """The place of a value in a file or object. Its methods check values, and errors name the place.
@@ -321,6 +323,7 @@ class TopKSequence(ShortRepr):
         return -torch.inf if number <= LOWEST or number == CLAMPED else number
 
 
+@by_name()
 @dataclass(frozen=True)
 class RecordFormat:
     """A format of records in JSON, Parquet rows or objects, which recognizes and converts records.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from kullback.common.constraints import Arguments, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.io.blocks import in_step, regroup
 from kullback.io.source_files import Closes
 from kullback.io.top_k.rows import Piece, check, rows_of, text_of_rows
@@ -65,6 +66,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 class TopKSource(Closes):
     """Open top-k log-probabilities, which `open_top_k` opens and ``with`` or ``close()`` closes.
 
@@ -264,6 +266,7 @@ class TopKSource(Closes):
         return rows
 
 
+@by_name()
 def paired_top_k_blocks(
     p: TopKSource, q: TopKSource, *, rows: int = 1024
 ) -> Iterator[tuple[PartialRows, PartialRows]]:

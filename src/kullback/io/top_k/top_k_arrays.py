@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kullback.common.dtypes import dtype_name
+from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL
 from kullback.io.arrays import BytesReader, is_dense, load_tensors
 from kullback.io.safetensors_file import METADATA, safetensors_header, tensor_layout
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@by_name()
 class ArrayFormat(NamedTuple):
     """A format of tensors: the names of required tensors and of optional tensors, and whether the values are logits.
 

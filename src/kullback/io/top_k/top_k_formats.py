@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kullback.common.constraints import Arguments, OfType, OneOf
+from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_input
 from kullback.common.shared_constraints import CLASSES
 from kullback.errors import FileError, invalid_type
@@ -56,6 +57,7 @@ _ARGUMENTS = Arguments(
 )
 
 
+@by_name()
 def open_top_k(
     source: object,
     format: str | RecordFormat | ArrayFormat | None = None,  # noqa: A002 - the usual word

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kullback.common.formats import on_axis, percent
 from kullback.report.document import Plot
-from kullback.report.plots.svg import FIRST, INK, SECOND, draw_legend, make_logarithmic, plain
+from kullback.report.plots.svg import FIRST, SECOND, THIRD, draw_legend, make_logarithmic, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 
 MOST_TICKS = 8
 ROOM = 34  # the number of characters for which the axis has room, in all tick labels together
+MOST_DATES = 12  # with fewer, AutoDateLocator finds one tick or none in some ranges of minutes
+# The forms of dates on an axis, from short to long: the tick's text, the part that the axis's label has instead, and
+# the largest range in days for which that label is unambiguous.
+DATE_FORMS = (
+    ("%Y", "", math.inf),
+    ("%Y-%m", "", math.inf),
+    ("%Y-%m-%d", "", math.inf),
+    ("%H:%M", "%Y-%m-%d", 1.0),
+    ("%m-%d %H:%M", "%Y", 360.0),
+    ("%H:%M:%S", "%Y-%m-%d", 1.0),
+    ("%S.%f", "%Y-%m-%d %H:%M", 1 / 1440),
+    ("%Y-%m-%d %H:%M:%S.%f", "", math.inf),
+)
 # If the range of the values is more than this number times the smallest gap, bars at their values would be too thin.
 CROWDED = 30
 MICROSECONDS_A_DAY = 86_400_000_000
@@ -57,7 +70,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
             _draw_stairs(axes, inside, heights, column.column_type)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
-        axes.set(xlabel=UNITS.get(column.column_type, ""), ylabel="percentage of rows", ylim=(0, None))
+        axes.set(ylabel="percentage of rows", ylim=(0, None))
         axes.grid(visible=False, axis="x")
         draw_legend(axes)
 
@@ -86,15 +99,15 @@ def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        styles = ((FIRST, "o-"), (SECOND, "s--"), (INK, "^:"))
+        styles = ((FIRST, "o-"), (SECOND, "s--"), (THIRD, "^:"))
         for name, (color, style) in zip(largest, styles, strict=False):
             axes.plot(
                 range(1, len(comparisons) + 1), history[name], style, color=color, label=plain(name, 12)
             )
         for limit in (0.1, 0.25):
-            axes.axhline(limit, color=INK, linewidth=0.8, alpha=0.5)
+            axes.axhline(limit, color=THIRD, linewidth=0.8, alpha=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axes.set(xlabel="batch, in the order given", ylabel="PSI", ylim=(0, None))
+        axes.set(xlabel="batch, in the order given", ylabel="PSI, nats", ylim=(0, None))
         draw_legend(axes)
 
     caption = (
@@ -130,13 +143,14 @@ def _draw_bars(
     for side, (label, color) in enumerate((("P", FIRST), ("Q", SECOND))):
         middles = [place + (side - 0.5) * width for place in places]
         axes.bar(middles, heights[side], width, color=color, label=label)
-    labels = _labels([each.low for each in values], column_type)
+    labels, since = _labels([each.low for each in values], column_type)
     for place, each in enumerate(values):
         if each.high - 1 > each.low:
             labels[place] += f"–{on_axis(each.high - 1)}"
     most = max(2, min(MOST_TICKS, ROOM // (max(map(len, labels)) + 1)))
     step = math.ceil(len(places) / most)
     axes.set_xticks(places[::step], labels[::step])
+    axes.set(xlabel=since or UNITS.get(column_type, ""))
     axes.set_xlim(places[0] - 2 * width, places[-1] + 2 * width)
 
 
@@ -156,11 +170,17 @@ def _draw_stairs(
     axes.stairs(heights[1], edges, color=SECOND, linewidth=2, label="Q")
     axes.set_xlim(edges[0], edges[-1])
     if dates:
-        axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=5, tz=UTC))
-        places = [float(place) for place in axes.get_xticks()]
-        axes.set_xticks(places, _days(places))
-        axes.set_xlim(edges[0], edges[-1])
+        locator = AutoDateLocator(minticks=3, maxticks=MOST_DATES, tz=UTC)
+        start, end = (
+            datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=edge) for edge in (edges[0], edges[-1])
+        )
+        ticks: Any = locator.tick_values(cast("Any", start), cast("Any", end))  # its types say float
+        inside = [float(day) for day in ticks if edges[0] <= day <= edges[-1]]
+        places, labels, since = _dates_with_room(inside, edges[-1] - edges[0])
+        axes.set_xticks(places, labels)
+        axes.set(xlabel=since, xlim=(edges[0], edges[-1]))
         return
+    axes.set(xlabel=UNITS.get(column_type, ""))
     if bins[0].low > 0 and (bins[-1].high - bins[-1].low) > 2 * (bins[0].high - bins[0].low):
         make_logarithmic(axes, axes.xaxis)
     else:
@@ -169,21 +189,36 @@ def _draw_stairs(
         axes.xaxis.set_major_formatter(lambda value, _: on_axis(value))
 
 
-def _labels(values: Sequence[float], column_type: str) -> list[str]:
+def _labels(values: Sequence[float], column_type: str) -> tuple[list[str], str]:
     if column_type != "datetime":
-        return [on_axis(value) for value in values]
+        return [on_axis(value) for value in values], ""
     return _days([value / MICROSECONDS_A_DAY for value in values])
 
 
-def _days(days: Sequence[float]) -> list[str]:
-    """Return dates as texts, with more detail if shorter texts would be equal; beyond the year 9999, return numbers."""
+def _dates_with_room(days: Sequence[float], width: float) -> tuple[Sequence[float], list[str], str]:
+    """Return every nth of some ticks, their labels and the axis's label, for the smallest n without an overlap."""
+    for step in range(1, len(days) + 1):
+        ticks = days[::step]
+        labels, since = _days(ticks)
+        gap = min((after - before for before, after in pairwise(ticks)), default=width)
+        if gap / width * ROOM >= max(map(len, labels)) + 1:
+            return ticks, labels, since
+    return [], [], ""
+
+
+def _days(days: Sequence[float]) -> tuple[list[str], str]:
+    """Return dates as different texts, as short as possible, and the date since which they count, if they omit it.
+
+    Beyond the year 9999, the texts are numbers.
+    """
     if any(abs(day) > LAST_DAY for day in days):
-        return [on_axis(day) for day in days]
+        return [on_axis(day) for day in days], ""
     timestamps = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=float(day)) for day in days]
-    forms = ("%Y", "%Y-%m", "%Y-%m-%d", "%m-%d %H:%M", "%H:%M:%S", "%S.%f")
-    return next(
-        written
-        for form in forms
-        if len(set(written := [each.strftime(form) for each in timestamps])) == len(timestamps)
-        or form == forms[-1]
-    )
+    texts: list[str] = []
+    for form, omitted, widest in DATE_FORMS:
+        # strftime cuts off, and a tick may be a microsecond before its second.
+        nudge = timedelta(microseconds=0 if "%f" in form else 500)
+        texts = [(each + nudge).strftime(form) for each in timestamps]
+        if len(set(texts)) == len(texts) and max(days) - min(days) <= widest:
+            return texts, f"since {(timestamps[0] + nudge).strftime(omitted)}" if omitted else ""
+    return texts, ""

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 from kullback.common.formats import number, significant, span
 from kullback.fitting.fit_result import Fit
 from kullback.fitting.unconstrained import read_family
-from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Table
+from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Measured, Table
 from kullback.report.plots.fit import draw_plots, unit
 from kullback.representations import Representation
 from kullback.results.verdict import Verdict
@@ -34,6 +34,7 @@ def document(fit: Fit, verdicts: Sequence[Verdict] = ()) -> Document:
         tuple(verdicts),
         frame=partial(_frame, fit),
         maker="kullback.fit",
+        measured=Measured({fit.quantity: unit(fit, "") or "dimensionless"}, further={"method": fit.method}),
     )
 
 
@@ -44,12 +45,14 @@ def _frame(fit: Fit) -> Frame:
 
 
 def _outcome(fit: Fit) -> str:
-    """Return the type of the fitted distribution, and the divergence between fit and target, as text."""
-    count = fit.value.numel()
-    name = type(fit.distribution).__name__
-    if count == 1:
-        return f"{name}: {fit.quantity} = {number(float(fit.value))}{unit(fit)}"
-    return f"{count} fits of {name}: {fit.quantity} = {_range(fit.value)}{unit(fit)}"
+    """Return the sentence with the type of the fitted distribution and its divergence from the target."""
+    count, name = fit.value.numel(), type(fit.distribution).__name__
+    which, whose = (
+        (f"The fitted {name} is", "target") if count == 1 else (f"{count} fits of {name} are", "targets")
+    )
+    failed = count - int(fit.converged.sum())
+    others = f"; {failed} of {count} did not converge" if failed else ""
+    return f"{which} {_range(fit.value)}{unit(fit)} from the {whose}: {fit.quantity}{others}"
 
 
 def _rows(fit: Fit) -> list[tuple[str, str]]:

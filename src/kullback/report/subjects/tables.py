@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,11 +25,13 @@ from kullback.report.document import (
     Gallery,
     Headline,
     Meaning,
+    Measured,
     Plot,
     Remark,
     Table,
     Tone,
 )
+from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.plots.tables import draw_column, percentage, totals
 from kullback.report.schemas import tables as schema
 from kullback.results.value import Value
@@ -134,7 +137,29 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
         "kullback compare",
         _brief(comparison, remarks),
         f"psi={LARGE:g}",
+        measured=measured(comparison),
+        plot=_plot(comparison),
     )
+
+
+def measured(comparison: TableComparison) -> Measured:
+    """Return the kinds and units of a comparison of tables, PSI first, and the confidence of its intervals."""
+    units = {name: "dimensionless" if name == "tv" else "nats" for name in TABLE_DIVERGENCE_NAMES}
+    return Measured(units, comparison.confidence)
+
+
+def _plot(comparison: TableComparison) -> Plot:
+    points = [_psi_point(each) for each in (*comparison.columns, *comparison.joint)]
+    label = label_of("PSI, nats", points, comparison.confidence)
+    return Plot("psi", "PSI by column", "", partial(draw_points, points, label))
+
+
+def _psi_point(compared: Compared) -> Point:
+    """Return the PSI of a column with its interval or, if it is larger, the PSI of its words, which has none."""
+    words = words_psi(compared) or 0.0
+    if words > least(compared.psi):
+        return Point(words, math.nan, math.nan, f"words of {name_of(compared)}")
+    return Point.of(compared.psi, name_of(compared))
 
 
 def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
@@ -152,12 +177,18 @@ def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
 
 
 def _brief_cells(column: ColumnComparison) -> list[str]:
-    """Return the PSI, its interval, the p-value and the largest contributor; or the PSI of words if it is larger."""
-    p, words = p_value(column.p_adjusted), words_psi(column) or 0.0
-    if words > least(column.psi):
-        return [f"{decimal(words)} of words", "", p, ""]
-    parts = ", ".join(part.label for part in contributors(column, 1))
-    return [value_text(column.psi), interval(column.psi.interval, decimal), p, parts]
+    """Return the PSI that decides, its interval, the p-value and the largest contributor to the PSI of values."""
+    psi, ends = _deciding_psi(column)
+    parts = ", ".join(part.label for part in contributors(column, 1)) if ends else ""
+    return [psi, ends, p_value(column.p_adjusted), parts]
+
+
+def _deciding_psi(compared: Compared) -> tuple[str, str]:
+    """Return the PSI that decides the finding, and its interval: the PSI of words if it is larger; it has none."""
+    words = words_psi(compared) or 0.0
+    if words > least(compared.psi):
+        return f"{decimal(words)} of words", ""
+    return value_text(compared.psi), interval(compared.psi.interval, decimal)
 
 
 def _table(
@@ -175,8 +206,7 @@ def _table(
         [
             name_of(each),
             shift.words,
-            value_text(each.psi),
-            interval(each.psi.interval, decimal),
+            *_deciding_psi(each),
             p_value(each.p_adjusted),
             *(value_text(getattr(each, name)) for name in ("kl_pq", "kl_qp", "js", "tv")),
         ]
@@ -395,9 +425,9 @@ def _differences(comparison: TableComparison, unknown: int, *, with_name: bool) 
     if not with_name:
         return [text]
     most = different[0]
-    which = f"{quoted(most.name)} the most" if len(different) > 1 else quoted(most.name)
+    which = f"; {quoted(most.name)} differs most" if len(different) > 1 else f": {quoted(most.name)}"
     psi = value_text(most.psi) if _shift(most) == least(most.psi) else f"of words {decimal(_shift(most))}"
-    return [f"{text}: {which} (PSI {psi})"]
+    return [f"{text}{which} (PSI {psi})"]
 
 
 def tone_of(comparison: TableComparison) -> Tone:
