@@ -8,10 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.generators import Divergence
 from kullback.losses.top_k import TopK, TopKRows
 
 
+@by_name()
 @dataclass(frozen=True, eq=False, repr=False)
 class Scored(TopK):
     r"""A teacher's log-probabilities of given classes at each position, which need not be its most probable classes.
