@@ -1,4 +1,4 @@
-"""Trained steps of the adapters, for one process or for two that share each batch: `python -m ... FILE CASE...`."""
+"""Trained steps of the adapters, in one process or in two that share each batch: `python -m ... FOLDER`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from tests.integrations.tiny import arguments, examples, language_models, losses
 
 STEPS, ROWS = 4, 8  # the rows of a step, in all processes
-
-
-def size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+# Lightning removes these variables when its first trainer is done.
+RANK, SIZE = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
 
 
 def settings(**others: Any) -> dict[str, Any]:
-    """Settings of a trainer; plain gradient descent, because Adam's steps depend on the last digit of a small gradient."""
+    """Settings of a trainer that descends without Adam, whose steps depend on the last digit of small gradients."""
     return {
         "max_steps": STEPS,
         "logging_steps": 1,
-        "per_device_train_batch_size": ROWS // 2 // size(),
+        "per_device_train_batch_size": ROWS // 2 // SIZE,
         "gradient_accumulation_steps": 2,
         "optim": "sgd",
         "learning_rate": 0.5,
@@ -38,7 +38,7 @@ def settings(**others: Any) -> dict[str, Any]:
 
 def whole(parameter: Tensor) -> Tensor:
     parameter = parameter.detach()
-    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).clone()  # pyright: ignore
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.clone()
 
 
 def trained(trainer: Any, sharded: bool) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def fully_sharded(trainer: Any) -> Any:
     """Have accelerate shard the student with FSDP2, as it does on GPUs; on CPUs it ignores `fsdp=True`."""
     from accelerate import DistributedType, FullyShardedDataParallelPlugin
 
-    if size() > 1:
+    if SIZE > 1:
         state = trainer.accelerator.state
         state.distributed_type = DistributedType.FSDP
         state.fsdp_plugin = FullyShardedDataParallelPlugin(
@@ -79,7 +79,9 @@ def huggingface(folder: Path, loss: Any, sharded: bool, saved: bool = False) -> 
         import peft
 
         torch.manual_seed(1)
-        config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+        config = peft.LoraConfig(
+            r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+        )
         student = peft.get_peft_model(student, config)
     return trained(
         DistillationTrainer(
@@ -108,7 +110,7 @@ def gkd(folder: Path, loss: Any, sharded: bool) -> dict[str, Any]:
     return trained(trainer_of(GKDTrainer, folder, tokenizer, loss(), **settings(bf16=False)), sharded)
 
 
-class Rows(torch.utils.data.Dataset[Any]):
+class Rows(Dataset[Any]):
     """Rows that all count, because Lightning gives each batch the same weight."""
 
     def __len__(self) -> int:
@@ -128,7 +130,7 @@ def lightning(folder: Path, loss: Any, sharded: bool) -> dict[str, Any]:
 
     class Module(DistillationModule):
         def configure_model(self) -> None:
-            if size() > 1 and sharded and not hasattr(self.student, "unshard"):
+            if SIZE > 1 and sharded and not hasattr(self.student, "unshard"):
                 for layer in self.student.model.layers:
                     fully_shard(layer, mesh=self.device_mesh["data_parallel"])
                 fully_shard(self.student, mesh=self.device_mesh["data_parallel"])
@@ -136,13 +138,15 @@ def lightning(folder: Path, loss: Any, sharded: bool) -> dict[str, Any]:
     student, teacher = language_models()
     module = Module(student, teacher, loss(kind="kl"), optimizer=sgd(0.5), causal=True)
     parallel: dict[str, Any] = {}
-    if size() > 1:
-        strategy = ModelParallelStrategy(size(), 1) if sharded else DDPStrategy(process_group_backend="gloo")
-        parallel = {"devices": size(), "strategy": strategy}
-    runner = trainer(folder, max_epochs=1, **parallel)
+    if SIZE > 1:
+        strategy = ModelParallelStrategy(SIZE, 1) if sharded else DDPStrategy(process_group_backend="gloo")
+        parallel = {"devices": SIZE, "strategy": strategy}
+    runner = trainer(folder, max_epochs=1, use_distributed_sampler=False, **parallel)
     values: list[float] = []
     module.on_train_batch_end = lambda *_: values.append(float(runner.callback_metrics["train_loss"]))  # type: ignore[method-assign]
-    runner.fit(module, torch.utils.data.DataLoader(Rows(), batch_size=ROWS // size()))
+    rows = Rows()
+    share = DistributedSampler(rows, SIZE, RANK, shuffle=False)
+    runner.fit(module, DataLoader(rows, batch_size=ROWS // SIZE, sampler=share))
     return {
         "losses": values,
         "weights": {name: whole(x) for name, x in module.student.named_parameters()},
@@ -155,7 +159,9 @@ def saved_head(folder: Path, loss: Any, sharded: bool) -> dict[str, Any]:
 
 
 CASES = {
-    f"{case.__name__} {loss.__name__} {'fsdp2' if sharded else 'ddp'}": partial(case, loss=loss, sharded=sharded)
+    f"{case.__name__} {loss.__name__} {'fsdp2' if sharded else 'ddp'}": partial(
+        case, loss=loss, sharded=sharded
+    )
     for case in (huggingface, saved_head, distillation, gkd, lightning)
     for loss in (DistillationLoss, LinearDistillationLoss)
     for sharded in (False, True)
@@ -172,13 +178,16 @@ def run(name: str) -> dict[str, Any] | str:
     except Exception:  # noqa: BLE001 - the test that asks for the case shows it
         return traceback.format_exc()
     finally:  # a later trainer of this process may use another strategy
-        AcceleratorState._reset_state()  # noqa: SLF001
-        GradientState._reset_state()  # noqa: SLF001
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    results = {name: run(name) for name in sys.argv[2:] or CASES}
-    torch.save(results, sys.argv[1])
-    torch.distributed.destroy_process_group()
+    folder = Path(sys.argv[1])
+    if SIZE > 1:
+        store = f"file://{folder / 'store'}"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=RANK, world_size=SIZE)
+    torch.save({name: run(name) for name in CASES}, folder / f"{RANK} of {SIZE}")
+    if SIZE > 1:
+        torch.distributed.destroy_process_group()
