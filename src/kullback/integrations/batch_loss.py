@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OfType
-from kullback.common.words import NO_LABEL as _NO_LABEL
+from kullback.common.words import NO_LABEL as _NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
 from kullback.integrations.model_heads import ModelHead
@@ -30,11 +30,8 @@ from kullback.kernels import RowDivergence, logit_divergence
 from kullback.losses.top_k import TopK
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
-__all__ = ["STORED", "BatchLoss", "at_least_one", "next_tokens", "of_tokens"]
+__all__ = ["BatchLoss", "at_least_one", "next_tokens", "of_tokens"]
 
-# These fields of a batch replace a teacher. The first two contain the teacher's most probable tokens, shape (...,
-# tokens, k). The third, which may be missing, contains the true token that each row predicts, shape (..., tokens).
-STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
 # Stored rows count as shifted by one token if the evidence for the shift has less than this probability by chance.
 _CHANCE = 1e-4
 

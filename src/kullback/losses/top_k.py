@@ -43,7 +43,11 @@ class TopK(PartialTeacher):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all classes.
 
     An entry with log-probability -inf is padding, for positions that keep fewer than k classes. The class of a padding
-    entry counts as not kept. The index of a padding entry may be any valid class index, even a repeated index.
+    entry counts as not kept. The index of a padding entry may be a negative number or any valid class index, even a
+    repeated index.
+
+    Nothing is assumed about classes that are not kept: one of them may be more probable than the kept classes. `Scored`
+    is for classes that someone else chose, such as the student's most probable classes.
 
     Arguments:
         indices: the kept classes, integer, shape (..., k), in any order.
@@ -141,16 +145,23 @@ class TopK(PartialTeacher):
                 instead="tail='bucket', or another kind",
             )
 
+    def is_padding(self, indices: Tensor, log_probs: Tensor) -> Tensor:
+        """Return a mask of the entries that are padding."""
+        return log_probs == -torch.inf
+
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows for a student that has `classes` classes."""
+        rounding = self.indices.shape[-1] * torch.finfo(self.log_probs.dtype).eps
+        return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
+
+    def flat_rows(self) -> tuple[Tensor, Tensor]:
+        """Return the indices, which are -1 for padding, and the log-probabilities, both of shape (rows, k)."""
         k = self.indices.shape[-1]
         indices, log_probs = all_recordable((self.indices, self.log_probs))
-        log_probs = upcast(log_probs.reshape(-1, k))
+        indices, log_probs = indices.reshape(-1, k).long(), upcast(log_probs.reshape(-1, k))
         if self._unknown is not None:
             log_probs = torch.where(self._unknown.reshape(-1, 1), -torch.inf, log_probs)
-        indices = torch.where(log_probs == -torch.inf, -1, indices.reshape(-1, k).long())
-        rounding = k * torch.finfo(self.log_probs.dtype).eps
-        return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
+        return torch.where(self.is_padding(indices, log_probs), -1, indices), log_probs
 
 
 @by_name()
@@ -247,23 +258,29 @@ class TopKRows(TeacherRows):
             return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(
                 self.dtype
             )
-        if self.tail == "renormalize":
-            left = torch.full_like(logits[:, -1:], -torch.inf)
-        else:
-            # If a row keeps all classes, 1 minus the kept mass is a rounding error.
-            is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
-            # error, the teacher's mass counts as 0.
-            kept = log_probs.exp().sum(-1, keepdim=True)
-            is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
-            some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
-            left = torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
+        left = torch.full_like(logits[:, -1:], -torch.inf)
+        if self.tail == "bucket":
+            left = self.log_rest(log_probs, logits)
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
+
+    def is_whole(self) -> Tensor:
+        """Return a mask of the rows that keep all classes, shape (rows, 1). 1 minus their mass is a rounding error."""
+        return (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
+
+    def log_rest(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1)."""
+        # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
+        # error, the teacher's mass counts as 0.
+        kept = log_probs.exp().sum(-1, keepdim=True)
+        is_more = 1 - kept > torch.where(self.is_whole(), torch.ones_like(kept), self.rounding)
+        some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
+        return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
 
 
 _ARGUMENTS = Arguments(
     "TopK",
+    "Scored",
     tail=OneOf(
         get_args(Tail), example="bucket", instead="tail='bucket' to compare the remaining mass as one class"
     ),
@@ -271,30 +288,30 @@ _ARGUMENTS = Arguments(
 
 
 def _check_form(teacher: TopK) -> None:
-    indices, log_probs = teacher.indices, teacher.log_probs
+    indices, log_probs, call = teacher.indices, teacher.log_probs, type(teacher).__name__
     for name, x, kind in (
         ("indices", indices, "an integer tensor of class indices"),
         ("log_probs", log_probs, "a floating-point tensor of log-probabilities"),
     ):
         is_tensor = isinstance(x, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
         if is_tensor:
-            check_dense("TopK", name, x)
+            check_dense(call, name, x)
         has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
         if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
             wanted = f"{kind}, shape (..., k) with k at least 1"
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
-            instead = "log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)"
-            raise invalid_type("TopK", name, wanted=wanted, got=got, instead=instead)
+            instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
+            raise invalid_type(call, name, wanted=wanted, got=got, instead=instead)
     if indices.shape != log_probs.shape:
         wanted, got = f"one for each index, shape {tuple(indices.shape)}", f"shape {tuple(log_probs.shape)}"
-        instead = "TopK(indices, log_probs) of the same positions and the same k"
-        raise invalid_value("TopK", "log_probs", wanted=wanted, got=got, instead=instead)
+        instead = f"{call}(indices, log_probs) of the same positions and the same k"
+        raise invalid_value(call, "log_probs", wanted=wanted, got=got, instead=instead)
     if indices.device != log_probs.device:
         wanted, got = f"a tensor on {indices.device}, where the indices are", f"one on {log_probs.device}"
         instead = "log_probs.to(indices.device)"
-        raise invalid_value("TopK", "log_probs", wanted=wanted, got=got, instead=instead)
+        raise invalid_value(call, "log_probs", wanted=wanted, got=got, instead=instead)
     if not (isinstance(teacher.tail, str) and teacher.tail in get_args(Tail)):
-        _ARGUMENTS.check(tail=teacher.tail)
+        _ARGUMENTS.check(call, tail=teacher.tail)
 
 
 def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
@@ -306,26 +323,26 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
         log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
-    kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    ordered = without_padding(indices, accurate).sort(-1).values
-    is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")
+    kept, is_padding = accurate.exp().sum(-1), teacher.is_padding(indices, accurate)
+    ordered = without_padding(indices, torch.where(is_padding, -math.inf, 0.0)).sort(-1).values
+    is_empty = (accurate == -math.inf).all(-1) & (teacher.tail == "renormalize")
     wanted_and_instead = {
         "log-probabilities, which are <= 0": "logits.log_softmax(-1).topk(k), which normalizes over all classes first",
         "natural log-probabilities whose probabilities sum to at most 1 in each row": "log-probabilities normalized "
         "over all classes, each class once",
         "a class with mass in each row, for tail='renormalize' to scale": "tail='bucket', or leave these positions out",
-        "indices of classes, 0 or more": "any index for padding, with log-probability -inf",
-        "each class once in a row": "one entry for each class, and log-probability -inf for padding",
+        "indices of classes, 0 or more": "log-probability -inf at padding, whose index may be -1",
+        "each class once in a row": "one entry for each class, and index -1 with log-probability -inf for padding",
     }
     faults = (
         ("log_probs", accurate.isnan() | (accurate > tolerance), accurate),
         ("log_probs", kept > 1 + tolerance, kept),
         ("log_probs", is_empty, kept),
-        ("indices", indices < 0, indices),
+        ("indices", (indices < 0) & (accurate != -math.inf), indices),
         ("indices", ordered[..., 1:] == ordered[..., :-1], ordered[..., 1:]),
     )
     for (name, wrong, values), (wanted, instead) in zip(faults, wanted_and_instead.items(), strict=True):
         if bool(wrong.any()):
             place = " in sorted order" if values.shape != indices.shape and name == "indices" else ""
             got = first_value(wrong, values, place)
-            raise invalid_value("TopK", name, wanted=wanted, got=got, instead=instead)
+            raise invalid_value(type(teacher).__name__, name, wanted=wanted, got=got, instead=instead)
