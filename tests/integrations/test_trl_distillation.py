@@ -45,6 +45,7 @@ def trainer_of(
     **settings: Any,
 ) -> Any:
     of_model = {"Gemma2": {"final_logit_softcapping": 0.3, "head_dim": 8}, "Cohere": {"logit_scale": 0.5}}
+    of_model["Cohere2"] = of_model["Cohere"]
     recurrent = {"logits_soft_cap": 0.3, "lru_width": 16, "head_dim": 8, "num_hidden_layers": 3}
     of_model["RecurrentGemma"] = {**recurrent, "intermediate_size": 24, "attention_window_size": 16}
     student, teacher = language_models(model, vocab_size=300, **of_model.get(model, {}))
