@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DATA := examples/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test sweeps heavy test-all check fuzz mutate native sanitize lint format docs bench wheel clean
+.PHONY: run test sweeps heavy test-all check fuzz mutate native sanitize lint format docs bench gpu wheel clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed native
@@ -75,6 +75,11 @@ bench: $(VENV)/.installed-dev native
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/render_samples.py
 	$(BIN)/python benchmarks/render_fit.py
+
+# Is kullback right on the GPU of this machine, and how fast? At most ten minutes. The results become a part of the page of
+# benchmarks. ARGS can name a part: make gpu ARGS='--part parity'. Without a GPU, a line says so.
+gpu: $(VENV)/.installed
+	@$(BIN)/python benchmarks/gpu.py $(ARGS); status=$$?; $(BIN)/python benchmarks/render.py && exit $$status
 
 WHEEL := $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps
 

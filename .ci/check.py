@@ -23,7 +23,7 @@ TESTS = {
     "src/kullback/policy.py": ["tests/losses/test_controllers.py", "tests/losses/test_log_probs.py"],
     "csrc/closed_forms": ["tests/kernels/native", "tests/pairs/closed_forms"],
     "csrc": ["tests/kernels/native", "tests/losses/test_kl_div.py"],
-    "benchmarks": ["tests/test_benchmarks.py"],
+    "benchmarks": ["tests/test_benchmarks.py", "tests/test_gpu_run.py"],
     "docs": ["tests/test_docs.py", "tests/test_links.py"],
     "examples": ["tests/test_examples.py"],
 }

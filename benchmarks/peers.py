@@ -109,6 +109,52 @@ ROW_LOSSES: dict[str, RowLoss] = {
 }
 
 
+def speculators(kind: str) -> RowLoss:
+    """The fused Triton kernels of speculators, on rows of one sequence."""
+
+    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+        from speculators.losses import fused
+
+        kernel = getattr(fused, f"fused_{kind}_loss")
+        return kernel(student.unsqueeze(0), teacher.unsqueeze(0)).mean()
+
+    return loss
+
+
+def liger_kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """Liger's Triton kernel, which starts from log-probabilities."""
+    from liger_kernel.transformers import LigerKLDIVLoss
+
+    loss = LigerKLDIVLoss(reduction="batchmean", log_target=True)
+    return loss(student.float().log_softmax(-1), teacher.float().log_softmax(-1))
+
+
+def liger_jsd(beta: float) -> RowLoss:
+    """Liger's Triton kernel of the generalized Jensen-Shannon divergence, also from log-probabilities."""
+
+    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+        from liger_kernel.transformers import LigerJSD
+
+        return LigerJSD(beta=beta)(student.float().log_softmax(-1), teacher.float().log_softmax(-1))
+
+    return loss
+
+
+# Kernels that need a GPU, by the package that has to be installed.
+GPU_ROW_LOSSES: dict[str, dict[str, RowLoss]] = {
+    "speculators": {
+        "KL: speculators": speculators("kl_div"),
+        "reverse KL: speculators": speculators("reverse_kl_div"),
+        "JS: speculators": speculators("js_div"),
+    },
+    "liger_kernel": {
+        "KL: Liger": liger_kl,
+        "reverse KL: Liger": liger_jsd(1.0),
+        "JS: Liger": liger_jsd(0.5),
+    },
+}
+
+
 def short_formulas(kind: str) -> RowLoss:
     """The other kinds in a line or two of torch, from their definitions, as users write them."""
 
@@ -158,6 +204,14 @@ def liger_chunked(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: 
     loss = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.0, compiled=False)
     labels = torch.zeros(h.shape[0], dtype=torch.long, device=h.device)
     return loss(h, weight, teacher_h, teacher_weight, labels)
+
+
+def trl_kernel(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tensor) -> Tensor:
+    """TRL's Triton kernels over tiles of rows and classes; KL of the teacher is its beta 0."""
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
+    rows, _ = ChunkedDivergenceFunction.apply(h, weight, None, teacher_h, teacher_weight, None, 0.0)
+    return rows.mean()
 
 
 def has_liger() -> bool:

@@ -18,7 +18,18 @@ from timing import RESULTS, SCHEMA
 Result = dict[str, Any]
 
 PAGE = Path(__file__).parents[1] / "docs" / "records" / "benchmarks.md"
-ORDER = ["rows", "kinds", "overhead", "scaling", "head", "head_top_k", "gpu"]
+ORDER = ["rows", "kinds", "overhead", "scaling", "head", "head_top_k"]
+# The parts of `make gpu`: those that check, and the headings of those that measure.
+GPU_SCHEMA = "kullback.gpu/1"
+GPU_CHECKS = ("likely_faults", "parity", "two_gpus")
+GPU_TABLES = {
+    "kinds": "Every kind, forward and backward. `copy` copies the student's logits once.",
+    "rows": "Losses from logits, forward and backward. `copy` copies one logits tensor, two thirds of the bytes of the "
+    "loss.",
+    "top_k": "A stored teacher's top classes, forward and backward.",
+    "heads": "KL from hidden states and heads, forward and backward. `products` are the four matrix products alone.",
+    "two_gpus": "Classes sharded over two GPUs, forward and backward.",
+}
 KINDS = ["KL", "reverse KL", "JS"]
 WAYS = ["kullback", "kullback in place", "eager", "torch.compile", "TRL", "torchtune"]
 NATIVE_SIZES = (1, 1_000, 1_000_000)
@@ -42,7 +53,6 @@ HEADINGS = {
     "scaling": "Scaling",
     "head": "Losses from hidden states and heads",
     "head_top_k": "Losses from a head and a teacher's top classes",
-    "gpu": "On a GPU",
 }
 
 EXPLANATIONS = {
@@ -60,7 +70,6 @@ EXPLANATIONS = {
     "head_top_k": "KL of the student's head from the 64 most probable classes of a stored teacher, the others as one, "
     "forward and backward to hidden states and head. `products` are the three matrix products alone. Memory excludes "
     "the weight's gradient.",
-    "gpu": "KL, forward and backward. `copy` copies one logits tensor, two thirds of the bytes of the loss.",
 }
 
 MEMORY = """\
@@ -307,17 +316,59 @@ def load(folder: Path) -> dict[str, Result]:
     return {x["benchmark"]: x for x in documents if isinstance(x, dict) and x.get("schema") == SCHEMA}
 
 
+def load_gpu(folder: Path) -> dict[str, Result]:
+    """The results of `make gpu` by part, of a GPU and not of a trial on the CPU."""
+    documents = (json.loads(path.read_text()) for path in sorted(folder.glob("gpu_*.json")))
+    return {
+        x["part"]: x
+        for x in documents
+        if x["schema"] == GPU_SCHEMA and not x["small"] and x["device"] != "cpu"
+    }
+
+
+def gpu(documents: dict[str, Result]) -> str:
+    """What the checks said, and the times and peaks of memory."""
+    machine = next(iter(documents.values()))["machine"]
+    parts = ["## On a GPU\n", describe(machine)]
+    records = [x for name in GPU_CHECKS if name in documents for x in documents[name]["records"]]
+    count = {
+        status: sum(x["status"] == status for x in records) for status in ("failed", "not here", "not run")
+    }
+    passed = len(records) - sum(count.values())
+    parts.append(
+        f"`make gpu` checked {len(records)} cases against float64: {passed} passed, {count['failed']} failed, "
+        f"{count['not here']} need another machine, and {count['not run']} were not run.\n"
+    )
+    failed = [f"- {x['name']}: {x['remark']}" for x in records if x["status"] == "failed"]
+    parts += ["\n".join(failed) + "\n"] if failed else []
+    for name, text in GPU_TABLES.items():
+        results = [x["result"] for x in documents.get(name, {"records": ()})["records"] if x["result"]]
+        rows = [
+            [case_name(x["case"]), step, cell(x["steps"][step]), megabytes(x["steps"][step])]
+            for x in results
+            for step in x["steps"]
+        ]
+        if rows:
+            parts += [f"{text}\n", table(["case", "step", "ms", "MB"], rows)]
+            parts += [f"{note}\n" for note in dict.fromkeys(note for x in results for note in x["notes"])]
+    return "\n".join(parts)
+
+
 def page(folder: Path) -> str:
     """The page, as Markdown."""
-    documents = load(folder)
+    documents, of_gpu = load(folder), load_gpu(folder)
     known = [name for name in ORDER if name in documents]
-    judgments = judge([documents[name] for name in known])
+    results = [x["result"] for x in of_gpu.get("rows", {"records": ()})["records"] if x["result"]]
+    judgments = judge([*(documents[name] for name in known), {"benchmark": "gpu", "cases": results}])
     parts = [INTRODUCTION, answer(judgments), METHOD] if judgments else [INTRODUCTION, METHOD]
-    if missing := [f"“{HEADINGS[name]}”" for name in ORDER if name not in documents]:
+    missing = [f"“{HEADINGS[name]}”" for name in ORDER if name not in documents]
+    if missing := [*missing, *([] if of_gpu else ["“On a GPU”"])]:
         parts.append(f"Not measured yet: {', '.join(missing)}.\n")
-    if known:
+    if judgments:
         parts.append(targets(judgments))
     parts += [section(name, documents[name]) for name in known]
+    if of_gpu:
+        parts.append(gpu(of_gpu))
     compiled = folder / "native_forms.json"
     if compiled.exists():
         parts.append(native_forms(json.loads(compiled.read_text())))

@@ -136,6 +136,8 @@ def of_head_top_k(result: Result) -> Iterator[Judgment]:
 
 def of_gpu(result: Result) -> Iterator[Judgment]:
     steps, ours = result["steps"], "KL: kullback"
+    if ours not in steps or result["case"]["dtype"] != "bfloat16":
+        return
     share = 1.5 * steps["copy"]["median"] / steps[ours]["median"]  # three tensors moved against two
     name = case_name(result["case"])
     yield Judgment("GPU: share of the copy bandwidth", name, "≥ 85%", f"{share:.0%}", share >= 0.85)

@@ -91,6 +91,20 @@ def stored(tmp_path: Path) -> Any:
         return kullback.compare_predictions(rows, Logits(Y), labels=labels, cluster=CLASSES)
 
 
+def hidden_states(tmp_path: Path) -> Any:
+    from safetensors.torch import save_file
+
+    from kullback.models import HiddenStates, OutputHead
+
+    for number, states in enumerate((X, X.bfloat16())):
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        save_file(
+            {"hidden_states": states[:, None], "token_ids": CLASSES}, tmp_path / str(number) / "0.safetensors"
+        )
+    head = OutputHead("head", torch.nn.Identity(), 0.01 * normal(30, 9))
+    return kullback.compare_predictions(*(HiddenStates(tmp_path / name, head) for name in "01"))
+
+
 def metric(made: KLDivergence) -> list[Tensor]:
     made.reset()
     made.update(X.softmax(-1), Y.softmax(-1))
@@ -158,6 +172,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
         Logits(X), Logits(Y), labels=CLASSES, cluster=CLASSES, llama_cpp=True
     ),
     "compare_predictions of a file": stored,
+    "hidden states": hidden_states,
     "metric": lambda _: metric(METRIC),
     "metric of rows": lambda _: metric(ROWS),
     "metrics.kl_divergence": lambda _: kl_metric(X.softmax(-1), Y.softmax(-1)),

@@ -124,7 +124,7 @@ LAYERS = {
         {"document", "llama_cpp"},
         {"plots", "schemas"},
         {"subjects"},
-        {"frame", "html", "json", "markdown", "terminal"},
+        {"figure", "frame", "html", "json", "markdown", "terminal"},
         {"__init__"},
     ),
     "kullback.tables": (

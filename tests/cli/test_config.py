@@ -155,4 +155,8 @@ def test_a_reference_is_recorded_with_a_file() -> None:
     flags = ("--text", "words.txt", "-o", "flags.klref", "--context", "48", "--top", "5", "--tail-draws", "3")
     assert CliRunner().invoke(kullback, ["record", str(folders.base()), *flags]).exit_code == 0
     assert Path("base.klref").read_bytes() == Path("flags.klref").read_bytes()
-    one_line(run("record", str(folders.base()), config="top = 3"), "Missing option '--text'")
+    one_line(run("record", str(folders.base()), config="top = 3"), "Missing option", "--output")
+    one_line(
+        run("record", str(folders.base()), config='output = "x.klref"'),
+        "wanted a text, which the model reads",
+    )

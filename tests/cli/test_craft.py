@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
 from tests.forked import command
+from tests.mismatch.dumps import tiny_run, write_nemo_rl, write_prime_rl, write_rows
 from tests.models import folders
 from tests.models.tiny import text
 
@@ -79,6 +80,11 @@ def test_the_examples_of_the_help_run(name, here):
         ):
             shutil.copytree(made(), folder)
         Path("wiki.txt").write_text(text()[:2000])
+    if name == "mismatch":
+        sampled = tiny_run()
+        write_prime_rl(sampled, Path("run"))
+        write_nemo_rl(sampled, Path("logs"))
+        write_rows(sampled.columns(), Path("tokens.parquet"))
     for call in calls:
         program, *arguments = shlex.split(call)
         assert program == "kullback"

@@ -19,7 +19,7 @@ pytest.importorskip("peft")
 pytest.importorskip("trl")
 from kullback.integrations.huggingface import DistillationTrainer
 from kullback.integrations.lightning import DistillationModule
-from kullback.integrations.model_heads import head_settings
+from kullback.losses.head_configuration import head_configuration
 from tests.integrations import test_trl_distillation as of_trl
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of the trainers' own
@@ -56,7 +56,7 @@ def test_losses_and_gradients_are_the_formulas(tmp_path: Path, name: str) -> Non
     inputs = {x: batch[x] for x in ("input_ids", "attention_mask")}
     total, count = kl_by_hand(*(m(**inputs).logits for m in (teacher, student)), batch["labels"])
     want = gradients(total / count, student)
-    cap, scale = head_settings(student)
+    cap, scale = head_configuration(student.config)
     for loss in (DistillationLoss(), LinearDistillationLoss(softcap=cap, logit_scale=scale)):
         trainer = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=loss)
         module = DistillationModule(student, teacher, loss, causal=True)

@@ -28,7 +28,7 @@ peft = pytest.importorskip("peft")
 pytest.importorskip("lightning")
 from kullback.integrations.huggingface import DistillationTrainer, compute_loss_func  # noqa: E402
 from kullback.integrations.lightning import DistillationModule  # noqa: E402
-from kullback.integrations.model_heads import head_settings  # noqa: E402
+from kullback.losses.head_configuration import head_configuration  # noqa: E402
 from tests.refusals import refused  # noqa: E402
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of the trainers' own
@@ -268,13 +268,11 @@ def test_caps_of_other_names_are_read(tmp_path: Path) -> None:
         ("Gemma2ForCausalLM", {**GEMMA, "lru_width": None}, "final_logit_softcapping"),
     ):
         kind = getattr(transformers, name).config_class
-        assert head_settings(torch.nn.Linear(2, 2)).softcap is None
+        assert head_configuration(None).softcap is None
         made = kind(
             **{key: x for key, x in config.items() if x is not None}, vocab_size=CLASSES, **{setting: 7.5}
         )
-        holder = torch.nn.Module()
-        holder.config = made
-        assert head_settings(holder) == (7.5, 1.0), name
+        assert head_configuration(made) == (7.5, 1.0), name
     student, teacher = models(
         "RecurrentGemmaForCausalLM", GEMMA, logits_soft_cap=1e4
     )  # changes no logit visibly

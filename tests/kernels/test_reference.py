@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mpmath
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback import KL, Counts, Divergence, JensenShannon, Logits, Probs, Renyi, ReverseKL, TotalVariation
+from kullback.generators import FinitePair
 from kullback.kernels import blocks, finite_pair, reference, rounding_error
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
@@ -199,6 +200,22 @@ def test_blocks_hold_a_bounded_number_of_elements_and_whole_rows(monkeypatch: py
     for classes, rows in ((5, 2), (4, 2), (10, 1), (20, 1)):
         steps = [slice(i, i + rows) for i in range(0, 7, rows)]
         assert list(row_blocks(torch.zeros(7, classes))) == steps
+
+
+def test_off_the_cpu_a_block_has_two_million_elements_also_of_an_own_kind() -> None:
+    """Tensors on the device meta have no numbers, but their device is not the CPU."""
+    rows: list[int] = []
+
+    @dataclass(frozen=True)
+    class Own(Divergence):
+        def terms(self, pair: FinitePair) -> Tensor:
+            rows.append(len(pair.p))
+            return (pair.p - pair.q) ** 2 / (pair.p + pair.q)
+
+    p, q = torch.empty(2, 40, 128_256, device="meta")
+    RowDivergence(Own()).compute(p, q)
+    assert rows == [16, 16, 8]
+    assert next(row_blocks(torch.empty(3, 2**22, device="meta"))) == slice(0, 1)
 
 
 def test_sides_that_are_normalized_elsewhere_may_have_a_temperature() -> None:

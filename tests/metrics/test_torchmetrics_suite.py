@@ -350,6 +350,7 @@ def test_plot(reduction):
         figure, axis = drawn
         assert isinstance(figure, plt.Figure)
         assert isinstance(axis, plt.Axes)
+        assert axis.get_ylabel() == ("mean " if reduction == "mean" else "") + "KL(P‖Q), nats"
         plt.close(figure)
     figure, axis = plt.subplots()
     assert metric.plot(ax=axis)[1] is axis

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from torch.distributions import (
     Categorical,
     Gamma,
@@ -33,6 +34,8 @@ from kullback import (
     TotalVariation,
     fit,
 )
+from kullback.report import document
+from kullback.report.document import drawings
 from kullback.report.html import render
 from kullback.report.json import to_dict
 
@@ -91,14 +94,15 @@ def test_a_batch_is_a_frame_of_rows() -> None:
     assert repr(batch) == "Fit(Normal, KL(to || q)=3 values, by moment_matching)"
 
 
-def drawn(x: Fit) -> list[Any]:
-    figure = x.plot()
+def drawn(x: Fit, name: str | None = None) -> Any:
+    figure, axes = x.plot(name=name)
     figure.canvas.draw()
-    return list(figure.axes)
+    plt.close(figure)
+    return axes
 
 
 def test_curves_in_one_dimension(found: Fit) -> None:
-    target, history = drawn(found)
+    target, history = drawn(found), drawn(found, "history")
     labels = [line.get_label() for line in target.get_lines()]
     assert labels == ["to", "fit"]
     peak = max(target.get_lines()[1].get_ydata())
@@ -122,17 +126,19 @@ def test_curves_in_one_dimension(found: Fit) -> None:
         lambda: fit(Gamma(torch.ones(2, 2), 1.0), to=Gamma(torch.full((2, 2), 3.0), 1.0)),
     ],
 )
-def test_everything_of_one_or_two_dimensions_is_drawn_beside_its_history(make: Any) -> None:
-    axes = drawn(make())
-    assert len(axes) == 2
-    assert axes[0].get_legend() is not None
+def test_everything_of_one_or_two_dimensions_is_drawn_and_has_a_history(make: Any) -> None:
+    found = make()
+    assert drawn(found).get_legend() is not None
+    assert drawn(found, "fit").get_title() == "Target and fit"
+    assert drawn(found, "history").get_xlabel() == "step"
 
 
 def test_more_dimensions_have_their_history_alone() -> None:
     three = fit(
         MultivariateNormal(torch.zeros(3), torch.eye(3)), to=MultivariateNormal(torch.ones(3), torch.eye(3))
     )
-    assert len(drawn(three)) == 1
+    assert drawn(three).get_xlabel() == "step"
+    assert [plot.name for plot in drawings(document(three))] == ["history"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,8 @@ def test_nats_are_of_logarithms_alone(kind: Any) -> None:
     assert ("nats" in str(found)) == has
     assert ("nats" in found.to_json()) == has
     assert ("nats" in found.to_html()) == has
-    assert [axes.get_ylabel() for axes in found.plot().axes][-1] == "above the least" + ", nats" * has
+    assert drawn(found, "history").get_ylabel() == "KL(to ‖ q)\nabove the least" + ", nats" * has
+    assert found.to_dict()["unit"] == ("nats" if has else "dimensionless")
 
 
 @pytest.mark.parametrize("columns", ["0", "none"])

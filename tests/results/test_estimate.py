@@ -23,7 +23,7 @@ def _closed_figures():
 def test_a_batch_has_a_row_for_each_element():
     estimate = kl_estimate(Logits(torch.tensor([[2.0, 0.0], [0.0, 0.0]])), Logits(torch.zeros(2)))
     cells = Page(estimate._repr_html_())
-    assert cells.rows[0] == ["element", "value", "bound on the error"]
+    assert cells.rows[0] == ["element", "KL, nats", "bound on the error"]
     assert [row[0] for row in cells.rows[1:]] == ["0", "1"]
     assert float(cells.rows[1][1]) == pytest.approx(estimate.value[0].item(), rel=1e-5)
     assert cells.rows[2][1] == "0"
@@ -35,7 +35,7 @@ def test_a_scalar_from_draws_shows_its_interval_and_how_many_there_were():
     x, y = torch.randn(2, 500, generator=draw)
     estimate = kl_estimate(Samples(x), Samples(y))
     cells = Page(estimate._repr_html_())
-    assert cells.rows[0] == ["value", "standard error", "interval"]
+    assert cells.rows[0] == ["KL, nats", "standard error", "95 % interval"]
     low, high = (end.item() for end in estimate.interval)
     assert cells.rows[1][2] == f"{low:.6g} to {high:.6g}"
     assert f"by {estimate.method}, from 500 and 500 draws" in cells.texts
@@ -65,7 +65,7 @@ def test_twenty_elements_at_most(shape, last):
 def test_infinity_and_nan_are_written():
     value = torch.tensor([float("inf"), float("nan")])
     assert [row[1] for row in Page(Estimate(value, None, "series")._repr_html_()).rows] == [
-        "value",
+        "KL, nats",
         "inf",
         "nan",
     ]

@@ -13,6 +13,7 @@ from kullback.cli.option_command import command
 from kullback.cli.option_errors import in_options
 from kullback.cli.settings import Settings
 from kullback.common.constraints import Number
+from kullback.common.formats import unit_of_base
 from kullback.errors import ArgumentValueError, KullbackError, NoRuleError, printable
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from kullback.generators import Divergence
 
 LONGEST = 1_000
-UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
-
 
 OPTIONS = (
     Option(
@@ -108,7 +107,7 @@ def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Diver
     if bool(estimate.value.isnan().any()):
         reason = "its parameters are too small or too large"
         raise _undefined(f"{name} is beyond the range of float64", reason, "{got}")
-    unit = (" " + UNITS.get(base, f"in base {base:g}" if base else "")) if kind.logarithmic else ""
+    unit = f" {unit_of_base(base)}" if kind.logarithmic else ""
     method = estimate.method.replace("_", " ")
     error = "" if estimate.error is None else f", error at most {float(estimate.error.max()):.1g}"
     return f"{_numbers(estimate.value)}{unit}" + (f" ({method}{error})" if method else "")

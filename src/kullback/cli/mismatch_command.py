@@ -46,9 +46,9 @@ def mismatch(runs: tuple[Path, ...], settings: Settings) -> None:
     """Explain why the ratio of trainer and engine is not 1, from the tokens of RUN.
 
     \b
-    kullback mismatch outputs/token_exports
-    kullback mismatch logs/train_data_step12.jsonl --html mismatch.html
-    kullback mismatch tokens.parquet --fail-above k3=0.001
+    kullback mismatch run/token_exports
+    kullback mismatch logs --html mismatch.html
+    kullback mismatch tokens.parquet --fail-above k3=0.1
 
     RUN is a folder of prime-rl with token exports, a folder or file of NeMo-RL's training data, or a .parquet or .jsonl
     file with a row for each token. P is the engine, which sampled the tokens, and Q the trainer. The report has KL per

@@ -18,8 +18,10 @@ from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_
 from kullback.cli.settings import Settings
 from kullback.common.constraints import taken
 from kullback.common.progress import progress_bar
+from kullback.common.words import is_hidden_states
 from kullback.errors import ArgumentValueError, printable
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, is_reference
+from kullback.models.hidden_states import with_heads
 from kullback.predictions.checkpoint import kept_state
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ def run_model_comparison(
 ) -> Sequence[Verdict]:
     """Compare models on a text, write the reports, and return the verdicts of the gates."""
     text, resume = settings["--text"], settings["--resume"]
-    if text is None and not any(map(is_reference, (base, *candidates))):
+    names = (base, *candidates)
+    if text is None and not any(is_reference(name) or is_hidden_states(name) for name in names):
         raise ArgumentValueError.at(
             f"P = {printable(base)}",
             "--text",
@@ -43,11 +46,11 @@ def run_model_comparison(
             instead="--text FILE",
             wording="{wanted}; got {got}. Write: {instead}",
         )
-    files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - any text
+    files = [Path(name) for name in names if os.path.exists(name)]  # noqa: PTH110 - any text
     outputs = Outputs.of(settings, full=bool(settings["--full"]))
     as_llama_cpp = prints_as_llama_cpp(settings, outputs)
     arguments = settings.arguments("models")
-    check_outputs(outputs, [*files, text], state=resume)
+    check_outputs(outputs, [*files, *settings["--head"], text], state=resume)
     with kept_state(resume) as state:
         with (
             progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
@@ -55,12 +58,14 @@ def run_model_comparison(
                 {"base": "P, Q"}, {"base": "--as without --text, where P and Q are files of predictions"}
             ),
         ):
+            cut, loading = taken(Cut, arguments), taken(Loading, arguments)
+            first, *others = with_heads(names, settings["--head"], cut=cut, loading=loading)
             result = compare_models(
-                base,
-                list(candidates),
+                first,
+                others,
                 text,
-                cut=taken(Cut, arguments),
-                loading=taken(Loading, arguments),
+                cut=cut,
+                loading=loading,
                 run=replace(taken(Run, arguments), resume=state, progress=progress),
                 **arguments,
             )

@@ -140,6 +140,14 @@ MODEL_OPTIONS = (
         accepts=FLAG,
         into="trust_remote_code",
     ),
+    of_models(
+        "--head",
+        "The folder of the model whose norm and head make predictions of a folder of hidden states. Repeat it to give "
+        "each such folder its own.",
+        accepts=FILE,
+        metavar="MODEL",
+        repeatable=True,
+    ),
     of_models("--hub", "Allow names of models on the Hugging Face hub.", accepts=FLAG, into="hub"),
 )
 

@@ -13,13 +13,14 @@ from kullback.cli.outputs import check_files
 from kullback.cli.settings import Settings
 from kullback.common.progress import progress_bar
 from kullback.common.shared_constraints import STORED_TOP, TAIL_DRAWS
+from kullback.common.words import is_hidden_states
+from kullback.errors import ArgumentValueError, printable
 
 OPTIONS = (
     Option(
         "--text",
         "The text that the model reads, or JSONL with text, messages, or prompt and completion.",
         accepts=FILE,
-        required=True,
     ),
     Option("--output", "The file to write.", accepts=FILE, short="-o", metavar="FILE.klref", required=True),
     Option("--top", "The most probable tokens to keep.", accepts=STORED_TOP, into="top", default=64),
@@ -44,20 +45,34 @@ def record(model: str, settings: Settings) -> None:
     kullback record llama-8b --text wiki.txt -o llama-8b.klref
     kullback compare llama-8b.klref q4.gguf
 
-    MODEL is a folder of a Hugging Face model or a .gguf file. For each scored token, the file has the most probable
-    tokens, the total probability of all other tokens, and random draws from these. With this file, you can compare
-    another model with MODEL even where MODEL is not available.
+    MODEL is a folder of a Hugging Face model, a .gguf file, or with --head, a folder of hidden states. For each scored
+    token, the file has the most probable tokens, the total probability of all other tokens, and random draws from
+    these. With this file, you can compare another model with MODEL even where MODEL is not available.
     """
     from kullback.common.constraints import taken
     from kullback.models import Cut, Loading, record_reference
+    from kullback.models.hidden_states import with_heads
 
     text, output = settings["--text"], settings["--output"]
-    check_files([("--text", text), ("--config", settings["--config"])], [output], [model])
+    if (text is None) != is_hidden_states(model):
+        raise ArgumentValueError.at(
+            f"MODEL = {printable(model)}",
+            "--text",
+            wanted="a text, which the model reads"
+            if text is None
+            else "no text, as the hidden states have their own",
+            got="none" if text is None else printable(text),
+            instead="--text FILE" if text is None else "leave --text out",
+        )
+    check_files(
+        [("--text", text), ("--config", settings["--config"])], [output], [model, *settings["--head"]]
+    )
     arguments = settings.arguments()
     cut, loading = taken(Cut, arguments), taken(Loading, arguments)
+    [opened] = with_heads([model], settings["--head"], cut=cut, loading=loading)
     with progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress:
         notes = record_reference(
-            model, text, output, cut=cut, loading=loading, progress=progress, **arguments
+            opened, text, output, cut=cut, loading=loading, progress=progress, **arguments
         )
     for note in notes:
         click.echo(note)

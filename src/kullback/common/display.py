@@ -1,4 +1,4 @@
-"""The display of results as text, in notebooks, as HTML, as JSON and as data frames."""
+"""The display of results as text, in notebooks, as HTML, as JSON, as data frames and as plots."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from kullback.common.optional import is_installed, load
 from kullback.common.plain_values import JsonObject
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from pandas import DataFrame
     from rich.console import Console
 
@@ -25,7 +27,7 @@ _MARK = re.compile(r"##(?=\[|vso\[)")
 
 
 class Shown:
-    """The base class of results, with methods that return the result as text, HTML, JSON or a data frame.
+    """The base class of results, with methods that return the result as text, HTML, JSON, a data frame or a plot.
 
     The modules of `kullback.report` import the classes of results. To avoid an import cycle, this class imports these
     modules by name when a method is called.
@@ -49,8 +51,8 @@ class Shown:
         Arguments:
             flat: if True, return only the numbers, in one dict. Each key is a path, such as
                 ``"divergences/kl_pq/mean"`` or ``"columns/age/psi/interval/upper"``. True and False become 1 and 0.
-                Infinities and NaN stay floats. None, strings and lists of rows without names are left out. Weights &
-                Biases, MLflow and TensorBoard accept such a dict.
+                Infinities and NaN stay floats. None, strings (such as ``"unit"``) and lists of rows without names are
+                left out. Weights & Biases, MLflow and TensorBoard accept such a dict.
 
         Example:
             >>> from torch.distributions import Normal
@@ -62,13 +64,44 @@ class Shown:
         return self._report("json").to_dict(self, flat=flat)
 
     def to_pandas(self) -> DataFrame:
-        """Return the main numbers as a pandas DataFrame.
+        """Return the main numbers as a pandas DataFrame, with columns for their unit and their confidence.
+
+        The units of all kinds are also in ``attrs["units"]``.
 
         Raises:
             OptionalDependencyError: pandas is not installed.
         """
         load("pandas", "to_pandas")
         return self._report("frame").to_pandas(self)
+
+    def plot(self, ax: Axes | None = None, *, name: str | None = None) -> tuple[Figure, Axes]:
+        """Plot the main numbers with their intervals, or another drawing of the HTML page, with matplotlib.
+
+        The axis says the kind, the unit, and the confidence of the intervals. An arrow marks an interval without a
+        limit. An infinite value is written as text at the edge of the plot.
+
+        Arguments:
+            ax: the axes to draw on; by default new axes.
+            name: the name of another drawing. Predictions have ``"distribution"``, ``"quantiles"``, ``"segments"``,
+                ``"confidence"`` and ``"ladder"``. Models have ``"sizes"`` and ``"ladder"``. A fit has ``"fit"`` and
+                ``"history"``. A comparison of tables has the name of each column.
+
+        Returns:
+            the figure and the axes.
+
+        Raises:
+            OptionalDependencyError: matplotlib is not installed.
+            ArgumentValueError: there is no drawing of this name.
+
+        Example:
+            >>> import torch
+            >>> from kullback import Logits, kl_estimate
+            >>> figure, axes = kl_estimate(Logits(torch.eye(3)), Logits(torch.zeros(3))).plot()
+            >>> axes.get_ylabel()
+            'KL, nats (± bound on the error)'
+        """
+        figure, axes = self._report("figure").draw(self, ax, name)
+        return figure, axes
 
     def __str__(self) -> str:
         """Return the text report, or one line for a single number; with rich, the report is as wide as the terminal."""

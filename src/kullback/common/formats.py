@@ -140,6 +140,27 @@ class Unit(NamedTuple):
         return texts
 
 
+def unit_of_base(base: float | None) -> str:
+    """Return the unit of a divergence whose logarithm has the given base; None is the natural logarithm.
+
+    Example:
+        >>> [unit_of_base(base) for base in (None, 2, 10, 3)]
+        ['nats', 'bits', 'hartleys', 'in base 3']
+    """
+    units: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
+    return units.get(base, f"in base {base:g}" if base else "")
+
+
+def level_of(confidence: float | None) -> str:
+    """Return the meaning of the ends of an interval, for the axis of a plot and the heading of a table.
+
+    Example:
+        >>> level_of(0.9), level_of(None)
+        ('90 % interval', 'interval')
+    """
+    return "interval" if confidence is None else f"{100 * confidence:g} % interval"
+
+
 def percent(proportion: float) -> str:
     """Format a proportion in percent; only exactly 1 becomes "100.00%", and only exactly 0 becomes "0.00%".
 

@@ -62,7 +62,13 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
     if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
         return True
     path = Path(text)
-    return (path / "config.json").is_file() or (hub and not path.exists())
+    return (path / "config.json").is_file() or is_hidden_states(path) or (hub and not path.exists())
+
+
+def is_hidden_states(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name means a folder of hidden states: safetensors files without the config.json of a model."""
+    path = Path(name)
+    return path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

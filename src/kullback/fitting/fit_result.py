@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -13,15 +13,12 @@ from kullback.errors import ConvergenceError, Explanation
 from kullback.generators import Divergence
 from kullback.results.estimate import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
     """A distribution fitted by `kullback.fit`, with its divergence from the target.
 
-    ``print`` and notebooks show the fit as a table; `plot` draws the target, the fit and the history.
+    ``print`` and notebooks show the fit as a table; `plot` draws the target and the fit, or the history.
 
     Attributes:
         distribution: the fitted distribution, in the dtype of the start and without gradient.
@@ -81,19 +78,6 @@ class Fit(Shown):
         steps = int(self.iterations.max()) if count else 0
         after = f" in {steps} iterations" if steps else ""
         return f"Fit({name}, {self.quantity}={size}, by {self.method}{after})"
-
-    def plot(self) -> Figure:
-        """Return a figure with the densities of the target and the fit, in one or two dimensions, and the history.
-
-        For a batch, the figure shows the first element.
-
-        Returns:
-            a figure of matplotlib; its method ``savefig`` writes a file.
-
-        Raises:
-            OptionalDependencyError: matplotlib is not installed.
-        """
-        return self._report("plots.fit").draw(self)
 
 
 class FitError(ConvergenceError):

@@ -10,19 +10,11 @@ from torch import Tensor
 
 from kullback.common.inputs import is_other_storage
 from kullback.errors import invalid_value
-from kullback.integrations.model_reading import without_wrappers
+from kullback.losses.head_configuration import head_configuration
 from kullback.nn import LinearDistillationLoss
 from kullback.parallel.shards import is_dtensor
 
 _LOGITS = "loss=kullback.nn.DistillationLoss()"
-
-# Configurations of Hugging Face models use these names for the largest absolute logit and for the factor of the logits.
-_CAPS = (
-    "final_logit_softcapping",
-    "logits_soft_cap",
-    "output_logit_soft_cap",
-)  # Gemma, RecurrentGemma, xLSTM
-_SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier")  # Cohere, Glimmer, Falcon
 
 
 class ModelHead(NamedTuple):
@@ -114,7 +106,7 @@ class ModelHead(NamedTuple):
         near = 0.05 if {products.dtype, logits.dtype} & {torch.bfloat16, torch.float16} else 1e-3
         size = logits.float().abs().amax().clamp(min=1e-6)
         # The effect of a cap on small logits is below the tolerance, so the cap in the configuration is compared too.
-        wanted = head_settings(self.module).softcap
+        wanted = head_configuration(getattr(self.module, "config", None)).softcap
         if (wanted is not None and wanted != cap) or not bool(
             (made - logits.float()).abs().amax() <= near * size
         ):
@@ -135,26 +127,3 @@ def _saved_copy(head: Any) -> Any:
         return head
     active = next((name for name in names if name in copies), None)
     return head.original_module if head.disable_adapters or active is None else copies[active]
-
-
-class HeadSettings(NamedTuple):
-    """What a model does with the product of its head: a factor, then a cap."""
-
-    softcap: float | None
-    logit_scale: float
-
-
-def head_settings(model: Any) -> HeadSettings:
-    """Return the cap and the scale of a Hugging Face model's logits, from its configuration."""
-    config: Any = getattr(without_wrappers(model), "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    cap, scale = (_first_of(config, names) for names in (_CAPS, _SCALES))
-    divisor = getattr(config, "logits_scaling", None)  # Granite divides by it, HyperCLOVA X multiplies
-    if scale is None and divisor is not None:
-        scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
-    return HeadSettings(cap, 1.0 if scale is None else scale)
-
-
-def _first_of(config: object, names: tuple[str, ...]) -> float | None:
-    """Return the first of the attributes that is not None."""
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

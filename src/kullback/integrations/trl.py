@@ -16,9 +16,9 @@ from kullback.common.optional import load
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
 from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
-from kullback.integrations.model_heads import head_settings
-from kullback.integrations.model_reading import Features, logits_of, without_containers
+from kullback.integrations.model_reading import Features, logits_of, without_containers, without_wrappers
 from kullback.losses.distillation import distillation_loss
+from kullback.losses.head_configuration import head_configuration
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationTrainer", "GKDTrainer", "generalized_jsd_loss"]
@@ -269,7 +269,10 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
         kind, temperature = of_beta(self.beta), self.temperature
         if "logits_to_keep" not in self.model_kwarg_keys:  # the model makes all its logits in any case
             return DistillationLoss(kind=kind, temperature=temperature)
-        student, teacher = (head_settings(model) for model in (self.model, self.teacher_model))
+        student, teacher = (
+            head_configuration(getattr(without_wrappers(model), "config", None))
+            for model in (self.model, self.teacher_model)
+        )
         return LinearDistillationLoss(
             kind=kind,
             temperature=temperature,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from kullback.io.reader import Reader, StoredMass
+    from kullback.io.windows import Windows
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
@@ -188,6 +189,7 @@ class RowSource(RowStream):
         self.dtype = reader.dtype
         self.labels, self.clusters = reader.labels, reader.clusters
         self.windows, self.metadata = reader.windows, reader.metadata
+        self.finds_windows = isinstance(reader, StreamReader) and reader.finds_windows
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -346,6 +348,11 @@ class RowSource(RowStream):
         check_rows(block, self.representation, start, self.ref)
         return block
 
+    def over(self, windows: Windows) -> RowSource:
+        if isinstance(self._reader, StreamReader) and self.finds_windows:
+            return RowSource(self._reader.over(windows))
+        return self
+
     def identity(self) -> object:
         known = [self.format, self.key, self.shape, self.representation, self.class_names]
         return [*known, self._reader.identity()]
@@ -459,12 +466,14 @@ def paired_blocks(
 def matched(
     p: RowSource, q: RowSource
 ) -> tuple[RowSource, Callable[[int, Callable[[], list[int]]], FileError]]:
-    """Return Q with its classes in P's order, and the function `differ` for `in_step`.
+    """Return Q with its classes, and if it finds windows its windows, in P's order; and the function `differ` for
+    `in_step`.
 
     Raises:
         FileError: the sources differ in the number of rows or classes, or a class name occurs in only one source.
     """
     q = q.in_order_of(p)
+    q = q.over(p.windows) if q.finds_windows and p.windows is not None else q
     for source in (p, q):  # now, because some workers never read the first block
         source.require_classes()
 

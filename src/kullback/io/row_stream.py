@@ -42,6 +42,7 @@ class RowStream(Closes, ABC):
             the labels, and the windows are the clusters.
         metadata: texts about the windows, as in a reference file: ``"context"``, ``"score"``, and ``"tokenizer"``,
             which is the fingerprint of the vocabulary.
+        finds_windows: whether `over` finds windows by their tokens, so that the order of `windows` has no meaning.
 
     Example:
         >>> import torch
@@ -69,6 +70,7 @@ class RowStream(Closes, ABC):
     class_names: tuple[str, ...] | None = None
     windows: Windows | None = None
     metadata: Mapping[str, str] = MappingProxyType({})
+    finds_windows: bool = False
 
     @abstractmethod
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Any]:
@@ -88,6 +90,15 @@ class RowStream(Closes, ABC):
         the value is the same.
         """
         return [type(self).__qualname__, self.name, self.classes, self.rows]
+
+    def over(self, windows: Windows) -> RowStream:
+        """Return a stream of the rows of other windows. Implement this method if `finds_windows`.
+
+        Raises:
+            FileError: the stream does not have these windows.
+        """
+        del windows
+        return self
 
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences without a period."""
@@ -113,6 +124,7 @@ class StreamReader(Reader):
         self.shape = None if stream.rows is None else (stream.rows, stream.classes)
         self.representation, self.class_names = stream.representation, stream.class_names
         self.windows, self.metadata = stream.windows, stream.metadata
+        self.finds_windows = stream.finds_windows
         self.labels, self.clusters = stream.labels, stream.clusters
         if stream.windows is not None:
             self.labels = stream.windows.labels if stream.labels is None else stream.labels
@@ -125,6 +137,10 @@ class StreamReader(Reader):
     def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
         blocks = (block.detach().cpu() for block in self._stream.blocks(rows=rows, first=first))
         return regroup(blocks, rows, join_tensors)
+
+    def over(self, windows: Windows) -> StreamReader:
+        """Return a reader of the rows of other windows."""
+        return StreamReader(self._stream.over(windows), self.ref.name)
 
     def identity(self) -> object:
         return self._stream.identity()

@@ -32,6 +32,8 @@ SAFETENSORS_DTYPES = {
     "U16": torch.uint16,
     "U32": torch.uint32,
 }
+# Hidden states may have these dtypes, with scales. Predictions may not: float8 has no room for a log-probability.
+FLOAT8_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 METADATA = "__metadata__"
 Entry = JsonObject  # the header's entry of a tensor or of the metadata
 LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
@@ -100,12 +102,18 @@ def entry_dtype(dtype: torch.dtype) -> str:
     return next(name for name, each in SAFETENSORS_DTYPES.items() if each == dtype)
 
 
-def tensor_layout(ref: FileReference, name: str, entry: Entry, data: int) -> ArrayLayout:
+def tensor_layout(
+    ref: FileReference,
+    name: str,
+    entry: Entry,
+    data: int,
+    dtypes: Mapping[str, torch.dtype] = SAFETENSORS_DTYPES,
+) -> ArrayLayout:
     """Return the layout that an entry of the header describes; the tensors begin at byte `data`."""
-    dtype = SAFETENSORS_DTYPES.get(str(entry.get("dtype")))
+    dtype = dtypes.get(str(entry.get("dtype")))
     if dtype is None:
         raise ref.error(
-            wanted=f"a tensor of {', '.join(SAFETENSORS_DTYPES)}",
+            wanted=f"a tensor of {', '.join(dtypes)}",
             got=f"{name!r} of {entry.get('dtype')}",
             instead="convert it to BF16 or F32 first",
         )

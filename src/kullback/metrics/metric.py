@@ -215,7 +215,7 @@ class KLDivergence(ExactMetric):
             return sketch.quantile(probabilities).to(self._result_dtype())
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot one or several values, as every torchmetrics metric does.
+        """Plot one or several values, as every torchmetrics metric does, with kind and unit on the axis.
 
         Arguments:
             val: a result of `forward` or `compute`, or a list of results; by default the result of `compute`.
@@ -231,10 +231,13 @@ class KLDivergence(ExactMetric):
             >>> import torch
             >>> from kullback.metrics import KLDivergence
             >>> figure, axis = KLDivergence().plot([torch.tensor(0.2), torch.tensor(0.1)])
-            >>> axis.get_xlabel()
-            'Step'
+            >>> axis.get_xlabel(), axis.get_ylabel()
+            ('Step', 'mean KL(P‖Q), nats')
         """
-        return self._plot(val, ax)
+        figure, axis = self._plot(val, ax)
+        of_rows = {"mean": "mean ", "sum": "sum of "}.get(self.reduction or "none", "")
+        axis.set_ylabel(f"{of_rows}KL(P‖Q), nats")
+        return figure, axis
 
     def _statistics(self) -> tuple[Moments, QuantileSketch]:
         """Return the moments and the quantile sketch of all rows so far, from the metric's states or from the stored

@@ -88,8 +88,8 @@ def compare_models(
     Arguments:
         base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module that is called with
             ``input_ids`` and returns logits, or a reference file (``.klref``). P may also be a source from
-            `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream`, with one row for each
-            scored token.
+            `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream` such as `HiddenStates`,
+            with one row for each scored token.
         candidates: Q, in the same forms as the base, or the address of a server (``http://...``) with vLLM's, SGLang's
             or OpenAI's completions API. Pass one candidate, a list, or a mapping from names to candidates. If two
             candidates in a list have the same name, the second is called ``"name (2)"``, and so on.

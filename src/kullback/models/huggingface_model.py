@@ -91,7 +91,7 @@ class HuggingFaceModel(LanguageModel):
         if not self._by_rows:
             yield from self._call(inputs)[places.to(device)].split(rows)
             return
-        with _once(_body(self.model)) as once:
+        with _once(body_of(self.model)) as once:
             for part in places.split(rows):
                 with once():
                     logits = self._call(inputs, logits_to_keep=part.to(device))
@@ -173,7 +173,7 @@ def _has_plain_head(model: Any) -> bool:
     return type(head.weight) in plain and head.weight.is_floating_point() and not hooks
 
 
-def _body(model: torch.nn.Module) -> torch.nn.Module | None:
+def body_of(model: torch.nn.Module) -> torch.nn.Module | None:
     """Return the part of a causal language model before the head; None if the model does not name this part."""
     body = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
     return body if isinstance(body, torch.nn.Module) and body is not model else None
@@ -239,19 +239,19 @@ def open_folder(
     transformers = load("transformers", "a Hugging Face model")
     shown = printable(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": not hub}
-    with _loading(shown, "a causal language model's config.json"):
+    with loading_errors(shown, "a causal language model's config.json"):
         config = transformers.AutoConfig.from_pretrained(name, **options)
-    _require_causal(shown, config)
+    require_causal(shown, config)
     wanted = "a tokenizer in the same folder"
     instead = "save it there (tokenizer.save_pretrained(folder))"
-    with _loading(shown, wanted, instead):
+    with loading_errors(shown, wanted, instead):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
         vocabulary = len(tokenizer)
     if not vocabulary:
         raise ModelError.at(
             f"model = {shown}", "model", wanted=wanted, got="one without tokens", instead=instead
         )
-    with _loading(shown, "weights that fit the model"), _without_bars(transformers):
+    with loading_errors(shown, "weights that fit the model"), _without_bars(transformers):
         options |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             name, config=config, output_loading_info=True, **options
@@ -282,9 +282,10 @@ def _without_bars(transformers: Any) -> Generator[None]:
 
 
 @contextmanager
-def _loading(
+def loading_errors(
     shown: str, wanted: str, instead: str = "check the folder, or load it in Python and pass the module"
 ) -> Generator[None]:
+    """Turn any error of transformers into a `ModelError` for the model `shown`."""
     try:
         yield
     except Exception as error:
@@ -292,7 +293,8 @@ def _loading(
         raise ModelError.at(f"model = {shown}", "model", wanted=wanted, got=got, instead=instead) from error
 
 
-def _require_causal(shown: str, config: Any) -> None:
+def require_causal(shown: str, config: Any) -> None:
+    """Refuse the configuration of a model that does not predict the next token."""
     names = list(getattr(config, "architectures", None) or ())
     wrong = getattr(config, "is_encoder_decoder", False) or (
         names

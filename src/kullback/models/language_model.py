@@ -23,7 +23,8 @@ class ModelInfo:
 
     Attributes:
         name: the path or address of the model.
-        kind: ``"Hugging Face"``, ``"GGUF"``, ``"server"``, ``"reference"`` or ``"module"``.
+        kind: ``"Hugging Face"``, ``"GGUF"``, ``"server"``, ``"reference"``, ``"module"``, ``"hidden states"``, or the
+            format of a file.
         dtype: the dtype of the weights or logits, such as ``"bfloat16"``, or a quantization, such as ``"Q4_K"``; None
             if unknown.
         classes: the number of classes of the logits.

@@ -107,10 +107,17 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
 
 def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder | None:
     """Return the side whose stored windows the comparison uses; None if a text is cut into windows instead."""
-    holders = (each for each in everyone if _holds_windows(each))
-    if _holds_windows(everyone[0]) or text is None or not any(map(_reads, everyone)):
-        return cast("Holder | None", next(holders, None))
-    return None
+    holders = cast("list[Holder]", [side for side in everyone if _holds_windows(side)])
+    holders.sort(key=_finds_windows)  # these can follow the order of another side
+    if not holders:
+        return None
+    first = holders[0]
+    has_order = first is everyone[0] and not _finds_windows(first)
+    return first if has_order or text is None or not any(map(_reads, everyone)) else None
+
+
+def _finds_windows(opened: Opened) -> bool:
+    return isinstance(opened, RowSource) and opened.finds_windows
 
 
 def _holds_windows(opened: Opened) -> bool:
@@ -151,7 +158,7 @@ class _Matcher:
     def side(self, opened: Opened) -> ModelSide:
         """Return an opened model or file as a side."""
         if _holds_windows(opened) and opened is not self.holder:
-            self._require_same_windows(cast("Holder", opened))
+            opened = self._with_same_windows(cast("Holder", opened))
         if isinstance(opened, Reference):
             return ReferenceSide.of(opened)
         if isinstance(opened, RowSource):
@@ -202,8 +209,8 @@ class _Matcher:
             instead="compare models of one tokenizer",
         )
 
-    def _require_same_windows(self, opened: Holder) -> None:
-        """Refuse a side whose tokens differ from the tokens of the comparison."""
+    def _with_same_windows(self, opened: Holder) -> Holder:
+        """Return a side with the windows of the comparison; refuse a side of other tokens."""
         if self.holder is not None:
             _require_fingerprint(opened.ref.shown, opened.metadata.get("tokenizer"), self.holder)
             instead = "record both of one text, with one --context and --score"
@@ -211,7 +218,10 @@ class _Matcher:
             reader = cast("LanguageModel", self.reader)
             _require_fingerprint(printable(reader.name), reader.vocabulary.fingerprint, opened)
             instead = "leave the text out, or record the reference again"
+        if isinstance(opened, RowSource) and opened.finds_windows:
+            return opened.over(self.windows)
         _require_windows(opened, self.windows, instead)
+        return opened
 
     def _require_same_text(self, server: ServerModel) -> None:
         """Refuse a server that cuts the text into other tokens than the comparison."""

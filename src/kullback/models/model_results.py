@@ -102,7 +102,7 @@ class ModelComparison(Shown):
     """The result of `compare_models`.
 
     ``print`` shows the comparison as text, and a notebook shows a table. `to_html`, `to_json`, `to_dict` and
-    `to_pandas` convert the comparison.
+    `to_pandas` convert the comparison, and `plot` draws it.
 
     Attributes:
         base: the base's name and origin.

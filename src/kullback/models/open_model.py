@@ -13,7 +13,7 @@ import torch
 from kullback.common.constraints import FLAG, Arguments
 from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
-from kullback.common.words import RepresentationName
+from kullback.common.words import RepresentationName, is_hidden_states
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
 from kullback.io.row_sources import checked
@@ -115,6 +115,13 @@ def open_model(model: object, loading: Loading = LOADING, *, argument: str = "mo
     if (path.is_dir() and (path / "config.json").is_file()) or (loading.hub and not path.exists()):
         weights = {"dtype": loading.dtype, "device": loading.device}
         return open_folder(name, **weights, trust_remote_code=loading.trust_remote_code, hub=loading.hub)
+    if is_hidden_states(path):
+        raise ModelError.at(
+            f"{argument} = {printable(name)}",
+            wanted="a folder of a Hugging Face model, or hidden states with the head of their model",
+            got="a folder of safetensors files alone",
+            instead=f"HiddenStates({name!r}, head='folder/of/model') (--head MODEL)",
+        )
     sort = ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
     raise ModelError.at(
         f"{argument} = {printable(name)}",

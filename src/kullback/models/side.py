@@ -105,8 +105,9 @@ class DenseSide(ModelSide):
                 got=str(source.rows),
                 instead="use the text, --context and --score that the file was written with",
             )
-        dtype = str(source.dtype).removeprefix("torch.")
-        return cls(ModelInfo(str(source.path), source.format, dtype, source.classes), windows, source)
+        kind = source.metadata.get("model_kind", source.format)
+        dtype = source.metadata.get("dtype", str(source.dtype).removeprefix("torch."))
+        return cls(ModelInfo(str(source.path), kind, dtype, source.classes), windows, source)
 
 
 class ReferenceSide(ModelSide):

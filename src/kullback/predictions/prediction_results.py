@@ -221,7 +221,7 @@ class Comparison(Shown):
     """The result of `compare_predictions`.
 
     ``print`` shows the comparison as text, and a notebook shows a table. `to_html`, `to_json`, `to_dict` and
-    `to_pandas` convert the comparison.
+    `to_pandas` convert the comparison, and `plot` draws it.
 
     Attributes:
         p_name: the path of P, or the shape of its tensor.

@@ -10,6 +10,7 @@
 | `json.dumps(result, verdicts)`, `json.to_dict(result, verdicts)` | strict JSON of a fixed schema | |
 | `json.to_dict(result, verdicts, flat=True)` | the numbers under names such as ``divergences/kl_pq/mean`` | |
 | `frame.to_pandas(result, verdicts)` | the exact numbers | pandas |
+| `figure.draw(result, axes, name)` | a plot on matplotlib axes | matplotlib |
 | `check_writable(path)`, `write(path, text)` | a complete file or none | |
 
 Every medium renders every type of result: comparisons of predictions, models and tables, fits, estimates, tests and
@@ -20,7 +21,7 @@ that makes its `Document` with ``@document.register(Type)``.
 from __future__ import annotations
 
 from kullback.common.files import check_writable, write
-from kullback.report import frame, html, json, markdown, terminal
+from kullback.report import figure, frame, html, json, markdown, terminal
 from kullback.report.subjects import document
 
-__all__ = ["check_writable", "document", "frame", "html", "json", "markdown", "terminal", "write"]
+__all__ = ["check_writable", "document", "figure", "frame", "html", "json", "markdown", "terminal", "write"]

@@ -7,7 +7,7 @@ are plain, and each medium escapes them. The page shows the two bars of KL(P||Q)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -258,6 +258,48 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """The divergences that a result measures: their kinds and units, and the confidence level of their intervals.
+
+    Attributes:
+        units: the unit of each kind, ``"dimensionless"`` without a logarithm; the main kind is first.
+        confidence: the confidence level of the intervals; None if there are none, or if it is unknown.
+        further: other facts that apply to all numbers, such as ``method``.
+    """
+
+    units: Mapping[str, str]
+    confidence: float | None = None
+    further: Mapping[str, str | float] = field(default_factory=dict)
+
+    def fields(self) -> Fields:
+        """Return the fields of the JSON: ``kind`` of a single kind, or ``units`` of several kinds."""
+        kind, unit = next(iter(self.units.items()))
+        first: Fields = {"kind": kind, "unit": unit}
+        several: Fields = {"unit": unit, "units": dict(self.units)}
+        return {**(first if len(self.units) == 1 else several), "confidence": self.confidence, **self.further}
+
+    def columns(self, frame: Frame) -> dict[str, Column]:
+        """Return further columns of a data frame: ``unit`` and ``confidence``, and ``kind`` of a single kind.
+
+        If each row is one kind, the row has its own unit. If each column is one kind, ``unit`` is the unit of the main
+        kind, and a kind with another unit has a column such as ``tv_unit``.
+        """
+        fields = self.fields()
+        several = fields.pop("units", None) is not None
+        rows = len(next(iter(frame.columns.values()), ()))
+        columns: dict[str, Column] = {name: [value] * rows for name, value in fields.items()}
+        if frame.index is not None and self.units.keys() >= set(frame.index):
+            columns["unit"] = [self.units[kind] for kind in frame.index]
+        elif several:
+            others = [kind for kind in self.units if kind in frame.columns]
+            units = {
+                f"{kind}_unit": self.units[kind] for kind in others if self.units[kind] != fields["unit"]
+            }
+            columns |= {name: [unit] * rows for name, unit in units.items()}
+        return columns
+
+
+@dataclass(frozen=True)
 class Document:
     """The content of a report on one result, for every medium.
 
@@ -275,6 +317,8 @@ class Document:
         brief: the most important numbers, for a terminal; None if the whole report is short.
         limit: an example of a limit for the command; empty if the command takes no limits.
         in_one_line: whether `str` of the result returns only the outcome.
+        measured: the kinds, units and confidence of the numbers, for JSON and data frame; None if there are none.
+        plot: the plot of the main numbers; None if the first plot in `blocks` is the main plot.
     """
 
     title: str
@@ -288,6 +332,8 @@ class Document:
     brief: Brief | None = None
     limit: str = ""
     in_one_line: bool = False
+    measured: Measured | None = None
+    plot: Plot | None = None
 
     @property
     def outcome(self) -> str:
@@ -301,6 +347,11 @@ class Document:
         if not self.verdicts:
             return self.headline.tone
         return TONES[worst(self.verdicts)]
+
+
+def drawings(document: Document) -> Iterator[Plot | Bars]:
+    """Yield the drawings of the page."""
+    yield from (item for block in document.blocks if isinstance(block, Gallery) for item in block.items)
 
 
 def main_blocks(document: Document) -> Iterator[Table | Code | Findings]:

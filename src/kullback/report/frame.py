@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
-    """Return a result as a data frame; its ``attrs["gates"]`` has the outcome of each limit.
+    """Return a result as a data frame with the unit and the confidence of its numbers.
+
+    The ``attrs`` of the frame also have the unit of each kind as ``units``, and the outcome of each limit as ``gates``.
 
     Arguments:
         result: a result of kullback, or its `Document`.
@@ -37,6 +39,9 @@ def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
         numbers = Frame(dict(zip(table.headings, zip(*table.rows, strict=True), strict=True)))
     else:
         numbers = page.frame()
-    frame = pd.DataFrame(dict(numbers.columns), index=numbers.index)
+    labels = {} if page.frame is None or page.measured is None else page.measured.columns(numbers)
+    frame = pd.DataFrame({**numbers.columns, **labels}, index=numbers.index)
+    if page.measured is not None:
+        frame.attrs |= {"units": dict(page.measured.units), "confidence": page.measured.confidence}
     frame.attrs["gates"] = {verdict.limit: verdict.outcome for verdict in verdicts}
     return frame

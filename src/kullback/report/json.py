@@ -2,8 +2,10 @@
 
 A result without a schema of its own has ``"schema": "kullback.document/1"``: ``outcome`` and ``size`` (strings),
 ``numbers`` (the columns of the data frame), ``tables`` (objects ``title``, ``headings``, ``rows``, ``caption``) and
-``remarks`` (objects ``level``, ``message``). Several batches have ``"schema": "kullback.batches/1"`` and ``batches``,
-one object of `kullback.report.schemas.tables` for each batch. If you set limits, every document has ``gates``.
+``remarks`` (objects ``level``, ``message``). ``kind`` and ``unit`` are of the numbers, ``confidence`` (number or null)
+of their intervals; an estimate and a fit have ``method``, and an estimate that is not in nats has ``base`` (number).
+Several batches have ``"schema": "kullback.batches/1"`` and ``batches``, one object of `kullback.report.schemas.tables`
+for each batch. If you set limits, every document has ``gates``.
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
 """
 
@@ -45,10 +47,11 @@ def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False
     """
     page = document(result, verdicts)
     fields = _plain(page) if page.fields is None else page.fields()
+    labels = {} if page.measured is None else page.measured.fields()
     if flat:
-        return flat_numbers(_gates(page.verdicts) | fields)
-    first = {name: fields.pop(name) for name in ("schema", "unit") if name in fields}
-    return first | json_safe(_gates(page.verdicts) | fields)
+        return flat_numbers(labels | _gates(page.verdicts) | fields)
+    first = {"schema": fields.pop("schema")} if "schema" in fields else {}
+    return json_safe(first | labels | _gates(page.verdicts) | fields)
 
 
 def dumps(result: Any, verdicts: Sequence[Verdict] = ()) -> str:

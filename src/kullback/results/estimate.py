@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -34,7 +33,7 @@ class Estimate(ShortRepr, ShownNumber):
         confidence: the coverage probability of the interval; None if unknown.
 
     `print` writes the estimate in one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value.
-    Like other results, an estimate has the methods `to_html`, `to_json`, `to_dict` and `to_pandas`.
+    Like other results, an estimate has the methods `plot`, `to_html`, `to_json`, `to_dict` and `to_pandas`.
 
     Example:
         >>> import torch
@@ -73,27 +72,3 @@ class Estimate(ShortRepr, ShownNumber):
             name: value.detach() if isinstance(value, Tensor) and not value.is_leaf else value
             for name, value in self.__dict__.items()
         }
-
-    def plot(self, ax: Any = None) -> Any:
-        """Plot the value of each element of the batch, with its interval, standard error or error bound.
-
-        An arrow marks an interval without an upper limit. An infinite value is written as text at the upper edge of the
-        plot.
-
-        Arguments:
-            ax: a matplotlib axis to draw on; by default a new axis.
-
-        Returns:
-            the figure and the axis.
-
-        Raises:
-            OptionalDependencyError: matplotlib is not installed.
-
-        Example:
-            >>> import torch
-            >>> from kullback import Logits, kl_estimate
-            >>> figure, axis = kl_estimate(Logits(torch.eye(3)), Logits(torch.zeros(3))).plot()
-            >>> axis.get_ylabel()
-            'KL, nats (± bound on the error)'
-        """
-        return self._report("plots.estimates").draw(self, ax)

@@ -203,8 +203,8 @@ class TableComparison(Shown):
     """The comparison of two tables, made by `kullback.compare_tables`.
 
     ``print`` shows the comparison as text, and a notebook shows it as a table. `to_html`, `to_json`, `to_dict` and
-    `to_pandas` convert it. ``comparison["column"]`` is the comparison of one column, and ``comparison["a", "b"]`` is
-    the comparison of two columns together.
+    `to_pandas` convert it, and `plot` draws it. ``comparison["column"]`` is the comparison of one column, and
+    ``comparison["a", "b"]`` is the comparison of two columns together.
 
     Attributes:
         p_name: the name of P: a path, or the type of the table.

@@ -241,6 +241,8 @@ def test_json_holds_every_field_of_the_comparison():
     found = strict(report_json.dumps(COMPARISON))
     assert found.pop("schema") == "kullback.predictions/3"
     assert found.pop("unit") == "nats"
+    nats = dict.fromkeys(("kl_pq", "kl_qp", "js"), "nats")
+    assert (found.pop("units"), found.pop("confidence")) == ({**nats, "tv": "dimensionless"}, 0.95)
     fields = {field.name: getattr(COMPARISON, field.name) for field in dataclasses.fields(COMPARISON)}
     assert fields.pop("further") == {}  # without statistics of the user, JSON has no such field
     assert [name for name in fields if not same(found[name], fields[name])] == []
@@ -283,7 +285,8 @@ def test_the_names_in_version_3_of_the_schema_stay():
     ends = dict.fromkeys(("difference", "perplexity_ratio"), COMPARISON.labels.cross_entropy_p)
     labels = dataclasses.replace(COMPARISON.labels, **ends, **top_k)
     assert shape(strict(report_json.dumps(changed(divergences=finite, labels=labels)))) == {
-        **dict.fromkeys(("schema", "unit", "p_name", "q_name", "rows", "classes", "clusters")),
+        **dict.fromkeys(("schema", "unit", "confidence", "p_name", "q_name", "rows", "classes", "clusters")),
+        "units": divergences,
         "divergences": dict.fromkeys(divergences, summary),
         "acceptance_rate": mean,
         "top1_agreement": proportion,

@@ -69,7 +69,7 @@ QUANTITY = {"value", "standard_error", "interval"}
 DIVERGENCES = {"kl_pq", "kl_qp", "js", "psi", "tv", "p_value", "p_adjusted", "bins", "notes"}
 SCHEMA = {
     "": {
-        *("schema", "unit", "p_name", "q_name", "p_rows", "q_rows", "columns", "joint", "findings"),
+        *("schema", "unit", "units", "p_name", "q_name", "p_rows", "q_rows", "columns", "joint", "findings"),
         *("confidence", "max_bins", "weights", "cluster"),
     },
     "columns": {

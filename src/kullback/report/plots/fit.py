@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from kullback.common.dtypes import upcast
-from kullback.common.optional import load
 from kullback.pairs.clone import unvalidated
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.report.document import Plot
-from kullback.report.plots.svg import FIRST, SECOND, STYLE, draw_legend, make_logarithmic
+from kullback.report.plots.svg import FIRST, SECOND, draw_legend, make_logarithmic
 from kullback.representations import Representation
 from kullback.samples import Samples
 
@@ -23,61 +22,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from kullback.fitting.fit_result import Fit
 
-    # A painter draws on axes. The two strings are the colors of the target and of the fit.
-    _Painter = Callable[[Axes, str, str], None]
-
-TARGET, FITTED, INK, FAINT = "#2b6cb0", "#c2410c", "#222222", "#cccccc"
 DRAWS = 4_000
 GRID = 801
 MOST_BARS = 60
 
 
-def draw(fit: Fit) -> Figure:
-    """Draw the target and the fit, if they have one or two dimensions, and the history beside them."""
-    style, figures = (load(f"matplotlib.{module}", "fit(...).plot()") for module in ("style", "figure"))
-    colors = {name: value for name, value in STYLE.items() if not isinstance(value, str) or value[:1] != "#"}
-    with style.context(["default", {**colors, "axes.edgecolor": INK, "grid.color": FAINT}]):
-        painters = _painters(fit)
-        figure = figures.Figure(figsize=(5.0 * len(painters), 3.4))
-        for place, (_, _, paint) in enumerate(painters):
-            paint(figure.add_subplot(1, len(painters), place + 1), TARGET, FITTED)
-    return figure
-
-
 def draw_plots(fit: Fit) -> list[Plot]:
-    """Return the plots of `draw` in the colors of a page."""
-    return [
-        Plot(f"fit-{place}", title, caption, lambda axes, paint=paint: paint(axes, FIRST, SECOND))
-        for place, (title, caption, paint) in enumerate(_painters(fit))
-    ]
+    """Return the plot of the target and the fit, if they have one or two dimensions, and the plot of the history."""
+    caption = f"{fit.quantity} above the least of all steps{unit(fit, ', in ')}."
+    history = Plot("history", "History", caption, partial(_history, fit))
+    fitted, target = _as_distribution(fit.distribution), _as_distribution(fit.to)
+    if not isinstance(fitted, Distribution):
+        return [history]
+    paint, content = None, ""
+    if _is_whole(fitted):
+        paint, content = _bars, "Probabilities"
+    elif not fitted.event_shape:
+        paint, content = _curves, "Densities"
+    elif fitted.event_shape == (2,):
+        paint, content = _contours, "Lines of equal density"
+    if paint is None:
+        return [history]
+    of_batch = ", the first element of the batch" if fit.value.numel() > 1 else ""
+    return [Plot("fit", "Target and fit", f"{content}{of_batch}.", partial(paint, target, fitted)), history]
 
 
 def unit(fit: Fit, before: str = " ") -> str:
     """Return the text `before` and the unit; empty for a divergence without a logarithm."""
     return f"{before}nats" if fit.kind.logarithmic else ""
-
-
-def _painters(fit: Fit) -> list[tuple[str, str, _Painter]]:
-    fitted, target = _as_distribution(fit.distribution), _as_distribution(fit.to)
-    caption = f"{fit.quantity} above the least of all steps{unit(fit, ', in ')}."
-    history = ("History", caption, partial(_history, fit))
-    if not isinstance(fitted, Distribution):
-        return [history]
-    paint, what = None, ""
-    if _is_whole(fitted):
-        paint, what = _bars, "Probabilities"
-    elif not fitted.event_shape:
-        paint, what = _curves, "Densities"
-    elif fitted.event_shape == (2,):
-        paint, what = _contours, "Lines of equal density"
-    if paint is None:
-        return [history]
-    of_batch = ", the first element of the batch" if fit.value.numel() > 1 else ""
-    return [("Target and fit", f"{what}{of_batch}.", partial(paint, target, fitted)), history]
 
 
 def _as_distribution(x: Any) -> Any:
@@ -145,7 +120,7 @@ def _range(*draws: Tensor | None) -> tuple[float, float]:
     return low - more, high + more
 
 
-def _curves(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
+def _curves(target: Any, fitted: Distribution, axes: Axes) -> None:
     draws = _draws(target)
     low, high = _range(draws, _draws(fitted))
     x = torch.linspace(low, high, GRID, dtype=torch.float64, device="cpu")
@@ -158,7 +133,7 @@ def _curves(target: Any, fitted: Distribution, axes: Axes, first: str, second: s
             range=(low, high),
             density=True,
             weights=weights,
-            color=first,
+            color=FIRST,
             alpha=0.5,
             label="to",
         )
@@ -166,14 +141,14 @@ def _curves(target: Any, fitted: Distribution, axes: Axes, first: str, second: s
         p = _density(target, x)
         if not isinstance(target, Distribution):
             p = p / torch.trapezoid(p, x).clamp(min=1e-300)
-        axes.fill_between(x.numpy(), p.numpy(), color=first, alpha=0.35, linewidth=0)
-        axes.plot(x.numpy(), p.numpy(), color=first, label="to")
-    axes.plot(x.numpy(), _density(fitted, x).numpy(), color=second, linewidth=2, label="fit")
+        axes.fill_between(x.numpy(), p.numpy(), color=FIRST, alpha=0.35, linewidth=0)
+        axes.plot(x.numpy(), p.numpy(), color=FIRST, label="to")
+    axes.plot(x.numpy(), _density(fitted, x).numpy(), color=SECOND, linewidth=2, label="fit")
     axes.set(ylabel="density", ylim=(0, None), xlim=(low, high))
     draw_legend(axes)
 
 
-def _bars(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
+def _bars(target: Any, fitted: Distribution, axes: Axes) -> None:
     low, high = _range(_draws(target), _draws(fitted))
     x = torch.arange(max(0.0, round(low)), round(high) + 1, dtype=torch.float64, device="cpu")[:400]
     if isinstance(target, Samples):
@@ -183,13 +158,13 @@ def _bars(target: Any, fitted: Distribution, axes: Axes, first: str, second: str
     else:
         p = _density(target, x)
         p = p if isinstance(target, Distribution) else p / p.sum()
-    axes.bar((x - 0.2).numpy(), p.numpy(), 0.4, color=first, label="to")
-    axes.bar((x + 0.2).numpy(), _density(fitted, x).numpy(), 0.4, color=second, label="fit")
+    axes.bar((x - 0.2).numpy(), p.numpy(), 0.4, color=FIRST, label="to")
+    axes.bar((x + 0.2).numpy(), _density(fitted, x).numpy(), 0.4, color=SECOND, label="fit")
     axes.set(ylabel="probability", ylim=(0, None))
     draw_legend(axes)
 
 
-def _contours(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
+def _contours(target: Any, fitted: Distribution, axes: Axes) -> None:
     draws, own = _draws(target), _draws(fitted)
     grids: list[Tensor] = []
     for axis in (0, 1):
@@ -199,16 +174,16 @@ def _contours(target: Any, fitted: Distribution, axes: Axes, first: str, second:
     points = torch.stack([a, b], -1)
     if isinstance(target, Samples):
         few = target.tensor[:DRAWS].double()
-        axes.plot(few[:, 0].numpy(), few[:, 1].numpy(), ".", color=first, markersize=2, label="to")
+        axes.plot(few[:, 0].numpy(), few[:, 1].numpy(), ".", color=FIRST, markersize=2, label="to")
     else:
-        axes.contour(a.numpy(), b.numpy(), _density(target, points).numpy(), 6, colors=first)
-        axes.plot([], [], color=first, label="to")
-    axes.contour(a.numpy(), b.numpy(), _density(fitted, points).numpy(), 6, colors=second)
-    axes.plot([], [], color=second, label="fit")
+        axes.contour(a.numpy(), b.numpy(), _density(target, points).numpy(), 6, colors=FIRST)
+        axes.plot([], [], color=FIRST, label="to")
+    axes.contour(a.numpy(), b.numpy(), _density(fitted, points).numpy(), 6, colors=SECOND)
+    axes.plot([], [], color=SECOND, label="fit")
     draw_legend(axes)
 
 
-def _history(fit: Fit, axes: Axes, first: str, second: str) -> None:
+def _history(fit: Fit, axes: Axes) -> None:
     history = (
         fit.history.flatten(1)[:, 0]
         if fit.history.ndim > 1 and fit.history.numel()
@@ -220,7 +195,7 @@ def _history(fit: Fit, axes: Axes, first: str, second: str) -> None:
     steps = range(len(above))
     positive = [step for step in steps if above[step] > 0]
     shown = positive if len(positive) > 1 else list(steps)
-    axes.plot(shown, above[shown], ".-", color=second)
+    axes.plot(shown, above[shown], ".-", color=SECOND)
     if len(positive) > 1:
         make_logarithmic(axes, axes.yaxis)
-    axes.set(xlabel="step", ylabel=f"above the least{unit(fit, ', ')}")
+    axes.set(xlabel="step", ylabel=f"{fit.quantity.replace('||', '‖')}\nabove the least{unit(fit, ', ')}")

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kullback.report.document import Plot
-from kullback.report.plots.svg import FIRST, INK
+from kullback.report.plots.svg import FIRST, THIRD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def draw_parts(result: Mismatch) -> list[Plot]:
         axes.barh(list(places), [value.value for _, value in parts], color=FIRST, height=0.6)
         for place, (_, value) in zip(places, parts, strict=True):
             below, above = _lengths(value)
-            axes.errorbar([value.value], [place], xerr=[[below], [above]], color=INK, capsize=3)
+            axes.errorbar([value.value], [place], xerr=[[below], [above]], color=THIRD, capsize=3)
         axes.set_yticks(list(places), [name for name, _ in parts])
         axes.invert_yaxis()
         axes.set(xlabel="part of k3, nats per token (95% CI)")

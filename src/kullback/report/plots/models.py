@@ -20,13 +20,13 @@ LONGEST_NAME = 18
 
 def draw_plots(result: ModelComparison) -> list[Plot]:
     """Return the ladder and, if at least two candidates can be drawn, the plot of mean KL against size on disk."""
-    means = [(_label(each), each.comparison.divergences["kl_pq"].mean) for each in result.candidates]
+    means = [(name_of(each), each.comparison.divergences["kl_pq"].mean) for each in result.candidates]
     if result.noise_floor is not None:
         means.append(("rounding noise", result.noise_floor.comparison.divergences["kl_pq"].mean))
     return [*draw_ladder(means), *_sizes(result)]
 
 
-def _label(candidate: Candidate) -> str:
+def name_of(candidate: Candidate) -> str:
     """Return the last part of a candidate's name, short enough for a plot."""
     label = candidate.model.name.rstrip("/").rsplit("/", 1)[-1]
     return label if len(label) <= LONGEST_NAME else f"…{label[1 - LONGEST_NAME :]}"
@@ -53,12 +53,12 @@ def _sizes(result: ModelComparison) -> list[Plot]:
             low, high = kl.interval or (kl.mean, kl.mean)
             upper = high - kl.mean if high < math.inf else 0
             axes.errorbar([size], [kl.mean], [[kl.mean - low], [upper]], fmt="o", color=FIRST, capsize=3)
-            label = f"{'≥ ' * candidate.is_lower_bound}{_label(candidate)}"
+            label = f"{'≥ ' * candidate.is_lower_bound}{name_of(candidate)}"
             axes.annotate(plain(label), (size, kl.mean), (6, 4), textcoords="offset points", fontsize=9)
         make_logarithmic(axes, axes.yaxis)
         axes.set_xlim(0, 1.25 * largest / unit)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.set(xlabel=f"size of the weights, {name_of_unit}", ylabel="mean KL(P‖Q), nats")
+        axes.set(xlabel=f"size of the weights, {name_of_unit}", ylabel="mean KL(P‖Q), nats\n(95 % interval)")
 
     caption = "Mean divergence from the base, with its 95% interval, against the size of the weights on disk."
     if any(candidate.is_lower_bound for _, _, candidate in points):

@@ -1,6 +1,7 @@
 """Plots as inline SVG with the colors and the font of the page.
 
-matplotlib draws with marker colors. In the SVG, CSS variables replace these colors, so that a drawing suits light and
+A drawing names its colors by their places in matplotlib's cycle, so that `Shown.plot` draws in the user's colors. For
+the page, the cycle has marker colors. In the SVG, CSS variables replace these colors, so that a drawing suits light and
 dark mode. The settings of matplotlib change only inside a context manager. pyplot is not imported. The output is
 deterministic.
 """
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
+# Places in the cycle of colors: P or the numbers, Q or a second curve, and further lines. In matplotlib's own style,
+# these colors are blue, orange and gray.
+FIRST, SECOND, THIRD = "C0", "C1", "C7"
 # The marker colors of matplotlib, and the CSS variables that replace them.
-INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
-COLORS = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECOND: "var(--second)"}
+_INK, _FAINT, _FIRST, _SECOND = "#000001", "#000002", "#000003", "#000004"
+_VARIABLES = {_INK: "var(--ink)", _FAINT: "var(--faint)", _FIRST: "var(--first)", _SECOND: "var(--second)"}
 
 SIZE = (5.0, 3.2)  # inches: small, so that 11-point text stays legible at a phone's width
 STYLE = {
-    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), FAINT),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), _FAINT),
     **dict.fromkeys(
-        ("axes.labelcolor", "legend.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), INK
+        ("axes.labelcolor", "legend.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), _INK
     ),
     "axes.axisbelow": True,
     "axes.facecolor": "none",
@@ -43,10 +47,8 @@ STYLE = {
     "font.sans-serif": ["DejaVu Sans"],  # is part of matplotlib, so text has the same width everywhere
     "font.size": 11.0,
     "grid.linewidth": 0.6,
-    "legend.borderaxespad": 0.2,
     "legend.columnspacing": 1.4,
     "legend.fontsize": 11.0,
-    "legend.frameon": False,
     "legend.handlelength": 1.6,
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
 }
@@ -82,17 +84,20 @@ def draw_legend(axes: Axes) -> None:
     """Draw the legend above the plot."""
     handles, _ = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles))
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles), frameon=False, borderaxespad=0.2
+        )
 
 
 def draw_svg(name: str, draw: Callable[[Axes], None]) -> str:
     """Draw a figure and return it as an SVG element."""
-    style, svg, figures = (
-        load(f"matplotlib.{module}", "the plots of the page")
-        for module in ("style", "backends.backend_svg", "figure")
+    style, svg, figures, cycler = (
+        load(module, "the plots of the page")
+        for module in ("matplotlib.style", "matplotlib.backends.backend_svg", "matplotlib.figure", "cycler")
     )
+    cycle = cycler.cycler(color=[_FIRST, _SECOND, *[_INK] * 6])
     # The settings begin with matplotlib's defaults, because the user's style sheet must have no effect.
-    with style.context(["default", {**STYLE, "svg.hashsalt": name}]):
+    with style.context(["default", {**STYLE, "axes.prop_cycle": cycle, "svg.hashsalt": name}]):
         figure = figures.Figure(figsize=SIZE)
         draw(figure.add_subplot())
         text = io.StringIO()
@@ -106,6 +111,6 @@ def _inlined(document: str, name: str) -> str:
     svg = document[document.index("<svg") :]
     svg = re.sub(r"<style.*?</style>|<metadata.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    for marker, color in COLORS.items():
+    for marker, color in _VARIABLES.items():
         svg = svg.replace(marker, color)
     return svg

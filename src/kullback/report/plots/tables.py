@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kullback.common.formats import on_axis, percent
 from kullback.report.document import Plot
-from kullback.report.plots.svg import FIRST, INK, SECOND, draw_legend, make_logarithmic, plain
+from kullback.report.plots.svg import FIRST, SECOND, THIRD, draw_legend, make_logarithmic, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,15 +99,15 @@ def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        styles = ((FIRST, "o-"), (SECOND, "s--"), (INK, "^:"))
+        styles = ((FIRST, "o-"), (SECOND, "s--"), (THIRD, "^:"))
         for name, (color, style) in zip(largest, styles, strict=False):
             axes.plot(
                 range(1, len(comparisons) + 1), history[name], style, color=color, label=plain(name, 12)
             )
         for limit in (0.1, 0.25):
-            axes.axhline(limit, color=INK, linewidth=0.8, alpha=0.5)
+            axes.axhline(limit, color=THIRD, linewidth=0.8, alpha=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axes.set(xlabel="batch, in the order given", ylabel="PSI", ylim=(0, None))
+        axes.set(xlabel="batch, in the order given", ylabel="PSI, nats", ylim=(0, None))
         draw_legend(axes)
 
     caption = (
@@ -174,7 +174,8 @@ def _draw_stairs(
         start, end = (
             datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=edge) for edge in (edges[0], edges[-1])
         )
-        inside = [float(day) for day in locator.tick_values(start, end) if edges[0] <= day <= edges[-1]]
+        ticks: Any = locator.tick_values(cast("Any", start), cast("Any", end))  # its types say float
+        inside = [float(day) for day in ticks if edges[0] <= day <= edges[-1]]
         places, labels, since = _dates_with_room(inside, edges[-1] - edges[0])
         axes.set_xticks(places, labels)
         axes.set(xlabel=since, xlim=(edges[0], edges[-1]))
@@ -213,6 +214,7 @@ def _days(days: Sequence[float]) -> tuple[list[str], str]:
     if any(abs(day) > LAST_DAY for day in days):
         return [on_axis(day) for day in days], ""
     timestamps = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=float(day)) for day in days]
+    texts: list[str] = []
     for form, omitted, widest in DATE_FORMS:
         # strftime cuts off, and a tick may be a microsecond before its second.
         nudge = timedelta(microseconds=0 if "%f" in form else 500)

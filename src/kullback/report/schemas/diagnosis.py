@@ -8,6 +8,7 @@ The document is one object with ``"schema": "kullback.diagnosis/1"`` and the att
 * ``input``, ``target``: objects with ``shape`` (integers), ``dtype``, ``device``, ``representation``, ``why`` (strings
   or null), ``row_sums`` ([smallest, largest], or null), and ``zeros``, ``minus_infinities``, ``plus_infinities``,
   ``nans``, each [number, index of the first entry or null].
+* ``unit``, ``"nats"``; ``units``, an object with the unit of each divergence; ``confidence``, null.
 * ``values``, ``meanings``: for each reduction, torch's value (for ``"none"``, the shape) and a sentence.
 * ``kl_target_input``, ``kl_input_target``: null, or ``mean``, ``low``, ``high`` (numbers), ``rows``, ``infinite``,
   ``undefined`` (integers).

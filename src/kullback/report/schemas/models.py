@@ -1,11 +1,13 @@
 """A comparison of language models as strict JSON of a stable schema.
 
-The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": "nats"``:
+The document is one object with ``"schema": "kullback.models/1"``:
 
+* ``unit``, ``"nats"``; ``units``, an object with the unit of each divergence, which is ``"dimensionless"`` for ``tv``;
+  ``confidence``, the confidence level of the intervals.
 * ``base``: ``name``, ``kind``, ``dtype``, ``classes``, ``parameters``, ``file_bytes``, ``bits_per_weight``; unknown
   values are null.
 * ``candidates``: objects, in the order of the mean KL(base || candidate), with ``model`` (as ``base``),
-  ``comparison`` (as `kullback.report.schemas.predictions` writes it, without ``schema`` and ``unit``),
+  ``comparison`` (the attributes of `kullback.report.schemas.predictions`),
   ``shared_classes`` (integer or null), ``known`` (``"all classes"``, ``"reference"`` or ``"top classes"``),
   ``certain`` (null, or for each divergence the smallest and the largest possible mean over these tokens), ``drawn``
   (null, or for each divergence ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the sampling), and
@@ -42,7 +44,6 @@ def fields(result: ModelComparison) -> Fields:
     """Return the fields of the schema of this module."""
     return {
         "schema": "kullback.models/1",
-        "unit": "nats",
         "base": _info(result.base),
         "candidates": [_candidate(result, candidate) for candidate in result.candidates],
         "differences": [predictions.mean_fields(asdict(mean)) for mean in result.differences],
@@ -59,7 +60,7 @@ def _candidate(result: ModelComparison, candidate: Candidate) -> Fields:
     comparison = predictions.fields(candidate.comparison)
     return {
         "model": _info(candidate.model),
-        "comparison": {key: value for key, value in comparison.items() if key not in ("schema", "unit")},
+        "comparison": {key: value for key, value in comparison.items() if key != "schema"},
         "shared_classes": candidate.shared_classes,
         "known": candidate.known,
         "certain": candidate.certain,

@@ -1,8 +1,10 @@
 """A comparison of predictions as strict JSON of a stable schema.
 
-The document is one object with ``"schema": "kullback.predictions/3"`` and ``"unit": "nats"``, and the attributes of
+The document is one object with ``"schema": "kullback.predictions/3"``, and the attributes of
 `kullback.predictions.Comparison` under their own names:
 
+* ``unit``, ``"nats"``; ``units``, an object with the unit of each divergence, which is ``"dimensionless"`` for ``tv``;
+  ``confidence``, the confidence level of the intervals.
 * ``p_name``, ``q_name`` (strings); ``rows``, ``classes`` (integers); ``clusters`` (integer or null).
 * ``divergences``: for each of ``kl_pq``, ``kl_qp``, ``js``, ``tv`` an object with ``mean``, ``standard_error``,
   ``interval`` ([from, to] of the 95 % interval, or null), ``reason`` (why a limit is unknown, or null), ``minimum``,
@@ -64,7 +66,7 @@ def fields(comparison: Comparison) -> Fields:
     for name in {"divergences", "labels", "further"} & values.keys():
         values[name] = values[name] and {key: mean_fields(value) for key, value in values[name].items()}
     values["acceptance_rate"] = mean_fields(values["acceptance_rate"])
-    return {"schema": "kullback.predictions/3", "unit": "nats", **values}
+    return {"schema": "kullback.predictions/3", **values}
 
 
 def mean_fields(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """A comparison of tables as strict JSON with a versioned schema.
 
-The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": "nats"``, and the attributes of
+The document is one object with ``"schema": "kullback.tables/2"``, and the attributes of
 `kullback.tables.TableComparison` under their own names:
 
+* ``unit``, ``"nats"``; ``units``, an object with the unit of each divergence, which is ``"dimensionless"`` for ``tv``.
 * ``p_name``, ``q_name`` (strings); ``p_rows``, ``q_rows``, ``max_bins`` (integers); ``confidence`` (number);
   ``weights``, ``cluster`` (a column's name or null).
 * ``columns``: objects, the largest PSI first, with ``name``, ``column_type`` (``"numeric"``, ``"datetime"``,

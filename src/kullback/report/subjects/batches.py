@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 
+from kullback.common.display import Shown
 from kullback.common.formats import counted
 from kullback.report.document import (
     Document,
@@ -32,7 +33,7 @@ CORRECTED = "The p-values are corrected for all columns of all batches."
 
 
 @dataclass(frozen=True)
-class Batches:
+class Batches(Shown):
     """Comparisons of several batches with one reference, and the verdicts of the gates.
 
     Attributes:
@@ -102,6 +103,7 @@ def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
             CORRECTED
             if worst is None
             else f"The largest difference is in {worst.q_name}: {tables.summary(worst)} {CORRECTED}",
+            f"PSI in nats, with intervals of {100 * batches.comparisons[0].confidence:g}% confidence",
             tone=tables.worst_tone(page.headline.tone for page in pages),
         ),
         (
@@ -115,6 +117,8 @@ def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
         partial(_frame, pages),
         "kullback watch",
         limit=pages[0].limit,
+        measured=tables.measured(batches.comparisons[0]),
+        plot=next(iter(draw_history(batches.comparisons)), None),
     )
 
 
@@ -122,7 +126,6 @@ def _fields(batches: Batches) -> Fields:
     """Return the fields of the JSON; ``batches`` has an object of the schema ``kullback.tables`` for each batch."""
     return {
         "schema": "kullback.batches/1",
-        "unit": "nats",
         "batches": [schema.fields(comparison) for comparison in batches.comparisons],
     }
 

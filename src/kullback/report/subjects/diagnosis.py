@@ -9,9 +9,13 @@ from kullback.common.formats import significant
 from kullback.diagnosis.diagnosis_result import Diagnosis, TensorSummary
 from kullback.diagnosis.values import RowValues
 from kullback.losses.reduction import REDUCTIONS
-from kullback.report.document import Block, Code, Document, Findings, Headline, Remark, Table
+from kullback.report.document import Block, Code, Document, Findings, Headline, Measured, Plot, Remark, Table
+from kullback.report.plots.points import Point, draw_points
 from kullback.report.schemas import diagnosis as schema
 from kullback.results.verdict import Verdict
+
+_DIVERGENCES = "The divergence of what the tensors seem to hold"
+_LABEL = "KL of a row, nats (mean, smallest and largest)"
 
 
 def document(diagnosis: Diagnosis, verdicts: Sequence[Verdict] = ()) -> Document:
@@ -26,6 +30,8 @@ def document(diagnosis: Diagnosis, verdicts: Sequence[Verdict] = ()) -> Document
         tuple(verdicts),
         fields=partial(schema.fields, diagnosis),
         maker="kullback.diagnose",
+        measured=Measured({"kl_target_input": "nats", "kl_input_target": "nats"}),
+        plot=Plot("divergences", _DIVERGENCES, "", partial(draw_points, _points(diagnosis), _LABEL)),
     )
 
 
@@ -66,14 +72,21 @@ def _values(diagnosis: Diagnosis) -> Iterator[Table]:
 
 
 def _divergences(diagnosis: Diagnosis) -> Iterator[Table]:
+    rows = [[f"{name}, by kullback", _described(kl)] for name, kl in _both(diagnosis).items()]
+    if rows:
+        yield Table(_DIVERGENCES, ("", ""), rows, ("In nats.",), is_main=True, ends_in_text=True)
+
+
+def _both(diagnosis: Diagnosis) -> dict[str, RowValues]:
     both = {
         "KL(target || input)": diagnosis.kl_target_input,
         "KL(input || target)": diagnosis.kl_input_target,
     }
-    rows = [[f"{name}, by kullback", _described(kl)] for name, kl in both.items() if kl]
-    if rows:
-        title = "The divergence of what the tensors seem to hold"
-        yield Table(title, ("", ""), rows, is_main=True, ends_in_text=True)
+    return {name: kl for name, kl in both.items() if kl}
+
+
+def _points(diagnosis: Diagnosis) -> list[Point]:
+    return [Point(kl.mean, kl.low, kl.high, name.replace("||", "‖")) for name, kl in _both(diagnosis).items()]
 
 
 def _described(kl: RowValues) -> str:

@@ -8,15 +8,28 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kullback.common.formats import count, significant
-from kullback.report.document import Document, Findings, Frame, Headline, Table
-from kullback.report.plots.estimates import name_and_unit
+from kullback.common.formats import count, level_of, significant, unit_of_base
+from kullback.generators.divergence import NAMED
+from kullback.report.document import Column, Document, Findings, Frame, Headline, Measured, Plot, Table
+from kullback.report.plots.points import Point, draw_points
 from kullback.results.estimate import Estimate
 from kullback.results.two_sample_test import TwoSampleTest
 from kullback.results.verdict import Verdict
 
 MOST_ROWS = 20
 SIGNIFICANT = 0.05
+_KINDS = {
+    "kl": "KL",
+    "reverse_kl": "reverse KL",
+    "jeffreys": "Jeffreys divergence",
+    "js": "JS",
+    "skew": "skew KL",
+    "renyi": "Renyi divergence",
+    "tv": "total variation",
+    "hellinger": "squared Hellinger distance",
+    "chi2": "chi-squared divergence",
+    "alpha": "alpha divergence",
+}
 
 
 def of_estimate(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Document:
@@ -30,6 +43,8 @@ def of_estimate(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Documen
         frame=partial(_frame, estimate),
         maker="kullback.kl_estimate",
         in_one_line=True,
+        measured=_measured(estimate, method=estimate.method),
+        plot=_plot(estimate),
     )
 
 
@@ -49,7 +64,6 @@ def of_test(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
     )
     effects = [] if test.effect is None else [test.effect]
     notes = dict.fromkeys(note for result in (test, *effects) for note in result.notes)
-    names = ("p_value", "statistic", "method", "permutations")
     headline = "; ".join([sentence, *map(sentence_of, effects)])
     return Document(
         headline,
@@ -60,10 +74,67 @@ def of_test(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
             *Findings.of_notes(notes, is_main=True),
         ),
         tuple(verdicts),
-        frame=lambda: Frame({name: [getattr(test, name)] for name in names}),
+        frame=partial(_frame_of_test, test),
         maker="kullback.two_sample_test",
         in_one_line=True,
+        measured=Measured({"kl": "nats"}) if test.effect is None else _measured(test.effect),
+        plot=Plot("effect", "The effect", "", partial(draw_points, [], _label("KL", "nats", "")))
+        if test.effect is None
+        else _plot(test.effect),
     )
+
+
+def _measured(estimate: Estimate, **further: str | float) -> Measured:
+    unit = _name_and_unit(estimate)[1]
+    if estimate.base is not None:
+        further["base"] = estimate.base
+    return Measured({estimate.kind: unit or "dimensionless"}, estimate.confidence, further)
+
+
+def _plot(estimate: Estimate) -> Plot:
+    label = _label(*_name_and_unit(estimate), _meaning_of_ends(estimate))
+    return Plot("estimate", "The estimate", "", lambda axes: draw_points(_points(estimate), label, axes))
+
+
+def _label(name: str, unit: str, ends: str) -> str:
+    """Return the label of an axis: the kind, the unit, and the meaning of the ends in brackets."""
+    return ", ".join(filter(None, (name, unit))) + (f" ({ends})" if ends else "")
+
+
+def _name_and_unit(estimate: Estimate) -> tuple[str, str]:
+    """Return the name of the divergence and its unit, which is empty for a divergence without a logarithm."""
+    word, *parameters = estimate.kind.split(":")
+    name = _KINDS.get(word, estimate.kind)
+    if parameters and word in _KINDS:
+        name += f" ({', '.join(parameters)})"
+    if word in NAMED and not NAMED[word].logarithmic:
+        return name, ""
+    return name, unit_of_base(estimate.base)
+
+
+def _meaning_of_ends(estimate: Estimate) -> str:
+    """Return the meaning of the ends at each value in a plot; nothing without ends."""
+    if estimate.interval is not None:
+        return level_of(estimate.confidence)
+    if estimate.standard_error is not None:
+        return "± standard error"
+    return "" if estimate.error is None else "± bound on the error"
+
+
+def _points(estimate: Estimate) -> list[Point]:
+    """Return the points; without an interval, the limits are the value +- its standard error or error bound."""
+    values = _floats(estimate.value)
+    if estimate.interval is None:
+        spread = estimate.error if estimate.standard_error is None else estimate.standard_error
+        errors = [0.0] * len(values) if spread is None else _floats(spread.expand(estimate.value.shape))
+        ends = [(value - error, value + error) for value, error in zip(values, errors, strict=True)]
+    else:
+        ends = list(zip(*map(_floats, estimate.interval), strict=True))
+    return [Point(value, *limits) for value, limits in zip(values, ends, strict=True)]
+
+
+def _floats(x: Tensor) -> list[float]:
+    return x.detach().double().flatten().tolist()
 
 
 def sentence_of(estimate: Estimate) -> str:
@@ -75,7 +146,7 @@ def sentence_of(estimate: Estimate) -> str:
         >>> print(sentence_of(Estimate(torch.tensor(0.19), None, "knn", interval, (1000, 1000), confidence=0.95)))
         KL = 0.19 nats (95 % 0.07 to 0.3), knn, n = 1000 + 1000
     """
-    name, unit = name_and_unit(estimate)
+    name, unit = _name_and_unit(estimate)
     unit = f" {unit}" if unit else ""
     value = estimate.value.detach().double()
     if value.numel() == 1:
@@ -123,7 +194,7 @@ def _range(x: int | Tensor, write: Callable[[int], str]) -> str:
 
 def _table(estimate: Estimate) -> Table:
     """Return the table of values and errors of at most 20 elements, with the method below the table."""
-    columns = {"value": _numbers(estimate.value)}
+    columns = {_label(*_name_and_unit(estimate), ""): _numbers(estimate.value)}
     for name, numbers in (
         ("bound on the error", estimate.error),
         ("standard error", estimate.standard_error),
@@ -132,7 +203,7 @@ def _table(estimate: Estimate) -> Table:
             columns[name] = _numbers(numbers)
     if estimate.interval is not None:
         ends = zip(*map(_numbers, estimate.interval), strict=True)
-        columns["interval"] = [f"{low} to {high}" for low, high in ends]
+        columns[level_of(estimate.confidence)] = [f"{low} to {high}" for low, high in ends]
     shape, size = estimate.value.shape, estimate.value.numel()
     if shape:
         columns = {"element": [_element(place, shape) for place in range(min(size, MOST_ROWS))]} | columns
@@ -161,6 +232,14 @@ def _frame(estimate: Estimate) -> Frame:
         "low": low,
         "high": high,
     }
-    return Frame(
-        {name: x.detach().double().flatten().tolist() for name, x in numbers.items() if x is not None}
-    )
+    return Frame({name: _floats(x) for name, x in numbers.items() if x is not None})
+
+
+def _frame_of_test(test: TwoSampleTest) -> Frame:
+    """Return the p-value with its statistic, and the effect with its interval."""
+    names = ("p_value", "statistic", "method", "permutations")
+    columns: dict[str, Column] = {name: [getattr(test, name)] for name in names}
+    if test.effect is not None:
+        effect = _frame(test.effect).columns
+        columns |= {"effect" if name == "value" else f"effect_{name}": x for name, x in effect.items()}
+    return Frame(columns)

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 from kullback.common.formats import number, significant, span
 from kullback.fitting.fit_result import Fit
 from kullback.fitting.unconstrained import read_family
-from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Table
+from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Measured, Table
 from kullback.report.plots.fit import draw_plots, unit
 from kullback.representations import Representation
 from kullback.results.verdict import Verdict
@@ -34,6 +34,7 @@ def document(fit: Fit, verdicts: Sequence[Verdict] = ()) -> Document:
         tuple(verdicts),
         frame=partial(_frame, fit),
         maker="kullback.fit",
+        measured=Measured({fit.quantity: unit(fit, "") or "dimensionless"}, further={"method": fit.method}),
     )
 
 

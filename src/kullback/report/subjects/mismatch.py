@@ -19,9 +19,12 @@ from kullback.report.document import (
     Gallery,
     Headline,
     Meaning,
+    Measured,
+    Plot,
     Table,
 )
 from kullback.report.plots.mismatch import draw_parts, draw_positions
+from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.subjects.predictions import with_interval
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
@@ -57,11 +60,13 @@ MEANS = {
     "log_mass_sampler": "log kept mass, P, nats",
     "log_mass_trainer": "log kept mass, Q, nats",
 }
+DIVERGENCES = ("k1", "k3", "naive_k3", "exact")
+CONFIDENCE = 0.95
 
 
 def document(result: Mismatch, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of the result of `policy_mismatch`."""
-    shown = {name: value for name in MEANS if (value := getattr(result, name)) is not None}
+    shown = _known(result)
     if result.naive_k3 == result.k3:
         shown.pop("naive_k3")
     means = [
@@ -96,7 +101,24 @@ def document(result: Mismatch, verdicts: Sequence[Verdict] = ()) -> Document:
         partial(_frame, result),
         "kullback mismatch",
         limit="k3=0.001",
+        measured=Measured(
+            {name: "nats" if "nats" in MEANS[name] else "dimensionless" for name in _known(result)},
+            CONFIDENCE,
+        ),
+        plot=_plot(result),
     )
+
+
+def _known(result: Mismatch) -> dict[str, Value[float]]:
+    """Return the means that the log determines, by name."""
+    return {name: value for name in MEANS if (value := getattr(result, name)) is not None}
+
+
+def _plot(result: Mismatch) -> Plot:
+    """Return the plot of the estimates of KL, in nats per token."""
+    points = [Point.of(value, name) for name, value in _known(result).items() if name in DIVERGENCES]
+    label = label_of("KL(P‖Q) per token, nats", points, CONFIDENCE)
+    return Plot("estimates", "KL per token", "", partial(draw_points, points, label))
 
 
 def _title(name: str, result: Mismatch) -> str:
@@ -179,12 +201,12 @@ def _by(result: Mismatch) -> Iterator[Block]:
 
 def _fields(result: Mismatch) -> Fields:
     """Return the fields of the JSON: the attributes of the result under their own names."""
-    kind = {"kind": "KL(P||Q)", "p": "the engine", "q": "the trainer", "confidence": 0.95}
-    return {"schema": "kullback.mismatch/1", "unit": "nats", **kind, **asdict(result)}
+    kind = {"kind": "KL(P||Q)", "p": "the engine", "q": "the trainer"}
+    return {"schema": "kullback.mismatch/1", **kind, **asdict(result)}
 
 
 def _frame(result: Mismatch) -> Frame:
-    shown = {name: value for name in MEANS if (value := getattr(result, name)) is not None}
+    shown = _known(result)
     rows = [
         {
             "value": value.value,

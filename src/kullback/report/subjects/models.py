@@ -33,17 +33,20 @@ from kullback.report.document import (
     Meaning,
     Passage as ShownPassage,
     Passages,
+    Plot,
     Section,
     Table,
     Token,
 )
 from kullback.report.plots.ladder import place_on_ladder
-from kullback.report.plots.models import draw_plots
+from kullback.report.plots.models import draw_plots, name_of
+from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.schemas import models as schema
 from kullback.report.subjects.predictions import (
     KL,
     KL_PQ,
     LONGEST_TOKEN,
+    MEASURED,
     WORST_IN_BRIEF,
     brief_numbers,
     brief_remarks,
@@ -98,7 +101,19 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
         "kullback compare",
         _brief(result),
         "mean=0.01",
+        measured=MEASURED,
+        plot=_plot(result),
     )
+
+
+def _plot(result: ModelComparison) -> Plot:
+    """Return the plot of the mean divergence of each candidate, the closest first."""
+    points = [
+        Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each)}")
+        for each in result.candidates
+    ]
+    label = label_of("mean KL(P‖Q) of a token, nats", points, MEASURED.confidence)
+    return Plot("means", "Mean divergences", "", partial(draw_points, points, label))
 
 
 def _brief(result: ModelComparison) -> Brief:

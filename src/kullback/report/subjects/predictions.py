@@ -40,11 +40,14 @@ from kullback.report.document import (
     Gallery,
     Headline,
     Meaning,
+    Measured,
+    Plot,
     Remark,
     Table,
     Tone,
 )
 from kullback.report.plots.ladder import place_on_ladder
+from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.plots.predictions import draw_plots
 from kullback.report.schemas import predictions as schema
 from kullback.results.value import Value
@@ -57,6 +60,9 @@ Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
 # The keys of Comparison.divergences, in the order of the reports, with their names in plain text.
 QUANTITIES = {each.name: each.title for each in BUILT_IN if each.name in DIVERGENCE_NAMES}
+MEASURED = Measured(
+    {name: "dimensionless" if name == "tv" else "nats" for name in QUANTITIES}, confidence=0.95
+)
 # The attributes of `Summary` that are quantiles, with their titles.
 QUANTILES = {
     "minimum": "minimum", "p001": "0.1%", "p01": "1%", "p05": "5%", "p10": "10%", "p25": "25%", "median": "median",
@@ -130,7 +136,20 @@ def document(
         "kullback compare",
         _brief(comparison, tokens),
         "mean=0.01",
+        measured=MEASURED,
+        plot=_plot(comparison),
     )
+
+
+def _plot(comparison: Comparison) -> Plot:
+    """Return the plot of the means of the divergences in nats."""
+    points = [
+        Point.of(comparison.divergences[name], title.replace("||", "‖"))
+        for name, title in QUANTITIES.items()
+        if MEASURED.units[name] == "nats"
+    ]
+    label = label_of("mean divergence of a row, nats", points, MEASURED.confidence)
+    return Plot("means", "Mean divergences", "", partial(draw_points, points, label))
 
 
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,11 +25,13 @@ from kullback.report.document import (
     Gallery,
     Headline,
     Meaning,
+    Measured,
     Plot,
     Remark,
     Table,
     Tone,
 )
+from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.plots.tables import draw_column, percentage, totals
 from kullback.report.schemas import tables as schema
 from kullback.results.value import Value
@@ -134,7 +137,29 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
         "kullback compare",
         _brief(comparison, remarks),
         f"psi={LARGE:g}",
+        measured=measured(comparison),
+        plot=_plot(comparison),
     )
+
+
+def measured(comparison: TableComparison) -> Measured:
+    """Return the kinds and units of a comparison of tables, PSI first, and the confidence of its intervals."""
+    units = {name: "dimensionless" if name == "tv" else "nats" for name in TABLE_DIVERGENCE_NAMES}
+    return Measured(units, comparison.confidence)
+
+
+def _plot(comparison: TableComparison) -> Plot:
+    points = [_psi_point(each) for each in (*comparison.columns, *comparison.joint)]
+    label = label_of("PSI, nats", points, comparison.confidence)
+    return Plot("psi", "PSI by column", "", partial(draw_points, points, label))
+
+
+def _psi_point(compared: Compared) -> Point:
+    """Return the PSI of a column with its interval or, if it is larger, the PSI of its words, which has none."""
+    words = words_psi(compared) or 0.0
+    if words > least(compared.psi):
+        return Point(words, math.nan, math.nan, f"words of {name_of(compared)}")
+    return Point.of(compared.psi, name_of(compared))
 
 
 def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:

@@ -1,0 +1,225 @@
+"""Checks of stored hidden states: their layer and their norm, and the effect of the rounding in the files."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import dtype_name
+from kullback.common.formats import significant
+from kullback.errors import FileError, ModelError, printable
+from kullback.generators import KL
+from kullback.io.source_files import FileReference
+from kullback.kernels import RowDivergence, logit_divergence
+from kullback.models.huggingface_model import open_folder
+from kullback.models.open_model import Loading
+from kullback.models.output_head import OutputHead, last_parts, require_logits
+
+_MEMORY_SHARE = 4  # a model is opened for a check if its weights take at most this part of the memory
+_OTHER_LAYERS = 8  # the layers next to the last one whose likelihood is compared
+_FEWEST_ROWS = 16  # for a check by the likelihood
+_NEARER = 0.5  # another layer is named if the hidden states are nearer to it by this factor
+_CLEARLY_BETTER = 1.0  # nats a token: no earlier layer predicts that much better than the last one
+_ERRORS = 3.0  # standard errors
+_KL = RowDivergence(KL())
+
+
+class Sample(NamedTuple):
+    """The beginning of a prompt.
+
+    Attributes:
+        tokens: the tokens, of shape (tokens,).
+        states: the hidden states of all stored layers, of shape (tokens, layers, width).
+        steps: the distance between neighboring stored numbers, for the last layer, of shape (tokens, width).
+        dtype: the dtype in the file.
+    """
+
+    tokens: Tensor
+    states: Tensor
+    steps: Tensor
+    dtype: torch.dtype
+
+
+def examined(
+    ref: FileReference,
+    samples: Sequence[Sample],
+    head: OutputHead,
+    *,
+    loading: Loading,
+    check: bool | None,
+) -> list[str]:
+    """Return remarks on hidden states for a report, as sentences without a period.
+
+    Arguments:
+        ref: the folder, for messages.
+        samples: the beginnings of the first prompts.
+        head: the head that makes logits of the hidden states.
+        loading: how the model in the folder of the head is opened.
+        check: whether to open that model; None if its weights are small enough. False makes no check.
+
+    Raises:
+        FileError: the stored layer is not the output of the last block before the norm, or predicts nothing.
+    """
+    notes: list[str] = []
+    if check is not False:
+        model = _opened(head, loading, required=check is True)
+        if model is None:
+            notes.append(_likelihood(ref, samples, head))
+        else:
+            with model:
+                notes.append(_against(ref, samples[0], head, model.model))
+    return notes + _on_storage(samples, head)
+
+
+def _on_storage(samples: Sequence[Sample], head: OutputHead) -> list[str]:
+    """Return a remark on the rounding of the stored numbers; none for float32."""
+    dtype, name = samples[0].dtype, dtype_name(samples[0].dtype)
+    if dtype in (torch.float32, torch.float64):
+        return []
+    if dtype == head.weight.dtype:
+        return [f"the files store {name}, the dtype of the model, so they add no rounding"]
+    noise = torch.cat([_storage_noise(sample, head) for sample in samples]).mean()
+    added = f"adds about {significant(float(noise), 2)} nats to the mean KL"
+    return [f"the files store {name}, whose rounding {added}; smaller divergences cannot be seen"]
+
+
+def stored_step(numbers: Tensor) -> Tensor:
+    """Return the distance between neighboring numbers of a dtype around each number, in float32.
+
+    Example:
+        >>> import torch
+        >>> stored_step(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float8_e4m3fn))
+        tensor([0.1250, 0.2500, 0.0020])
+    """
+    limits = torch.finfo(numbers.dtype)
+    exponents = torch.frexp(numbers.float().abs().clamp(min=limits.smallest_normal)).exponent - 1
+    return torch.ldexp(torch.full_like(numbers, limits.eps, dtype=torch.float32), exponents)
+
+
+def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
+    """Return KL between the predictions of stored hidden states and of others that are stored as the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    states = sample.states[:, -1].float()
+    noise = torch.rand(states.shape, generator=generator, device="cpu") - 0.5
+    stored, other = (head.logits(x).float() for x in (states, states + sample.steps * noise))
+    return logit_divergence(_KL, stored, other)
+
+
+def _opened(head: OutputHead, loading: Loading, *, required: bool) -> Any:
+    """Return the open model in the folder of a head; None if it is too large or cannot be opened."""
+    if not required and not _fits(Path(head.name)):
+        return None
+    weights: dict[str, Any] = {"dtype": loading.dtype, "device": loading.device}
+    try:
+        return open_folder(head.name, **weights, trust_remote_code=loading.trust_remote_code)
+    except ModelError:
+        if required:
+            raise
+        return None
+
+
+def _fits(folder: Path) -> bool:
+    """Return whether a folder has weights that take at most a part of the machine's memory."""
+    if not hasattr(os, "sysconf"):
+        return False
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return 0 < size <= memory // _MEMORY_SHARE
+
+
+def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -> str:
+    """Compare the beginning of the first prompt with the layers of the model; return a remark on the difference."""
+    layers, normed, logits = _layers(model, sample.tokens, head)
+    stored = sample.states[:, -1].float()
+    own = layers.pop(head.layers)
+    require_logits(head, head.logits(own).cpu(), logits, "its norm and its head alone")
+    scale = float((stored * own).sum() / (own * own).sum().clamp(min=1e-30))
+    others = {f"the input of block {layer} (id {layer})": x for layer, x in layers.items()}
+    others["the states after the final norm"] = normed
+    others[f"its states times {significant(scale, 3)}, a wrong scale"] = scale * own
+    distance, distances = _distance(stored, own), {name: _distance(stored, x) for name, x in others.items()}
+    nearest = min(distances, key=lambda name: distances[name])
+    if distances[nearest] < _NEARER * distance:
+        raise _wrong(ref, head, nearest)
+    made = head.logits(sample.states[:, -1]).cpu()
+    kl = float(logit_divergence(_KL, logits.float(), made.float()).mean())
+    return (
+        f"the first {len(stored)} tokens were checked against the model {printable(head.name)}: the hidden states "
+        f"differ by {100 * distance:.2g} %, the predictions by {significant(kl, 2)} nats of KL"
+    )
+
+
+@torch.inference_mode()
+def _layers(model: Any, tokens: Tensor, head: OutputHead) -> tuple[dict[int, Tensor], Tensor, Tensor]:
+    """Return the hidden states of a model by vLLM's ids of the layers, the states after the norm, and the logits."""
+    ends: list[tuple[Tensor, Tensor]] = []
+    parts = last_parts(model, printable(head.name))
+    hook = parts.norm.register_forward_hook(lambda _, inputs, output: ends.append((inputs[0], output)))
+    try:
+        inputs = tokens[None].to(next(model.parameters()).device)
+        output = model(input_ids=inputs, output_hidden_states=True, use_cache=False)
+    finally:
+        hook.remove()
+    before, after = ends[-1]
+    layers = dict(enumerate(output.hidden_states[: head.layers])) | {head.layers: before}
+    states = {layer: x[0].float().cpu() for layer, x in layers.items()}
+    return states, after[0].float().cpu(), output.logits[0].cpu()
+
+
+def _distance(stored: Tensor, own: Tensor) -> float:
+    """Return the median over tokens of the relative distance, as the first token often has enormous states."""
+    return float(((stored - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-30)).median())
+
+
+def _likelihood(ref: FileReference, samples: Sequence[Sample], head: OutputHead) -> str:
+    """Refuse hidden states that predict their text worse than other layers do, or than nothing does."""
+    layers = samples[0].states.shape[1]
+    losses = _losses(samples, head, layers - 1)
+    if len(losses) < _FEWEST_ROWS:
+        return f"the layer and the norm could not be checked on {len(losses)} tokens"
+    others = {
+        f"layer {layer + 1} of {layers}, which predicts the text better": _losses(samples, head, layer)
+        for layer in range(max(0, layers - 1 - _OTHER_LAYERS), layers - 1)
+    }
+    others["states after the final norm"] = _losses(samples, head, layers - 1, with_norm=False)
+    for name, other in others.items():
+        gain = losses - other
+        if float(gain.mean()) > _CLEARLY_BETTER + _ERRORS * _error(gain):
+            got = f"{significant(float(losses.mean()), 3)} nats a token, and {significant(float(other.mean()), 3)} as"
+            raise _wrong(ref, head, f"{got} {name}")
+    if float(losses.mean()) > math.log(head.classes) + _ERRORS * _error(losses):
+        got = f"{significant(float(losses.mean()), 3)} nats a token, worse than equal probabilities"
+        raise _wrong(ref, head, f"{got} ({significant(math.log(head.classes), 3)})")
+    return (
+        f"the model {printable(head.name)} was not opened to check the layer and the norm. The text's likelihood, "
+        f"{significant(float(losses.mean()), 3)} nats a token, does not contradict them"
+    )
+
+
+def _losses(samples: Sequence[Sample], head: OutputHead, layer: int, *, with_norm: bool = True) -> Tensor:
+    """Return the negative log-likelihood of each token but the first of each sample."""
+    losses: list[Tensor] = []
+    for sample in samples:
+        logits = head.logits(sample.states[:-1, layer], with_norm=with_norm).double()
+        targets = sample.tokens[1:].to(logits.device)
+        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").cpu())
+    return torch.cat(losses)
+
+
+def _error(values: Tensor) -> float:
+    return float(values.std() / math.sqrt(len(values)))
+
+
+def _wrong(ref: FileReference, head: OutputHead, got: str) -> FileError:
+    layers = f"id {head.layers}" if head.layers else "the id num_hidden_layers"
+    return ref.error(
+        wanted=f"as the last layer the output of the last block of {printable(head.name)}, before the norm ({layers})",
+        got=got,
+        instead=f"record {layers} in eagle_aux_hidden_state_layer_ids, or name the model of these files (--head)",
+    )

@@ -1,0 +1,72 @@
+"""Draws a plot of a result on matplotlib axes, in the user's style."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any, cast
+
+from kullback.common.optional import load
+from kullback.common.words import nearest
+from kullback.errors import invalid_value, quoted
+from kullback.report.document import Bars, drawings
+from kullback.report.plots.bars import draw_bars
+from kullback.report.plots.svg import plain
+from kullback.report.subjects import document
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from kullback.report.document import Document, Plot
+
+LONGEST_LINE = 70  # characters of a title in matplotlib's default width
+MOST_LISTED = 12
+
+
+def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[Figure, Axes]:
+    """Draw the main numbers of a result with their intervals, or one of the drawings of its page.
+
+    Arguments:
+        result: a result of kullback, or its `Document`.
+        ax: the axes to draw on; by default new axes of pyplot.
+        name: the name of a drawing of the page, such as ``"quantiles"``, or of a column; None for the main plot.
+
+    Returns:
+        the figure and the axes.
+
+    Raises:
+        OptionalDependencyError: matplotlib is not installed.
+        ArgumentValueError: the result has no drawing of this name.
+    """
+    pyplot = load("matplotlib.pyplot", f"{type(result).__name__}.plot")
+    page = document(result)
+    drawing = _chosen(type(result).__name__, page, name)
+    axes: Axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+    if isinstance(drawing, Bars):
+        draw_bars(drawing, axes)
+    else:
+        drawing.draw(axes)
+    title = page.outcome if name is None else drawing.title
+    lines = textwrap.fill(plain(title).replace("||", "‖"), LONGEST_LINE)
+    legend_height = 18 if axes.get_legend() else 0  # in points; the legend is between the plot and its title
+    axes.set_title(lines, fontsize="medium", pad=6 + legend_height)
+    return cast("Figure", axes.figure), axes
+
+
+def _chosen(result: str, page: Document, name: str | None) -> Plot | Bars:
+    """Return the drawing with this name; a numbered drawing, such as ``column-1``, is known by its title."""
+    named = {item.title if re.search(r"-\d+$", item.name) else item.name: item for item in drawings(page)}
+    first = page.plot or next(iter(named.values()), None)
+    chosen = first if name is None else named.get(name)
+    if chosen is None:
+        listed = ", ".join(quoted(each) for each in list(named)[:MOST_LISTED]) or "no drawing"
+        close = nearest(name, named) if name else None
+        raise invalid_value(
+            f"{result}.plot",
+            "name",
+            wanted=f"one of {listed}" + ", ..." * (len(named) > MOST_LISTED),
+            got="no plot" if name is None else quoted(name),
+            instead="no name, for the main numbers" if close is None else f"name={close!r}",
+        )
+    return chosen
