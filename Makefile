@@ -73,6 +73,7 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev native
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 	$(BIN)/python benchmarks/render.py
+	$(BIN)/python benchmarks/gpu_cost.py
 	$(BIN)/python benchmarks/render_samples.py
 	$(BIN)/python benchmarks/render_fit.py
 

@@ -28,8 +28,10 @@ from kullback.kernels.row_operation import (
     Weights,
     differentiable_backward,
     is_differentiated_in_graph,
+    open_transforms,
     overwritten,
 )
+from kullback.kernels.triton import triton_rows
 from kullback.representations import Representation
 
 
@@ -117,7 +119,16 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
     # A later backward pass or forward-mode differentiation may need derivatives.
     is_recorded = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
     is_recorded = is_recorded or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    backend = reference if exact or not can_inspect_all(tensors) else backend_for(rows.kind, p, q)
+    if exact:
+        backend = reference
+    elif can_inspect_all(tensors):
+        backend = backend_for(rows.kind, p, q)
+    else:
+        # In a compiled graph, the reference has derivatives of every order, and the GPU kernel has none.
+        is_plain = (
+            torch.compiler.is_compiling() and not is_recorded and not open_transforms("Grad", "Jvp", "Vmap")
+        )
+        backend = triton_rows if is_plain and triton_rows.serves(rows.kind, p, q) else reference
     if backend is reference:
         values = reference.row_divergence(rows, p, q)
     elif is_recorded:
@@ -189,10 +200,11 @@ def weighted_total(
         and torch.compiler.is_compiling()
         and not is_differentiated_in_graph()
         and torch.float16 not in (p.dtype, q.dtype)
-        and native_rows.serves(rows.kind, p, q)
     ):
-        operation = FastRows(rows, native_rows, weights, scale)
-        return _CompiledTotal.apply(operation, (p.requires_grad, q.requires_grad), p, q)
+        for backend in (native_rows, triton_rows):
+            if backend.serves(rows.kind, p, q):
+                operation = FastRows(rows, backend, weights, scale)
+                return _CompiledTotal.apply(operation, (p.requires_grad, q.requires_grad), p, q)
     values = logit_divergence(rows, recordable(p), recordable(q))
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(rows.dtype)

@@ -6,52 +6,80 @@ The interpreter lets pass what the compiler does not: types that change in a loo
 from __future__ import annotations
 
 import pytest
+from benchmarks import gpu_cost
+from benchmarks.gpu_cost import AMD, HOPPER, LIMITS, VARIANTS, Instruction, Variant
+from triton.backends.compiler import GPUTarget
 
-from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.triton.forms import Form
 
-POINTERS = {"p": 0, "q": 1, "out_p": 0, "out_q": 1}
-NVIDIA, AMD = ("cuda", 90, 32), ("hip", "gfx942", 64)
+BOTH = (True, True)
 
 
-@pytest.mark.parametrize(
-    ("target", "code", "wanted", "early", "dtypes"),
-    [
-        (NVIDIA, DivergenceCode.KL, (False, True), True, ("bf16", "fp32")),
-        (NVIDIA, DivergenceCode.JEFFREYS, (False, False), False, ("fp16", "fp16")),
-        (NVIDIA, DivergenceCode.TOTAL_VARIATION, (False, True), False, ("bf16", "bf16")),
-        (NVIDIA, DivergenceCode.MIXTURE, (True, True), False, ("fp16", "bf16")),
-        (AMD, DivergenceCode.REVERSE_KL, (True, True), False, ("fp32", "fp32")),
-    ],
-)
-def test_compiles(target, code, wanted, early, dtypes):
-    from triton import compile as compile_kernel
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.parametrize("target", [HOPPER, AMD], ids=lambda target: target.backend)
+@pytest.mark.parametrize("form", Form, ids=lambda form: form.name)
+def test_every_form_compiles_with_both_gradients(form: Form, target: GPUTarget) -> None:
+    variant = Variant(form, BOTH, ("bf16", "fp32"), 50_257, weighted=True)
+    assert gpu_cost.compiled(variant, target).asm["cubin" if target == HOPPER else "hsaco"]
 
-    from kullback.kernels.triton.kernel import row_kernel
 
-    constants = {
-        "KIND": code.value,
-        "WEIGHTED": True,
-        "WANT_P": wanted[0],
-        "WANT_Q": wanted[1],
-        "EARLY": early,
-        "BLOCK": 4096,
+@pytest.mark.parametrize("form", [Form.KL, Form.RENYI], ids=lambda form: form.name)
+def test_long_rows_compile_for_amd(form: Form) -> None:
+    """AMD's warps have 64 threads, and its programs at most 1024 as well."""
+    assert gpu_cost.compiled(Variant(form), AMD).asm["hsaco"]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("classes", [5, 1000, 262_144])
+def test_other_dtypes_and_sizes_compile(dtype: str, classes: int) -> None:
+    assert gpu_cost.compiled(Variant(Form.REVERSE_KL, BOTH, (dtype, dtype), classes)).asm["cubin"]
+
+
+def test_kl_in_short() -> None:
+    """The gate of the quick part of the tests: KL with its gradient."""
+    cost = gpu_cost.cost_of(VARIANTS["KL"])
+    assert len(cost.sweeps) == 2
+    assert cost.ordinary <= LIMITS["KL"]
+    assert not cost.spilled
+
+
+def test_the_instructions_are_within_the_limits() -> None:
+    costs = {name: gpu_cost.cost_of(variant) for name, variant in VARIANTS.items()}
+    assert all(costs[name].ordinary <= limit for name, limit in LIMITS.items())
+    assert not any(cost.spilled for cost in costs.values())
+    assert costs["KL, 50,257 classes"].ordinary <= 1.1 * costs["KL"].ordinary
+    assert all("128" in cost.widths for cost in costs.values())
+    # A count with the code outside of loops is larger, and so is a tile whose loads and stores have masks.
+    assert all(cost.total > cost.ordinary and cost.masked >= cost.ordinary for cost in costs.values())
+    assert {name for name, cost in costs.items() if cost.exact} == {
+        "total variation",
+        "χ², Hellinger, alpha",
+        "Rényi",
     }
+    # The page in the repository is this table, for the same Triton.
+    page = gpu_cost.PAGE.read_text(encoding="utf-8")
+    if f"Triton {gpu_cost.triton.__version__} " in page:
+        assert page == gpu_cost.page(costs)
 
-    def type_of(name: str) -> str:
-        if name in constants:
-            return "constexpr"
-        if name in POINTERS:
-            return f"*{dtypes[POINTERS[name]]}"
-        if name in {"weights", "values"}:
-            return "*fp64"
-        return "i64" if name.endswith(("_row", "_column")) else "i32" if name == "classes" else "fp32"
 
-    source = ASTSource(row_kernel, {name: type_of(name) for name in row_kernel.arg_names}, constants)
-    compiled = compile_kernel(
-        source,
-        target=GPUTarget(*target),
-        options={"num_warps": 16, "enable_fp_fusion": False},
+def code(*texts: str) -> list[Instruction]:
+    """Return instructions of a made-up program, whose addresses are 16 times their numbers."""
+    return gpu_cost.instructions("".join(f"/*{16 * i:04x}*/ {text} ;\n" for i, text in enumerate(texts)))
+
+
+def test_a_way_through_a_loop_takes_the_cheaper_branch() -> None:
+    loop = (
+        ["FADD"] * 10
+        + ["@P0 BRA 0x150"]
+        + ["FMUL"] * 9
+        + ["BRA 0x180"]
+        + ["DADD"] * 3
+        + ["FMNMX", "@P1 BRA 0x0"]
     )
-    assert compiled.asm["cubin" if target == NVIDIA else "hsaco"]
+    program = code(*loop, "STG", "EXIT")
+    (found,) = gpu_cost.loops(program)
+    assert (found.first, found.last, found.all_code) == (0, 25, 26)
+    assert found.cheapest == 11 + 3 + 2  # not 11 + 10 + 2
+    assert found.is_wide
+    assert gpu_cost.cheapest(program, 0, 27) == 16 + 2
+    with pytest.raises(ValueError, match="no way"):
+        gpu_cost.cheapest(program, 27, 0)

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.kernels.triton.processes import run, run_cases
+
 pytestmark = pytest.mark.heavy
 
-HERE = Path(__file__).parent
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**inherited, **environment},
-        cwd=HERE.parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def run_cases(name: str, **environment: str) -> None:
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name), **environment)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 if importlib.util.find_spec("triton") is not None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _is_tracing  # pyright: ignore[reportPrivateUsage]  # torch.jit.is_tracing takes three times as long
 
-from kullback.errors import invalid_value
 from kullback.kernels.codes import INTERFACE
+from kullback.kernels.first_derivative import define_first_derivative
 
 _LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 
@@ -36,7 +35,7 @@ def missing() -> str | None:
     if not hasattr(torch.ops.kullback, "interface") or torch.ops.kullback.interface() != INTERFACE:
         return "the library was built from other sources than this Python code (make native rebuilds it)"
     _register_shapes()
-    _define_first_derivative()
+    define_first_derivative()
     return None
 
 
@@ -48,34 +47,6 @@ def _register_shapes() -> None:
     for name in ("value_and_gradient", "kl_terms"):
         # These operators write all results to their arguments and return nothing, so the shape functions return None.
         torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
-
-
-@cache
-def _define_first_derivative() -> torch.library.Library:
-    """Define the operator that multiplies a precomputed gradient by the incoming gradient in compiled graphs. Return
-    the library that contains the operator.
-
-    The operator takes P and Q although the product does not depend on them. The precomputed gradient depends on P and
-    Q, and the operator refuses a second derivative with respect to them. Without these arguments, torch would treat the
-    precomputed gradient as a constant. The cache keeps the returned library, and with it the operator, in memory.
-    """
-    library = torch.library.Library("kullback", "FRAGMENT")
-    library.define("first_derivative(Tensor gradient, Tensor factor, Tensor p, Tensor q) -> Tensor")
-    library.impl(
-        "first_derivative", lambda gradient, factor, *_: gradient * factor, "CompositeExplicitAutograd"
-    )
-    torch.library.register_autograd("kullback::first_derivative", _refuse_second_derivative, lib=library)
-    return library
-
-
-def _refuse_second_derivative(*_: Any) -> Any:
-    raise invalid_value(
-        "torch.compile",
-        "model",
-        wanted="a loss of which you take first derivatives",
-        got="a gradient of the gradient of a distillation loss",
-        instead="the loss outside of torch.compile, or reduction='none' with backend='eager'",
-    )
 
 
 def is_available() -> bool:

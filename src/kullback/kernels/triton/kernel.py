@@ -1,8 +1,13 @@
 """The GPU kernel that computes the divergence of a row of logits of P and of Q, and its gradients; `triton_rows`
 launches it.
 
-With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
-the terms are power series in d. Elsewhere the terms are computed from p and q, as in csrc/logits.
+One program computes one row. The first sweep over the classes computes the normalization of both sides. The second
+sweep computes the value, and a third sweep the gradient if the gradient needs a sum over the row. Each sweep goes
+through the row in the direction opposite to the sweep before, so that it starts with logits that may still be in the
+cache.
+
+A tile has the shape (vectors, classes of a vector). A thread loads a vector at once, so maxima and sums along a vector
+need no other thread.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.
@@ -15,174 +20,73 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.triton.kernel_terms import (
+    EVEN,
+    INF,
+    JEFFREYS,
+    MIXTURE,
+    POWER,
+    RENYI,
+    SKEW,
+    TOTAL_VARIATION,
+    term_of,
+    wide_power_term,
+)
 
-_KL = tl.constexpr(DivergenceCode.KL.value)
-_REVERSE_KL = tl.constexpr(DivergenceCode.REVERSE_KL.value)
-_JEFFREYS = tl.constexpr(DivergenceCode.JEFFREYS.value)
-_TOTAL_VARIATION = tl.constexpr(DivergenceCode.TOTAL_VARIATION.value)
-_MIXTURE = tl.constexpr(DivergenceCode.MIXTURE.value)
-# If |log(p / q)| of a class is below this number, the term of the class is computed by a power series.
-_NEAR = tl.constexpr(0.3)
-_INF = tl.constexpr(float("inf"))
-
-
-@triton.jit
-def _exp(x):
-    """Return e^x for x <= 0, with an error of about one unit in the last place. For x < -87, return 0."""
-    clamped = tl.where(x < -87.0, -87.0, x)
-    n = tl.floor(clamped * 1.44269504 + 0.5)
-    r = tl.fma(n, 2.12194440e-4, tl.fma(n, -0.693359375, clamped))
-    s = tl.fma(r, 1.9875691e-4, 1.3981999e-3)
-    s = tl.fma(s, r, 8.3334519e-3)
-    s = tl.fma(s, r, 4.1665796e-2)
-    s = tl.fma(s, r, 1.6666665e-1)
-    s = tl.fma(s, r, 0.5)
-    s = tl.fma(s * r, r, r) + 1.0
-    power = ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-    return tl.where(x < -87.0, 0.0, s * power)
+# A logit below every logit that has mass, from which -inf can be subtracted.
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+# If the largest logits of P and of Q differ by at most this number, the difference of two logits loses few digits (see
+# csrc/logits/rows.h).
+_FAR = tl.constexpr(4.0)
 
 
 @triton.jit
-def _log1p_near(y):
-    """Return log(1 + y) for |y| < 0.42, as log((1 + s) / (1 - s)) with s = y / (2 + y)."""
-    s = y / (2.0 + y)
-    z = s * s
-    t = tl.fma(z, 1 / 11, 1 / 9)
-    t = tl.fma(t, z, 1 / 7)
-    t = tl.fma(t, z, 1 / 5)
-    t = tl.fma(t, z, 1 / 3)
-    return tl.fma(2.0 * s * z, t, 2.0 * s)
+def _columns(i, TILE: tl.constexpr, VECTOR: tl.constexpr):
+    """Return the columns of the tile number `i`."""
+    vectors = tl.arange(0, TILE)[:, None] * VECTOR
+    return i * (TILE * VECTOR) + (vectors + tl.arange(0, VECTOR)[None, :])
 
 
 @triton.jit
-def _expm1_of_minus(x):
-    """Return e^-x - 1 for |x| < 0.3."""
-    s = tl.fma(x, -1 / 5040, 1 / 720)
-    s = tl.fma(s, x, -1 / 120)
-    s = tl.fma(s, x, 1 / 24)
-    s = tl.fma(s, x, -1 / 6)
-    s = tl.fma(s, x, 0.5)
-    return tl.fma(s * x, x, -x)
+def _is_inside(columns, first, end):
+    return (columns >= first) & (columns < end)
 
 
 @triton.jit
-def _expm1_of_minus_plus_x(x):
-    """Return e^-x - 1 + x for |x| < 0.7."""
-    s = tl.fma(x, 1 / 3628800, -1 / 362880)
-    s = tl.fma(s, x, 1 / 40320)
-    s = tl.fma(s, x, -1 / 5040)
-    s = tl.fma(s, x, 1 / 720)
-    s = tl.fma(s, x, -1 / 120)
-    s = tl.fma(s, x, 1 / 24)
-    s = tl.fma(s, x, -1 / 6)
-    s = tl.fma(s, x, 0.5)
-    return s * x * x
-
-
-@triton.jit
-def _finite(d):
-    return tl.where(tl.abs(d) == _INF, 0.0, d)
-
-
-@triton.jit
-def _difference(p, q, d):
-    """Return q - p to full relative precision, even where p and q are nearly equal."""
-    near = tl.abs(d) < _NEAR
-    return tl.where(near, p * _expm1_of_minus(tl.where(near, d, 0.0)), q - p)
-
-
-@triton.jit
-def _relative_entropy(p, difference, x):
-    """Return p (e^-x - 1 + x). The argument `difference` is p (e^-x - 1)."""
-    near = tl.abs(x) < 0.7
-    far = tl.where(x == _INF, _INF, difference + p * _finite(x))
-    return tl.where(near, p * _expm1_of_minus_plus_x(tl.where(near, x, 0.0)), far)
-
-
-@triton.jit
-def _skew(p, q, d, share, rest):
-    """Return the term of KL(P || share P + rest Q) for 0 < share < 1, and its derivatives with respect to log p and log
-    q.
+def _load(sides, i, span, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+    """Return a tile of both sides' logits in float32. Columns before `first` and from `end` are -inf, which has no
+    mass.
     """
-    difference = _difference(p, q, d)
-    # Masses below 1e-30 do not change the sum of the terms. Their mixture might be subnormal, so such masses count as
-    # 0.
-    empty = p < 1e-30
-    y = rest * difference / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
-    near = tl.abs(y) < 0.4
-    large = tl.log(tl.where(empty, 1.0, p)) - tl.log(tl.where(empty, 1.0, share * p + rest * q))
-    x = tl.where(empty, 0.0, tl.where(near, -_log1p_near(tl.where(near, y, 0.0)), large))
-    ratio_minus_1 = tl.where(empty, -1.0, -y / (1.0 + y))  # p / mixture - 1
-    term = tl.where(empty, rest * difference, _relative_entropy(p, rest * difference, x))
-    return term, tl.where(empty, 0.0, p * (x - share * ratio_minus_1)), -rest * q * ratio_minus_1
+    p, p_column, q, q_column = sides
+    first, end, _ = span
+    columns = _columns(i, TILE, VECTOR)
+    if SHIFTED:  # a tile inside the row needs no mask, so it is loaded by wide instructions
+        if (i * (TILE * VECTOR) >= first) & ((i + 1) * (TILE * VECTOR) <= end):
+            a, b = tl.load(p + columns).to(tl.float32), tl.load(q + columns).to(tl.float32)
+        else:
+            mask = _is_inside(columns, first, end)
+            a = tl.load(p + columns, mask=mask, other=-INF).to(tl.float32)
+            b = tl.load(q + columns, mask=mask, other=-INF).to(tl.float32)
+    else:
+        a = tl.load(p + columns.to(tl.int64) * p_column, mask=columns < end, other=-INF).to(tl.float32)
+        b = tl.load(q + columns.to(tl.int64) * q_column, mask=columns < end, other=-INF).to(tl.float32)
+    return a, b
 
 
 @triton.jit
-def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
-    """Return the term of each class, and the derivatives of the term with respect to log p and log q."""
-    difference = _difference(p, q, d)
-    if KIND == _KL:
-        term = _relative_entropy(p, difference, d)
-        by_p = p * _finite(d)
-        by_q = difference
-    elif KIND == _REVERSE_KL:
-        back = _difference(q, p, -d)
-        term = _relative_entropy(q, back, -d)
-        by_p = back
-        by_q = -q * _finite(d)
-    elif KIND == _JEFFREYS:
-        term = tl.where(tl.abs(d) == _INF, _INF, -difference * d)
-        by_p = p * _finite(d) - difference
-        by_q = difference - q * _finite(d)
-    elif KIND == _TOTAL_VARIATION:
-        half = tl.where(d > 0.0, 0.5, tl.where(d < 0.0, -0.5, d))
-        term = 0.5 * tl.abs(difference)
-        by_p = p * half
-        by_q = -q * half
-    else:  # weight_p times the skew divergence of (P, Q), plus weight_q times that for (Q, P)
-        term_p, own_p, other_q = _skew(p, q, d, share_p, rest_p)
-        term_q, own_q, other_p = _skew(q, p, -d, share_q, rest_q)
-        term = weight_p * term_p + weight_q * term_q
-        by_p = weight_p * own_p + weight_q * other_p
-        by_q = weight_p * other_q + weight_q * own_q
-    return term, by_p, by_q
-
-
-@triton.jit
-def _load(row, columns, stride, classes):
-    """Return a block of logits in float32. Columns after the last class are -inf, which has no mass."""
-    return tl.load(row + columns.to(tl.int64) * stride, mask=columns < classes, other=-_INF).to(tl.float32)
-
-
-@triton.jit
-def _store(row, columns, stride, classes, factor, derivatives, WANTED: tl.constexpr):
-    """If the gradient is wanted, write a block of it: `factor` times the derivatives. A factor of 0 gives 0, even if
-    the derivatives contain inf or NaN.
-    """
-    if WANTED:
-        gradient = tl.where(factor == 0.0, 0.0, factor * derivatives)
-        tl.store(row + columns.to(tl.int64) * stride, gradient, mask=columns < classes)
-
-
-@triton.jit
-def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constexpr):
-    """If the gradient is wanted, write its entry for one column as minus the sum of the other entries. A row of the
-    gradient sums to 0.
-    """
-    if WANTED:
-        gradient = tl.where(factor == 0.0, 0.0, -factor * _total(others).to(tl.float32))
-        tl.store(row + column.to(tl.int64) * stride, gradient, mask=column < classes)
-
-
-@triton.jit
-def _absorb(x, scale, peak, total):
-    """Return, for each lane, the largest logit so far, and the sum of e^(scale (logit - largest)) so far. `peak` and
-    `total` are these numbers before the block `x`.
-    """
-    rises = x > peak
-    ratio = _exp(-tl.abs(tl.where(x == peak, 0.0, x - peak)) * scale)
-    return tl.where(rises, x, peak), tl.where(rises, tl.fma(total, ratio, 1.0), total + ratio)
+def _store(row, i, stride, span, factor, x, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+    """Write a tile of a gradient: `factor` times `x`. A factor of 0 gives 0, even where `x` is infinite or NaN."""
+    first, end, _ = span
+    x = tl.where(factor == 0.0, 0.0, factor * x)
+    columns = _columns(i, TILE, VECTOR)
+    x = x.to(tl.float32).to(row.dtype.element_ty)
+    if SHIFTED:
+        if (i * (TILE * VECTOR) >= first) & ((i + 1) * (TILE * VECTOR) <= end):
+            tl.store(row + columns, x)
+        else:
+            tl.store(row + columns, x, mask=_is_inside(columns, first, end))
+    else:
+        tl.store(row + columns.to(tl.int64) * stride, x, mask=columns < end)
 
 
 @triton.jit
@@ -191,184 +95,330 @@ def _total(x):
 
 
 @triton.jit
-def _subtracted(a, b):
-    """Return a - b, rounded, and the error of this rounding (Knuth, 1969)."""
-    rounded = a - b
-    minus_b = rounded - a
-    return rounded, tl.where(tl.abs(rounded) < _INF, (a - (rounded - minus_b)) - (b + minus_b), 0.0)
+def _absorb(x, scale, peak, total):
+    """Return, for each vector, the largest logit so far, and the sum of 2^(scale (logit - largest)) so far. `peak` and
+    `total` are these numbers before the tile `x`.
+    """
+    top = tl.maximum(peak, tl.max(x, axis=1))
+    part = tl.sum(tl.exp2((x - top[:, None]) * scale), axis=1)
+    return top, tl.fma(total, tl.exp2((peak - top) * scale), part)
 
 
 @triton.jit
-def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
-    """Return p, q and log(p / q) of the logits `a` of P and `b` of Q. The log-ratio is 0 where neither P nor Q has
-    mass, and infinite where only one of them has mass. `_statistics` returns the other arguments.
+def _terms(a, b, masses, ratio, low, numbers, FORM: tl.constexpr, WIDE: tl.constexpr):
+    """Return p and q, and the terms of `term_of`, of the logits `a` of P and `b` of Q. If `WIDE`, everything is in
+    float64. `_statistics` returns `masses`, `ratio` and `low`.
     """
-    without = (a == -_INF) & (b == -_INF)
-    below_a = (a - peak_a) * scale
-    below_b = (b - peak_b) * scale
-    # If a and b differ by a large factor, a - b has a rounding error, which is added back.
-    apart, error = _subtracted(a * shrink - from_a, b * shrink - from_b)
-    d = (((apart - offset) + error) * (scale / shrink) - high) - low
-    return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
+    peak_a, peak_b, inverse_a, inverse_b, log_sum_a, log_sum_b = masses
+    shrink, from_a, from_b, scale, scale_2, high = ratio
+    if WIDE:
+        scale = scale.to(tl.float64) * shrink
+        a, b = a.to(tl.float64), b.to(tl.float64)
+        log_p, log_q = (a - peak_a) * scale - log_sum_a, (b - peak_b) * scale - log_sum_b
+        d = ((a - b) - (peak_a.to(tl.float64) - peak_b)) * scale - (log_sum_a - log_sum_b)
+        _weight, order, _, exponent, _, _ = numbers
+        p, q, results = tl.exp(log_p), tl.exp(log_q), wide_power_term(log_p, log_q, d, order, exponent)
+    else:
+        p = tl.exp2((a - peak_a) * scale_2) * inverse_a
+        q = tl.exp2((b - peak_b) * scale_2) * inverse_b
+        apart = tl.fma(a, shrink, -from_a) - tl.fma(b, shrink, -from_b)
+        d = tl.fma(apart, scale, -high) - low
+        results = term_of(p, q, d, numbers, FORM)
+    return p, q, results
 
 
 @triton.jit
-def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
-    """Return the arguments of `_masses` for both rows: the peaks, the inverse sums of exponentials, and the parts of
-    the log-ratio.
+def _statistics(sides, span, scale, scale_2, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
+    """Return the arguments `masses`, `ratio` and `low` of `_terms`: the peaks, the sums of exponentials, and the parts
+    of the log-ratio. Also return whether the row has no NaN, no +inf and mass on both sides.
 
-    The log-ratio of logits a of P and b of Q at temperature T is (a - b - offset) / T - high - low. The subtracted
-    terms are separate because the sum of the terms would be rounded in float32. If logits are so large that a - b might
-    overflow, they are first multiplied by `shrink`, a power of two. If the difference of the peaks has a rounding error
-    above T, `from_a` and `from_b` are the peaks, which are subtracted first; otherwise both are 0.
+    The log-ratio of logits a of P and b of Q is ((a shrink - from_a) - (b shrink - from_b)) scale - high - low. The
+    last two terms are separate because their sum would be rounded. If logits are so large that a - b might overflow,
+    `shrink` is a power of two below 1. If the peaks are far apart, the side that is farther from 0 is shifted by the
+    difference of the peaks. If that is not enough because of rounding, both sides are shifted by their peaks.
     """
-    BLOCK: tl.constexpr = lanes.shape[0]
-    peaks_a, sums_a = zeros - _INF, zeros
-    peaks_b, sums_b = zeros - _INF, zeros
-    for start in range(0, classes, BLOCK):
-        columns = start + lanes
-        peaks_a, sums_a = _absorb(_load(p, columns, p_column, classes), scale, peaks_a, sums_a)
-        peaks_b, sums_b = _absorb(_load(q, columns, q_column, classes), scale, peaks_b, sums_b)
+    peaks_a, peaks_b = tl.full((TILE,), _LOWEST, tl.float32), tl.full((TILE,), _LOWEST, tl.float32)
+    sums_a, sums_b = tl.zeros((TILE,), tl.float32), tl.zeros((TILE,), tl.float32)
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, SHIFTED)
+        peaks_a, sums_a = _absorb(a, scale_2, peaks_a, sums_a)
+        peaks_b, sums_b = _absorb(b, scale_2, peaks_b, sums_b)
     peak_a, peak_b = tl.max(peaks_a, axis=0), tl.max(peaks_b, axis=0)
     # The sums of P and Q are computed in the same order for all dtypes, so that equal rows have equal sums.
-    parts = tl.join(sums_a * _exp((peaks_a - peak_a) * scale), sums_b * _exp((peaks_b - peak_b) * scale))
-    sum_a, sum_b = tl.split(_total(parts))
+    scaled_a = sums_a * tl.exp2((peaks_a - peak_a) * scale_2)
+    scaled_b = sums_b * tl.exp2((peaks_b - peak_b) * scale_2)
+    sum_a, sum_b = tl.split(_total(tl.join(scaled_a, scaled_b)))
     shrink = tl.where(tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30, 0.0009765625, 1.0)
-    offset, rest = _subtracted(peak_a * shrink, peak_b * shrink)
-    is_apart = tl.abs(rest) * (scale / shrink) > 1
-    from_a, from_b = tl.where(is_apart, peak_a * shrink, 0.0), tl.where(is_apart, peak_b * shrink, 0.0)
-    offset, rest = tl.where(is_apart, 0.0, offset), tl.where(is_apart, 0.0, rest)
-    shift = rest.to(tl.float64) * (scale / shrink) + (tl.log(sum_a) - tl.log(sum_b))
+    origin_a, origin_b = peak_a * shrink, peak_b * shrink
+    scale /= shrink
+    apart = origin_a - origin_b
+    a_is_farther = tl.abs(origin_a) > tl.abs(origin_b)
+    is_far = tl.abs(apart) > _FAR
+    from_a = tl.where(is_far & a_is_farther, apart, 0.0)
+    from_b = tl.where(is_far & (not a_is_farther), -apart, 0.0)
+    is_rounded = is_far & (tl.abs((origin_a - from_a) - (origin_b - from_b)) * scale > 1.0)
+    from_a, from_b = tl.where(is_rounded, origin_a, from_a), tl.where(is_rounded, origin_b, from_b)
+    rest = (origin_a.to(tl.float64) - from_a) - (origin_b.to(tl.float64) - from_b)
+    log_sum_a, log_sum_b = tl.log(sum_a), tl.log(sum_b)
+    shift = rest * scale + (log_sum_a - log_sum_b)
     high = shift.to(tl.float32)
     low = (shift - high.to(tl.float64)).to(tl.float32)
     inverse_a, inverse_b = (1.0 / sum_a).to(tl.float32), (1.0 / sum_b).to(tl.float32)
-    return shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+    is_valid = (sum_a > 0) & (sum_a < INF) & (sum_b > 0) & (sum_b < INF)
+    masses = peak_a, peak_b, inverse_a, inverse_b, log_sum_a, log_sum_b
+    return masses, (shrink, from_a, from_b, scale, scale_2, high), low, is_valid
 
 
 @triton.jit
-def _imbalance(
-    p, q, p_column, q_column, classes, scale, lanes, zeros,
-    shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
+def _value_sweep(
+    sides, outs, span, masses, ratio, low, numbers, factor, FORM: tl.constexpr, WANT_P: tl.constexpr,
+    WANT_Q: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return three numbers: the sum of q - p over the classes, the first class with the most mass of P, and the first
-    class with the most mass of Q.
-
-    Only rounding in the normalization makes the sum nonzero. A sum that is negligible compared to the sum of |q - p| is
-    returned as 0. Classes with p = q then keep a derivative of 0.
+    """Return sums over the classes: of the terms, of the derivatives with respect to log p and log q, and of q - p. For
+    powers, also return the sum of the affinities, the logarithm of this sum's unit, and the largest state of a class.
+    If `EARLY`, also write the wanted gradient.
     """
-    BLOCK: tl.constexpr = lanes.shape[0]
-    differences, sizes = zeros, zeros
-    tops_p, tops_q = zeros.to(tl.int32) + classes, zeros.to(tl.int32) + classes
-    for start in range(0, classes, BLOCK):
-        columns = start + lanes
-        a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-        x, y, d = _masses(
-            a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
-        )
-        difference = _difference(x, y, d)
-        differences += difference
-        sizes += tl.abs(difference)
-        tops_p = tl.minimum(tops_p, tl.where(a == peak_a, columns, classes))
-        tops_q = tl.minimum(tops_q, tl.where(b == peak_b, columns, classes))
-    left = _total(differences).to(tl.float32)
-    left = tl.where(tl.abs(left) > 1e-5 * _total(sizes), left, 0.0)
-    return left, tl.min(tops_p, axis=0), tl.min(tops_q, axis=0)
+    out_p, out_p_column, out_q, out_q_column = outs
+    zeros = tl.zeros((TILE,), tl.float64 if WIDE else tl.float32)
+    terms, sums_p, sums_q, differences = zeros, zeros, zeros, zeros
+    affinities, units, states = zeros, zeros - 1e300 if WIDE else zeros, zeros.to(tl.int32)
+    for k in range(span[2]):
+        i = span[2] - 1 - k
+        a, b = _load(sides, i, span, TILE, VECTOR, SHIFTED)
+        _, _, results = _terms(a, b, masses, ratio, low, numbers, FORM, WIDE)
+        term, by_p, by_q, difference, affinity, state = results
+        terms += tl.sum(term, axis=1)
+        differences += tl.sum(difference, axis=1)
+        if WANT_P and not EARLY:
+            sums_p += tl.sum(by_p, axis=1)
+        if (WANT_Q and not EARLY) or FORM == TOTAL_VARIATION:
+            sums_q += tl.sum(by_q, axis=1)
+        if FORM == POWER or FORM == RENYI:  # noqa: PLR1714, SIM109 - Triton has no `in`
+            states = tl.maximum(states, tl.max(state, axis=1))
+        if FORM == RENYI:
+            if WIDE:
+                units, affinities = _absorb(affinity * 1.4426950408889634, 1.0, units, affinities)
+            else:
+                affinities += tl.sum(affinity, axis=1)
+        if EARLY and WANT_P:
+            _store(out_p, i, out_p_column, span, factor, by_p, TILE, VECTOR, SHIFTED)
+        if EARLY and WANT_Q:
+            _store(out_q, i, out_q_column, span, factor, by_q, TILE, VECTOR, SHIFTED)
+    unit = tl.max(units, axis=0)
+    total = _total(affinities * tl.exp2(units - unit))
+    sums = _total(terms), _total(sums_p), _total(sums_q), _total(differences), total
+    return sums, unit.to(tl.float64) * 0.6931471805599453, tl.max(states, axis=0)
 
 
 @triton.jit
-def _corrected(value, difference, sum_q, weight_p, rest_p, weight_q, rest_q, KIND: tl.constexpr):
-    """Return the divergence `value` without the error from rounding in the normalization. `difference`, the sum of q -
-    p, measures this rounding.
+def _projected(mass, derivatives, total, others, tops, i, TILE: tl.constexpr, VECTOR: tl.constexpr):
+    """Return the derivatives with respect to the logits of a side, and the sums that `_store_rest` needs."""
+    projected = derivatives - mass * total
+    is_top = mass > 0.5
+    others += tl.sum(tl.where(is_top, 0.0, projected), axis=1)
+    tops = tl.maximum(tops, tl.max(tl.where(is_top, _columns(i, TILE, VECTOR), -1), axis=1))
+    return projected, others, tops
 
-    For total variation, the error is of first order in `difference`, and `sum_q` is its factor. For other divergences,
-    the error is of second order: half the curvature at P = Q times the squared `difference`.
+
+@triton.jit
+def _store_rest(row, stride, factor, others, tops, WANTED: tl.constexpr):
+    """Write the gradient's entry for the class that has more than half of the mass, if there is one, as minus the sum
+    of the other entries. A row of the gradient sums to 0, and the entry itself would be a difference of nearly equal
+    numbers.
     """
-    if KIND == _TOTAL_VARIATION:
-        value -= difference * sum_q
-    elif KIND == _MIXTURE:
-        value -= 0.5 * (weight_p * rest_p * rest_p + weight_q * rest_q * rest_q) * difference * difference
-    elif KIND == _JEFFREYS:
-        value -= difference * difference
+    if WANTED:
+        gradient = tl.where(factor == 0.0, 0.0, -factor * _total(others)).to(tl.float32)
+        top = tl.max(tops, axis=0)
+        tl.debug_barrier()  # the sweep has written the entry too, from another thread
+        tl.store(row + top.to(tl.int64) * stride, gradient.to(row.dtype.element_ty), mask=top >= 0)
+
+
+@triton.jit
+def _gradient_sweep(
+    sides, outs, span, masses, ratio, low, numbers, factor_p, factor_q, sum_p, sum_q, shares, FORM: tl.constexpr,
+    WANT_P: tl.constexpr, WANT_Q: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients from the sums of the derivatives over the classes. In Renyi's divergence, the derivatives may
+    be the affinities divided by their sum (see `_renyi`).
+    """
+    out_p, out_p_column, out_q, out_q_column = outs
+    is_share, inverse_total, unit = shares
+    cancels: tl.constexpr = FORM == TOTAL_VARIATION or FORM == POWER or FORM == RENYI  # noqa: PLR1714
+    zeros = tl.zeros((TILE,), tl.float64 if WIDE else tl.float32)
+    others_p, others_q = zeros, zeros
+    tops_p, tops_q = zeros.to(tl.int32) - 1, zeros.to(tl.int32) - 1
+    if not WIDE:
+        sum_p, sum_q = sum_p.to(tl.float32), sum_q.to(tl.float32)
+        factor_p, factor_q = factor_p.to(tl.float32), factor_q.to(tl.float32)
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, SHIFTED)
+        x, y, results = _terms(a, b, masses, ratio, low, numbers, FORM, WIDE)
+        _, by_p, by_q, _, affinity, _ = results
+        if FORM == RENYI:
+            affinity = tl.exp(affinity - unit) if WIDE else affinity
+            affinity *= inverse_total if WIDE else inverse_total.to(tl.float32)
+            by_p, by_q = tl.where(is_share, affinity, by_p), tl.where(is_share, affinity, by_q)
+        if WANT_P:
+            if cancels:
+                by_p, others_p, tops_p = _projected(x, by_p, sum_p, others_p, tops_p, i, TILE, VECTOR)
+            else:
+                by_p = tl.fma(-x, sum_p, by_p)
+            _store(out_p, i, out_p_column, span, factor_p, by_p, TILE, VECTOR, SHIFTED)
+        if WANT_Q:
+            if cancels:
+                by_q, others_q, tops_q = _projected(y, by_q, sum_q, others_q, tops_q, i, TILE, VECTOR)
+            else:
+                by_q = tl.fma(-y, sum_q, by_q)
+            _store(out_q, i, out_q_column, span, factor_q, by_q, TILE, VECTOR, SHIFTED)
+    if cancels:
+        _store_rest(out_p, out_p_column, factor_p, others_p, tops_p, WANT_P)
+        _store_rest(out_q, out_q_column, factor_q, others_q, tops_q, WANT_Q)
+
+
+@triton.jit
+def _curvature(numbers, FORM: tl.constexpr):
+    """Return half of the second derivative of a divergence at P = Q with respect to a shift of all log-ratios."""
+    weight_p, _share_p, rest_p, weight_q, _share_q, rest_q = numbers
+    curvature = 0.5
+    if FORM == JEFFREYS:
+        curvature = 1.0
+    elif FORM == MIXTURE:
+        curvature = 0.5 * (weight_p * rest_p * rest_p + weight_q * rest_q * rest_q)
+    elif FORM == SKEW:
+        curvature = 0.5 * weight_p * rest_p * rest_p
+    elif FORM == EVEN:
+        curvature = 0.25 * weight_p
+    return curvature
+
+
+@triton.jit
+def _log1p(x):
+    """Return log(1 + x) for x > -1 in float64 (Kahan)."""
+    rounded = 1.0 + x
+    return tl.where(rounded == 1.0, x, tl.log(rounded) * x / (rounded - 1.0))
+
+
+@triton.jit
+def _renyi(value, sums, unit, state, numbers):
+    """Return Renyi's divergence from the power divergence `value`, the factors of its derivatives with respect to P and
+    Q, their sums, and three numbers that describe the derivatives: whether they are the affinities divided by their
+    sum, the inverse of this sum, and the logarithm of its unit. Otherwise, they are those of the power divergence.
+    """
+    weight, order, _, exponent, _, _ = numbers
+    change = value * order * exponent  # the sum of the affinities minus 1
+    is_near = tl.abs(change) < 0.5
+    near = tl.where(is_near, change, 0.0)
+    far = tl.where(state == 2, INF, weight * (unit + tl.log(sums[4])))
+    value = tl.where(is_near, weight * _log1p(near), far)
+    factor_p = tl.where(is_near, weight * order * exponent / (1.0 + near), weight * order)
+    factor_q = tl.where(is_near, factor_p, -weight * exponent)
+    inverse_total = tl.where(sums[4] == 0.0, 0.0, 1.0 / sums[4])
+    share = tl.where(sums[4] == 0.0, 0.0, 1.0)
+    totals = tl.where(is_near, sums[1], share), tl.where(is_near, sums[2], share)
+    return value, factor_p, factor_q, totals, (not is_near, inverse_total, unit)
+
+
+@triton.jit
+def _finish(
+    values, sides, outs, span, masses, ratio, low, numbers, factor, is_valid, sums, unit, state, FORM: tl.constexpr,
+    WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+    VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Write the row's value, and the gradients that the sweep for the value did not write."""
+    terms, sum_p, sum_q, difference, _ = sums
+    factor_p, factor_q, shares = factor, factor, (False, 0.0, 0.0)
+    # The sum of q - p is not 0 only because of rounding in the normalization. The value is corrected by the error that
+    # results. For most divergences, the error is of second order in this sum.
+    if FORM == TOTAL_VARIATION:
+        value = 0.5 * terms - difference * sum_q
     else:
-        value -= 0.5 * difference * difference
-    return tl.where(value < 0.0, 0.0, value)
+        value = terms - _curvature(numbers, FORM) * difference * difference
+    if FORM == POWER:
+        value *= numbers[0]
+        factor_p, factor_q = factor * numbers[0], factor * numbers[0]
+    if FORM == RENYI:
+        value, of_p, of_q, totals, shares = _renyi(value, sums, unit, state, numbers)
+        factor_p, factor_q = factor * of_p, factor * of_q
+        sum_p, sum_q = totals
+    value = tl.where(value < 0.0, 0.0, value)
+    # If the row is valid, NaN is the product of a mass of P that underflows to 0 and an infinite log-ratio.
+    value = tl.where(value == value, value, INF)  # noqa: PLR0124 - only NaN differs from itself
+    tl.store(values, tl.where(is_valid, value, float("nan")))
+    if (WANT_P or WANT_Q) and not EARLY:
+        _gradient_sweep(
+            sides, outs, span, masses, ratio, low, numbers, factor_p, factor_q, sum_p, sum_q, shares, FORM, WANT_P,
+            WANT_Q, WIDE, TILE, VECTOR, SHIFTED,
+        )  # fmt: skip
 
 
 @triton.jit
 def row_kernel(
     p, q, weights, values, out_p, out_q,
     p_row, p_column, q_row, q_column, out_p_row, out_p_column, out_q_row, out_q_column,
-    classes, scale, factor, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
-    KIND: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    classes, scale, scale_2, factor, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
+    FORM: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
+    TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Write the divergence of one row to `values`. Write its gradients, multiplied by `factor` and the row's weight, to
     `out_p` and `out_q`.
 
-    `scale` multiplies the logits. `EARLY` means that only one gradient is wanted and that this gradient needs no sum
-    over the row. The sweep for the value then also writes this gradient.
+    `scale` multiplies the logits, and `scale_2` is `scale` divided by log 2. `EARLY` means that only one gradient is
+    wanted and that this gradient needs no sum over the row. The sweep for the value then also writes this gradient.
+    `SHIFTED` means that the columns' strides are 1, and that in each row the first classes of all tensors have the same
+    offset from an aligned address. The tiles then start at that address, before the first class.
     """
-    row = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
-    p += row * p_row
-    q += row * q_row
-    out_p += row * out_p_row
-    out_q += row * out_q_row
+    row_number = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
+    start_p, start_q = row_number * p_row, row_number * q_row
+    start_out_p, start_out_q = row_number * out_p_row, row_number * out_q_row
+    first, end = 0, classes
+    if SHIFTED:
+        first = (start_p % VECTOR).to(tl.int32)
+        end += first
+        start_p, start_q = tl.multiple_of(start_p - first, VECTOR), tl.multiple_of(start_q - first, VECTOR)
+        start_out_p = tl.multiple_of(start_out_p - first, VECTOR)
+        start_out_q = tl.multiple_of(start_out_q - first, VECTOR)
+    sides = p + start_p, p_column, q + start_q, q_column
+    outs = out_p + start_out_p, out_p_column, out_q + start_out_q, out_q_column
+    span = first, end, tl.cdiv(end, TILE * VECTOR)
     if WEIGHTED:
-        factor = (factor * tl.load(weights + row)).to(tl.float32)
-    lanes = tl.arange(0, BLOCK)
-    zeros = tl.zeros((BLOCK,), tl.float32)
+        factor = (factor * tl.load(weights + row_number)).to(tl.float32)
+    numbers = weight_p, share_p, rest_p, weight_q, share_q, rest_q
 
-    shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
-        p, q, p_column, q_column, classes, scale, lanes, zeros
-    )
-    top_p, top_q = classes, classes
-    if KIND == _TOTAL_VARIATION:  # rounding might change the sign of q - p where p and q are largest
-        left, top_p, top_q = _imbalance(
-            p, q, p_column, q_column, classes, scale, lanes, zeros,
-            shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
+    masses, ratio, low, is_valid = _statistics(sides, span, scale, scale_2, TILE, VECTOR, SHIFTED)
+    factor = tl.where(is_valid | (factor == 0.0), factor, float("nan"))
+    sums, unit, state = _value_sweep(
+        sides, outs, span, masses, ratio, low, numbers, factor, FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR,
+        SHIFTED,
+    )  # fmt: skip
+    if FORM == TOTAL_VARIATION:  # noqa: SIM102 - Triton decides this while it compiles
+        # Rounding might change the sign of q - p where p and q are largest. If the sum of q - p is not negligible
+        # compared to the sum of |q - p|, the sweep is repeated with log-ratios that make the sum 0.
+        if tl.abs(sums[3]) > 1e-5 * sums[0]:
+            low -= sums[3].to(tl.float32)
+            sums, unit, state = _value_sweep(
+                sides, outs, span, masses, ratio, low, numbers, factor, FORM, WANT_P, WANT_Q, EARLY, False, TILE,
+                VECTOR, SHIFTED,
+            )  # fmt: skip
+    is_wide = False
+    if FORM == POWER or FORM == RENYI:  # noqa: PLR1714, SIM109
+        is_wide = state == 1
+    if FORM == RENYI:  # a sum of affinities that is so small may miss masses of P that underflow
+        is_wide = (state == 1) | (sums[4] < 1e-6)
+    if is_wide:
+        # A number of float64 takes two registers, so a thread has only two classes of a tile.
+        span = first, end, tl.cdiv(end, TILE * 2)
+        sums, unit, state = _value_sweep(
+            sides, outs, span, masses, ratio, low, numbers, factor, FORM, WANT_P, WANT_Q, EARLY, True, TILE, 2,
+            SHIFTED,
         )  # fmt: skip
-        low -= left
-    terms, derivatives_p, derivatives_q, differences = zeros, zeros, zeros, zeros
-    for start in range(0, classes, BLOCK):
-        columns = start + lanes
-        a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-        x, y, d = _masses(
-            a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
-        )
-        term, by_p, by_q = _terms_and_derivatives(
-            x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
-        )
-        terms += term
-        derivatives_p += by_p
-        derivatives_q += by_q
-        differences += _difference(x, y, d)
-        if EARLY:
-            _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
-            _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
-    value = _corrected(
-        _total(terms), _total(differences), _total(derivatives_q), weight_p, rest_p, weight_q, rest_q, KIND
-    )
-    tl.store(values + row, value)
-
-    if (WANT_P or WANT_Q) and not EARLY:
-        sum_p, sum_q = _total(derivatives_p).to(tl.float32), _total(derivatives_q).to(tl.float32)
-        others_p, others_q = zeros, zeros
-        for start in range(0, classes, BLOCK):
-            columns = start + lanes
-            a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-            x, y, d = _masses(
-                a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
-            )
-            _, by_p, by_q = _terms_and_derivatives(
-                x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
-            )
-            by_p -= x * sum_p
-            by_q -= y * sum_q
-            _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
-            _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
-            if KIND == _TOTAL_VARIATION:
-                others_p += tl.where(columns == top_p, 0.0, by_p)
-                others_q += tl.where(columns == top_q, 0.0, by_q)
-        if KIND == _TOTAL_VARIATION:  # the subtraction above cancels in the class with the most mass
-            _store_rest(out_p, top_p, out_p_column, classes, factor, others_p, WANT_P)
-            _store_rest(out_q, top_q, out_q_column, classes, factor, others_q, WANT_Q)
+        _finish(
+            values + row_number, sides, outs, span, masses, ratio, low, numbers, factor, is_valid, sums, unit, state,
+            FORM, WANT_P, WANT_Q, EARLY, True, TILE, 2, SHIFTED,
+        )  # fmt: skip
+    else:
+        _finish(
+            values + row_number, sides, outs, span, masses, ratio, low, numbers, factor, is_valid, sums, unit, state,
+            FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR, SHIFTED,
+        )  # fmt: skip

@@ -1,5 +1,5 @@
 """The backend of the Triton kernel for GPUs. One program for each row sweeps over the classes twice, or three times for
-a gradient.
+a gradient that needs a sum over the row.
 
 The kernel supports logits of float32, bfloat16 or float16 with any strides. The kernel computes in float32, sums in
 float64, and does not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the
@@ -8,37 +8,53 @@ environment, Triton's interpreter runs the same kernel on the CPU, slowly, for t
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from kullback.common.optional import is_installed
 from kullback.generators import Divergence
-from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.first_derivative import define_first_derivative
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights
+from kullback.kernels.triton.forms import Form, form_of
 
 NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
-OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")
+OPERATIONS = (
+    "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
+    "Alpha, ChiSquared, Renyi, SquaredHellinger of logits",
+    "first derivatives",
+)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The number of classes of a block that each thread processes. If a block has fewer classes than a warp can process,
-# Triton gives the same class to several threads. A thread might then read a logit after another thread has overwritten
-# the logit with a gradient. Therefore the smallest block fills one warp.
-_CLASSES_IN_A_THREAD = 8
-_THREADS_IN_A_WARP = 32
-_SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
-_LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
+# Rows of more classes get programs of 1024 threads. At 128,256 classes, the logits of one such row for each
+# multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
+_LONG_ROW = 65_536
+_MOST_PADDING = 2 * 1024 * 8  # the columns of the first and of the last tile
+_LOG2_E = 1 / math.log(2)
 # In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
 # The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
-_EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
+_EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
+
+
+class Launch(NamedTuple):
+    """The number of warps of a program, and the number of vectors of a tile: one for each thread.
+
+    A thread must not load a logit after another thread has overwritten the logit with a gradient. If a tile had fewer
+    vectors than the program has threads, Triton would give the same vector to several threads.
+    """
+
+    warps: int
+    tile: int
 
 
 @cache
@@ -52,7 +68,36 @@ def missing() -> str | None:
         _kernel()
     except ImportError as error:
         return f"the kernel cannot be imported: {error}"
+    _define_operator()
+    define_first_derivative()
     return None
+
+
+@cache
+def _define_operator() -> torch.library.Library:
+    """Define the operator that launches the kernel in compiled graphs, and return the library that contains it. The
+    cache keeps the library in memory.
+
+    The kernel writes all results to arguments, so the operator returns nothing. torch.compile does not look into the
+    operator. Otherwise it would pass Python's floats to the kernel in float64, before torch 2.15.
+    """
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define(
+        "triton_rows(Tensor p, Tensor q, Tensor? weights, int code, float[] numbers, float temperature, float scale, "
+        "Tensor(a!) values, Tensor(b!)? by_p, Tensor(c!)? by_q) -> ()"
+    )
+    library.impl("triton_rows", _launch, "CompositeExplicitAutograd")
+    torch.library.register_fake("kullback::triton_rows", lambda *_: None, lib=library)
+    return library
+
+
+def is_available() -> bool:
+    """Return whether the kernel can run in this process."""
+    return missing() is None
+
+
+# Because of this attribute, torch.compile evaluates the function once, during tracing (see kullback.losses.reduction).
+is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def devices() -> tuple[str, ...]:
@@ -68,10 +113,10 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and p.device == q.device
         and p.dtype in DTYPES
         and q.dtype in DTYPES
-        and 0 < p.shape[-1] < 2**31 - _LARGEST_BLOCK
+        and 0 < p.shape[-1] < 2**31 - _MOST_PADDING
         and (arguments := arguments_of(kind)) is not None
-        and arguments.code <= DivergenceCode.MIXTURE
-        and missing() is None
+        and form_of(arguments.code, arguments.numbers) is not None
+        and is_available()
     )
 
 
@@ -115,44 +160,102 @@ def _run(
 
     Labels need another pass over the logits and, if the gradient overwrites Q's logits, a copy of these logits.
     """
-    (rows, classes), labels = p.shape, divergence.labels
+    labels = divergence.labels
     if labels is not None:
         before = q.clone() if gradients[1] is q else q
         values = _run(replace(divergence, labels=None), p, q, weights, scale * labels.soft, gradients)
         return labels.add(values, before, weights, scale, gradients[1])
-    values = torch.empty(rows, dtype=torch.float64, device=p.device)
+    values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
+    code, numbers, is_swapped = cast(Arguments, arguments_of(divergence.kind))
+    by_p, by_q = gradients
+    if is_swapped:
+        p, q, by_p, by_q = q, p, by_q, by_p
+    launch = torch.ops.kullback.triton_rows.default if torch.compiler.is_compiling() else _launch
+    launch(p, q, weights, code, list(numbers), divergence.temperature, scale, values, by_p, by_q)
+    return values
+
+
+def _launch(
+    p: Tensor,
+    q: Tensor,
+    weights: Weights,
+    code: int,
+    numbers: Sequence[float],
+    temperature: float,
+    scale: float,
+    values: Tensor,
+    by_p: Tensor | None,
+    by_q: Tensor | None,
+) -> None:
+    rows, classes = p.shape
     if rows == 0:
-        return values
-    code, (weight_p, share_p, weight_q, share_q), _ = cast(Arguments, arguments_of(divergence.kind))
-    wanted = (gradients[0] is not None, gradients[1] is not None)
+        return
+    weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
+    wanted = (by_p is not None, by_q is not None)
     # The kernel does not write a gradient that is not wanted, so any valid pointer can take its place.
-    by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
-    block = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))  # a power of 2
+    tensors = (p, q, p if by_p is None else by_p, q if by_q is None else by_q)
+    vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
+    form = cast(Form, form_of(code, numbers))
+    launch = launch_of(form, classes, vector, _lanes(p.device))
     with torch.cuda.device_of(p):
         _kernel().row_kernel[(rows,)](
             p,
             q,
             values if weights is None else weights,
             values,
-            by_p,
-            by_q,
-            *(stride for x in (p, q, by_p, by_q) for stride in x.stride()),
+            *tensors[2:],
+            *(stride for x in tensors for stride in x.stride()),
             classes,
-            1 / divergence.temperature,
-            scale / divergence.temperature,
+            1 / temperature,
+            _LOG2_E / temperature,
+            scale / temperature,
             *(weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q),
-            KIND=code,
+            FORM=form.value,
             WEIGHTED=weights is not None,
             WANT_P=wanted[0],
             WANT_Q=wanted[1],
-            EARLY=wanted == _EARLY.get(DivergenceCode(code)),
-            BLOCK=block,
-            num_warps=block // _SMALLEST_BLOCK,
+            EARLY=wanted == _EARLY.get(form),
+            TILE=launch.tile,
+            VECTOR=vector,
+            SHIFTED=_is_shifted(tensors, vector),
+            num_warps=launch.warps,
             # The kernel itself fuses products and sums (`tl.fma`), in the same way for P and Q, so the compiler must
             # not fuse them.
             enable_fp_fusion=False,
         )
-    return values
+
+
+def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
+    """Return the shape of a program that computes rows of so many classes.
+
+    Arguments:
+        form: the form of the terms.
+        classes: the number of classes.
+        vector: the number of classes that a thread loads at once.
+        lanes: the number of threads in a warp.
+    """
+    vectors = 1 << (-(-classes // vector) - 1).bit_length()
+    # A row in flight occupies the caches until its last sweep. If the rows are long, fewer and larger programs let more
+    # of the logits stay there. Powers need more registers than the threads of a large program have.
+    most = 256 if form in (Form.POWER, Form.RENYI) else 1024 if classes > _LONG_ROW else 512
+    threads = min(most, max(lanes, vectors))
+    return Launch(threads // lanes, threads)
+
+
+@cache
+def _lanes(device: torch.device) -> int:
+    """Return the number of threads in a warp: 32 on NVIDIA's GPUs, and 32 or 64 on AMD's."""
+    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
+
+
+def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
+    """Return whether the rows of all tensors start at the same offset from an aligned address, but not all rows at 0,
+    so that a program should start its tiles before the first class of the row.
+    """
+    rows, columns = zip(*(x.stride() for x in tensors), strict=True)
+    offsets = {stride % vector for stride in rows}
+    is_aligned = all(x.data_ptr() % 16 == 0 for x in tensors)
+    return set(columns) == {1} and len(offsets) == 1 and offsets != {0} and is_aligned
 
 
 def _in_float64(weights: Weights) -> Tensor | None:

@@ -1,0 +1,47 @@
+"""The forms of the terms that the GPU kernel knows: the divergences of `DivergenceCode`, and special cases of a
+mixture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+
+from kullback.kernels.codes import DivergenceCode
+
+__all__ = ["Form", "form_of"]
+
+
+class Form(IntEnum):
+    """The forms of terms. Each divergence of `DivergenceCode` has the form of the same name and number.
+
+    `SKEW` is a mixture with weight 0 on Q's side, and `EVEN` is a mixture with equal weights and shares of 1/2.
+    """
+
+    KL = DivergenceCode.KL
+    REVERSE_KL = DivergenceCode.REVERSE_KL
+    JEFFREYS = DivergenceCode.JEFFREYS
+    TOTAL_VARIATION = DivergenceCode.TOTAL_VARIATION
+    MIXTURE = DivergenceCode.MIXTURE
+    POWER = DivergenceCode.POWER
+    RENYI = DivergenceCode.RENYI
+    SKEW = 7
+    EVEN = 8
+
+
+def form_of(code: int, numbers: Sequence[float]) -> Form | None:
+    """Return the form of the terms of a divergence with these arguments (see `kernel_arguments`). Return None for two
+    weighted mixtures that are not those of a Jensen-Shannon divergence, because the kernel's derivatives need that.
+    """
+    if code != DivergenceCode.MIXTURE:
+        return Form(code)
+    weight_p, share_p, weight_q, share_q = numbers
+    if weight_q == 0:
+        return Form.SKEW
+    if weight_p == weight_q and share_p == share_q == 0.5:
+        return Form.EVEN
+    is_one_mixture = math.isclose(share_p + share_q, 1) and math.isclose(
+        weight_p * share_q, weight_q * share_p
+    )
+    return Form.MIXTURE if is_one_mixture else None
