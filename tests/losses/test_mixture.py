@@ -256,6 +256,19 @@ def test_derivatives_where_no_teacher_has_mass_are_zero() -> None:
         assert (gradient != 0).any()
 
 
+def test_forward_mode_derivatives_where_no_teacher_has_mass_are_finite() -> None:
+    a, b = (torch.tensor([[0.0, -INF, x]], dtype=torch.float64) for x in (1.0, 2.0))
+    student = torch.zeros(1, 3, dtype=torch.float64)
+
+    def loss(a: Tensor, b: Tensor) -> Tensor:
+        return values(student, Mixture([a, b])).sum()
+
+    tangent = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
+    _, change = torch.func.jvp(loss, (a, b), (tangent, tangent))
+    by_a, by_b = torch.func.grad(loss, argnums=(0, 1))(a, b)
+    torch.testing.assert_close(change, by_a[0, 2] + by_b[0, 2])
+
+
 def test_other_vocabularies() -> None:
     student, *teachers = drawn(2, 6)
     for setting in ({"vocabulary": "truncate"}, {"classes": 5}, {"vocabulary": "mask"}):

@@ -29,12 +29,17 @@ def padded_on_the_right(rows: list[Features]) -> dict[str, Tensor]:
     """Return a batch of sequences, padded on the right. The padding has the token 0, the label -100, and 0 in
     ``attention_mask``.
     """
-    fields = {name: [torch.as_tensor(row[name]) for row in rows] for name in rows[0]}
+    fields = {name: [_as_tensor(row[name]) for row in rows] for name in rows[0]}
     fields.setdefault("attention_mask", [torch.ones_like(x) for x in fields["input_ids"]])
     return {
         name: pad_sequence(of, batch_first=True, padding_value=NO_LABEL if name == "labels" else 0)
         for name, of in fields.items()
     }
+
+
+def _as_tensor(x: Any) -> Tensor:
+    """Return a tensor unchanged, and a list as a tensor on the CPU."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
 @by_name()
@@ -113,7 +118,7 @@ class StoredTeacherCollator:
 
     def _tensor(self, name: str, x: Any, tokens: int) -> Tensor:
         """Return the rows of a sequence, shifted so that row i predicts the token after position i."""
-        rows = None if x is None else torch.as_tensor(x)
+        rows = None if x is None else _as_tensor(x)
         if rows is None or rows.ndim != (1 if name == STORED[2] else 2) or len(rows) != tokens:
             got = "none" if rows is None else f"shape {tuple(rows.shape)}"
             raise _wrong(name, f"a row for each of the {tokens} tokens of the sequence", got)

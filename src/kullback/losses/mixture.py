@@ -9,7 +9,9 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
@@ -31,6 +33,7 @@ from kullback.partial_rows import places_of
 _CALL = "Mixture"
 
 
+@by_name("Mixture([teacher, other_teacher], weights=[0.7, 0.3])")
 @dataclass(frozen=True, eq=False, repr=False)
 class Mixture(PartialTeacher):
     r"""A teacher whose probabilities are the weighted means of several teachers' probabilities.
@@ -179,7 +182,8 @@ class Mixture(PartialTeacher):
         if self._partial:
             return super().loss(student, positions, inplace)
         temperature = float(positions.settings.temperature)
-        mixed = _mixed_logits(self._without_excluded(positions), temperature) * temperature
+        mixed = _mixed_logits(self._without_excluded(positions), temperature)
+        mixed = mixed if temperature == 1 else mixed * temperature
         return LogitTeacher(mixed).loss(student, positions, inplace)
 
     def checked_rows(self, positions: Positions, classes: int) -> TeacherRows:
@@ -255,8 +259,9 @@ def _mixed_logits(mixture: Mixture, temperature: float) -> Tensor:
     """Return the log-probabilities of all classes in a mixture of logits."""
     mixed = None
     for logits, weight in zip(all_recordable(mixture.teachers), cast("Any", mixture.weights), strict=True):
-        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-        part = scaled.log_softmax(-1) + math.log(weight)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        scaled = logits if temperature == 1 else logits.to(dtype) / temperature
+        part = scaled.log_softmax(-1, dtype=dtype) + math.log(weight)
         mixed = part if mixed is None else _log_sum(mixed, part)
     return cast("Tensor", mixed)
 
@@ -279,6 +284,9 @@ def _each_once(indices: Tensor) -> Tensor:
 
 def _log_sum(a: Tensor, b: Tensor) -> Tensor:
     """Return log(e^a + e^b), whose derivatives are 0 where both terms are -inf."""
+    is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if not (is_forward or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))):
+        return torch.logaddexp(a, b)
     nothing = (a == -torch.inf) & (b == -torch.inf)
     # `logaddexp` has second derivatives of NaN where one term is -inf.
     total = torch.stack([torch.where(nothing, 0, x) for x in (a, b)]).logsumexp(0)

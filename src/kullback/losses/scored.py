@@ -8,10 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kullback.common.extra_arguments import by_name
 from kullback.generators import Divergence
 from kullback.losses.top_k import TopK, TopKRows
 
 
+@by_name()
 @dataclass(frozen=True, eq=False, repr=False)
 class Scored(TopK):
     r"""A teacher's log-probabilities of given classes at each position, which need not be its most probable classes.
@@ -70,11 +72,8 @@ class Scored(TopK):
         Elements of Information Theory, section 2.5 (Cover and Thomas, 2006)
     """
 
+    lists_zeros: ClassVar[bool] = True
     remedy_of_device: ClassVar[str] = "Scored(indices.to(student.device), log_probs.to(student.device))"
-
-    def is_padding(self, indices: Tensor, log_probs: Tensor) -> Tensor:
-        """Return a mask of the entries that are padding."""
-        return indices < 0
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> ScoredRows:
         """Return the teacher's rows for a student that has `classes` classes."""
@@ -86,13 +85,13 @@ class Scored(TopK):
 class ScoredRows(TopKRows):
     """The rows of a `Scored`; `rounding` is the relative rounding error of a log-probability."""
 
-    def log_rest(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+    def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
         """Return the logarithm of the teacher's mass outside the given classes, shape (rows, 1)."""
         probs = log_probs.exp()
         magnitudes = 1 + torch.where(probs > 0, log_probs, 0).abs()
         error = self.rounding * (probs * magnitudes).sum(-1, keepdim=True).detach()
         kept = probs.sum(-1, keepdim=True)
-        is_known = (1 - kept > error) & ~self.is_whole()
+        is_known = (1 - kept > error) & ~is_whole
         log_q = (logits[:, -1:] - logits.logsumexp(-1, keepdim=True)).detach()
         return torch.where(
             is_known, torch.log1p(-torch.where(is_known, kept, 0)), torch.minimum(log_q, error.log())

@@ -94,6 +94,8 @@ class TopK(PartialTeacher):
                 indices = self.indices[~unknown] if some_unknown else self.indices
                 object.__setattr__(self, "_largest", int(indices.long().max()))
 
+    lists_zeros: ClassVar[bool] = False
+    """Whether a class with the log-probability -inf is listed, so that only a negative index is padding."""
     remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
 
     @property
@@ -145,10 +147,6 @@ class TopK(PartialTeacher):
                 instead="tail='bucket', or another kind",
             )
 
-    def is_padding(self, indices: Tensor, log_probs: Tensor) -> Tensor:
-        """Return a mask of the entries that are padding."""
-        return log_probs == -torch.inf
-
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows for a student that has `classes` classes."""
         rounding = self.indices.shape[-1] * torch.finfo(self.log_probs.dtype).eps
@@ -161,7 +159,8 @@ class TopK(PartialTeacher):
         indices, log_probs = indices.reshape(-1, k).long(), upcast(log_probs.reshape(-1, k))
         if self._unknown is not None:
             log_probs = torch.where(self._unknown.reshape(-1, 1), -torch.inf, log_probs)
-        return torch.where(self.is_padding(indices, log_probs), -1, indices), log_probs
+        is_padding = indices < 0 if self.lists_zeros else log_probs == -torch.inf
+        return torch.where(is_padding, -1, indices), log_probs
 
 
 @by_name()
@@ -203,7 +202,7 @@ def top_k_divergence(
 
     Arguments:
         kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
-        teacher: P, shape (..., k).
+        teacher: P, a `TopK` or a `Scored`, shape (..., k).
         student: logits of Q, shape (..., classes).
         temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. The
             temperature must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another
@@ -260,20 +259,20 @@ class TopKRows(TeacherRows):
             )
         left = torch.full_like(logits[:, -1:], -torch.inf)
         if self.tail == "bucket":
-            left = self.log_rest(log_probs, logits)
+            # If a row keeps all classes, 1 minus the kept mass is a rounding error.
+            is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
+            left = self.log_rest(log_probs, logits, is_whole)
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
-    def is_whole(self) -> Tensor:
-        """Return a mask of the rows that keep all classes, shape (rows, 1). 1 minus their mass is a rounding error."""
-        return (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-
-    def log_rest(self, log_probs: Tensor, logits: Tensor) -> Tensor:
-        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1)."""
+    def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
+        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1). `is_whole` is True for
+        rows that keep all classes.
+        """
         # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
         # error, the teacher's mass counts as 0.
         kept = log_probs.exp().sum(-1, keepdim=True)
-        is_more = 1 - kept > torch.where(self.is_whole(), torch.ones_like(kept), self.rounding)
+        is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
         some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
         return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
 
@@ -323,7 +322,7 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
         log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
-    kept, is_padding = accurate.exp().sum(-1), teacher.is_padding(indices, accurate)
+    kept, is_padding = accurate.exp().sum(-1), indices < 0 if teacher.lists_zeros else accurate == -math.inf
     ordered = without_padding(indices, torch.where(is_padding, -math.inf, 0.0)).sort(-1).values
     is_empty = (accurate == -math.inf).all(-1) & (teacher.tail == "renormalize")
     wanted_and_instead = {

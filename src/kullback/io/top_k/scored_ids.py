@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
+from kullback.common.extra_arguments import by_name
 from kullback.common.words import STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value
 from kullback.io.top_k.records import CLAMPED, get
@@ -20,6 +21,7 @@ _CALL = "scored_text"
 _ARGUMENTS = Arguments(_CALL, start=Whole(least=0, example=0))
 
 
+@by_name()
 def scored_text(
     response: object, *, ids: Sequence[Sequence[int]] | Tensor | None = None, start: int = 0
 ) -> dict[str, Tensor]:
