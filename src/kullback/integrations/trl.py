@@ -224,8 +224,8 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
     The sum is over the N tokens that the student generated. P is the teacher and Q the student. Data, generation,
     arguments and logged metrics are the same as in TRL. Without `loss`, values and gradients equal TRL's up to
     rounding. The loss is then a `LinearDistillationLoss` with each model's cap and scale, and `beta` and `temperature`
-    of `DistillationConfig` select the divergence. As in TRL, both models and the loss are computed in the dtype of
-    their weights, and logits in float32, so ``bf16=True`` does not change the loss of models in float32.
+    of `DistillationConfig` select the divergence. As in TRL, the models are computed in the dtype of their weights, and
+    the logits in float32. Therefore ``bf16=True`` does not change the loss of models in float32.
 
     Arguments:
         args: positional arguments of TRL's trainer.
