@@ -254,9 +254,9 @@ MIXED = {
 
 def some_without_kernels(place: Rank, name: str) -> dict[str, torch.Tensor]:
     """Every second rank has no native kernels."""
-    serves = sharded_rows.kernels_serve
+    kernels_for = sharded_rows.kernels_for
     with mock.patch.object(
-        sharded_rows, "kernels_serve", lambda *given: place.rank % 2 == 0 and serves(*given)
+        sharded_rows, "kernels_for", lambda *given: None if place.rank % 2 else kernels_for(*given)
     ):
         return MIXED[name].sharded(place)
 
