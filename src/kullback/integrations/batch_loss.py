@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -100,7 +101,8 @@ class BatchLoss:
 
     Arguments:
         call: the trainer, for messages.
-        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory.
+        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory, and whose
+            logits are in float32 also under autocast.
         teacher: the teacher; None if the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs``.
         causal: whether the label of a position's logits is the next token; None to follow the student's class.
@@ -141,7 +143,9 @@ class BatchLoss:
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )
         _ARGUMENTS.check(call, causal=causal)
-        self.call, self.loss, self.teacher = call, loss, teacher
+        self.call, self.loss, self.teacher = call, copy.copy(loss), teacher
+        if isinstance(self.loss, LinearDistillationLoss):
+            self.loss.float32_logits = True  # neither autocast nor half-precision weights round the logits
         self.causal, self._otherwise = causal, otherwise
         self._batches = 0
         # The student's entropy at each position of the last batch is stored here, if the loss returns entropies.
