@@ -101,11 +101,11 @@ class SelectedClasses(RowOperation):
         The sums have five columns from C++ and fewer from `columns`. They are empty from the reference.
         """
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
-        if can_inspect_all(tensors):
-            if serves(logits):
+        if serves(logits):
+            if can_inspect_all(tensors):
                 return self._read_by_library(logits)
-            if triton_sums.serves(logits, self.temperature, self.indices.shape[-1]):
-                return self._read_by_sums(logits)
+        elif triton_sums.serves(logits, self.temperature, self.indices.shape[-1]) and can_inspect_all(tensors):
+            return self._read_by_sums(logits)
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
         return torch.cat(parts), upcast(logits.new_empty(0))
 
