@@ -15,7 +15,7 @@ from torch import Tensor, distributions as td
 
 import kullback
 from kullback import KL, Counts, JensenShannon, Logits, Renyi, Samples, TotalVariation, divergence, fit
-from kullback.functional import SampledTail, TopK, distillation_loss, top_k_divergence
+from kullback.functional import Mixture, SampledTail, Scored, TopK, distillation_loss, top_k_divergence
 from kullback.io import open_rows, read_labels
 from kullback.metrics import KLDivergence, kl_divergence as kl_metric
 
@@ -194,6 +194,9 @@ CALLS: dict[str, Callable[[Path], Any]] = {
         trained(teacher=Y, kind=JensenShannon(), labels=CLASSES, label_weight=0.5, temperature=2.0),
         trained(teacher=top_classes()),
         trained(teacher=SampledTail.draw(Y, k=2, draws=3, generator=seeded())),
+        trained(teacher=Scored(top_classes().indices, top_classes().log_probs), kind="reverse_kl"),
+        trained(teacher=Mixture([X, Y])),
+        trained(teacher=Mixture([top_classes(), X])),
     ],
     "top_k_divergence": lambda _: top_k_divergence(KL(), top_classes(), X),
 }

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Laplace, Normal, StudentT
 
 from kullback import Counts, Logits, Probs, Samples, register_kl
 from kullback.errors import ArgumentTypeError, ArgumentValueError
-from kullback.testing import assert_close_distributions
+from kullback.models import Cut
+from kullback.testing import _parts_of_draws, assert_close_distributions
+from tests.models.bytes_model import BytesModel
+from tests.models.tiny import text
 from tests.refusals import refused
 
 NORMAL = Normal(0.0, 1.0)
@@ -131,3 +135,133 @@ def test_a_bare_tensor_and_an_unknown_option_are_refused() -> None:
 def test_options_reach_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     assert_close_distributions(Probs([1.0, 0.0]), Probs([0.0, 1.0]), below=1.01, kind="js:0.5", base=2)
     assert capsys.readouterr().out.startswith("below 1.01: JS (0.5) = 1 bits")
+
+
+def plans(free: int, paid: int) -> Any:
+    import pyarrow as pa
+
+    return pa.table({"plan": ["free"] * free + ["paid"] * paid, "size": [1, 2, 3, 4] * ((free + paid) // 4)})
+
+
+def test_every_column_of_two_tables_has_to_be_below(capsys: pytest.CaptureFixture[str]) -> None:
+    near, far = plans(2960, 1040), plans(1000, 3000)
+    assert_close_distributions(plans(3000, 1000), near, below=0.02)
+    assert re.match(
+        r"below 0\.02: KL of 'plan' = .* nats \(.* to .*\); KL of 'size' = 0 ", capsys.readouterr().out
+    )
+    with pytest.raises(AssertionError, match=r"\Anot below 0\.02: KL of 'plan' = [^;]*\Z"):
+        assert_close_distributions(plans(3000, 1000), far, below=0.02)
+    assert_close_distributions(plans(3000, 1000), far, below=0.02, columns=["size"])
+    with pytest.raises(AssertionError, match=r"tell whether below 0\.02: KL of 'plan' .* About") as few:
+        assert_close_distributions(plans(60, 20), plans(56, 24), below=0.02)
+    needed = int("".join(re.findall(r"\d", str(few.value).partition("About ")[2])))
+    assert needed > 160
+    with pytest.raises(AssertionError, match=r"cannot tell .* KL of 'absent' = nan nats \(no interval\)"):
+        assert_close_distributions(near.append_column("absent", near["plan"]), near, below=0.02)
+
+
+def test_two_files_of_predictions_are_compared_row_by_row(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(tmp_path / name) for name in ("p.npy", "q.npy")]
+    logits = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(400, 5, generator=torch.Generator().manual_seed(1))
+    for path, rows in zip(paths, (logits, logits + 0.05 * noise), strict=True):
+        np.save(path, rows.numpy())
+    assert_close_distributions(*paths, below=0.01, representation="logits")
+    assert capsys.readouterr().out.startswith("below 0.01: KL of the rows = 0.0008")
+    with pytest.raises(AssertionError, match=r"not below 0\.0001: KL of the rows"):
+        assert_close_distributions(*paths, below=0.0001, representation="logits")
+    assert_close_distributions(paths[0], paths[0], below=1e-9, representation="logits")
+    with refused(ArgumentValueError, argument="runs", wanted="predictions", instead="runs=1"):
+        assert_close_distributions(*paths, below=0.01, representation="logits", runs=10)
+    with refused(ArgumentValueError, argument="runs", wanted="tables", instead="runs=1"):
+        assert_close_distributions(plans(60, 20), plans(60, 20), below=0.01, runs=10)
+    assert_close_distributions(*paths, below=0.01, representation="logits", runs=1)
+
+
+def test_models_are_compared_on_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    table, noise = torch.randn(2, 256, 256, generator=generator, dtype=torch.float64)
+    base = BytesModel("base", table)
+    near, far = BytesModel("near", table + 0.02 * noise), BytesModel("far", table + 0.5 * noise)
+    options: dict[str, Any] = {"texts": text(), "cut": Cut(context=16)}
+    for runs in (1, 1000):
+        assert_close_distributions(base, near, below=0.002, runs=runs, **options)
+        assert capsys.readouterr().out.startswith("below 0.002: KL of near = 0.000")
+        with pytest.raises(AssertionError, match=r"not below 0\.002: KL of far = [^;]*\Z"):
+            assert_close_distributions(base, [near, far], below=0.002, runs=runs, **options)
+
+
+@pytest.mark.sweep
+def test_an_assertion_that_runs_often_is_seldom_wrong_in_all_its_runs() -> None:
+    """KL is 0.045, just below the limit, so some of 20 runs find "not below" by chance. With runs=20, few series do."""
+    series, runs = 25, 20
+    wrong = {1: 0, runs: 0}
+    for first in range(0, series * runs, runs):
+        for level in wrong:
+            outcomes: list[str] = []
+            for seed in range(first, first + runs):
+                try:
+                    assert_close_distributions(
+                        draws(2 * seed, 100), draws(2 * seed + 1, 100, 0.3), below=0.0451, runs=level
+                    )
+                except AssertionError as error:
+                    outcomes.append(str(error))
+            wrong[level] += any(each.startswith("not below") for each in outcomes)
+    # 5 % of 25 series, with a standard deviation of 1.1; and the control, without the division.
+    assert wrong[runs] <= 4
+    assert wrong[1] > wrong[runs]
+
+
+def test_the_error_rate_is_divided_by_the_number_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for runs, level in ((1, "95 %"), (50, "99.9 %"), (1000, "99.995 %")):
+        assert_close_distributions(Counts([3000, 4000]), Counts([3010, 3990]), below=0.05, runs=runs)
+        assert f"({level} " in capsys.readouterr().out
+    assert_close_distributions(
+        Counts([3000, 4000]), Counts([3010, 3990]), below=0.05, runs=10, confidence=0.9
+    )
+    assert "(99 % " in capsys.readouterr().out
+    assert_close_distributions(NORMAL, Normal(1.0, 1.0), below=0.501, runs=1000)
+
+
+def test_too_few_draws_say_about_how_many_would_decide() -> None:
+    def needed(n: int) -> int:
+        with pytest.raises(AssertionError, match=r"narrower, and about ([\d,]+) would decide") as few:
+            assert_close_distributions(Counts([n, n]), Counts([n + n // 10, n - n // 10]), below=0.05)
+        return int(re.findall(r"about ([\d,]+)", str(few.value))[0].replace(",", ""))
+
+    total = needed(20)
+    assert total > 80
+    n = total // 4  # in each of four cells
+    assert_close_distributions(Counts([n, n]), Counts([n + n // 10, n - n // 10]), below=0.05)
+
+
+@pytest.mark.parametrize("runs", [20, 1000])
+def test_parts_for_runs_are_whole_clusters_and_all_counts(runs: int) -> None:
+    parts = 2 if runs == 20 else 3
+    clusters = torch.arange(300) // 10
+    side = Samples(torch.arange(300.0), cluster=clusters, weights=torch.arange(300.0) + 1)
+    divided = _parts_of_draws(side, parts)
+    assert sorted(x for each in divided for x in each.tensor[:, 0].tolist()) == list(range(300))
+    for each in divided:
+        assert len(each) == 300 // parts
+        assert {int(x) // 10 for x in each.tensor[:, 0]} == {int(x) // 10 for x in each.tensor[::10, 0]}
+        assert each.weights is not None
+        assert each.cluster is not None
+        assert len(each.weights) == len(each.cluster) == len(each)
+    counts = torch.tensor([[5, 0, 70], [1, 2, 3]])
+    of_counts = _parts_of_draws(Counts(counts), parts)
+    assert torch.equal(sum(each.tensor for each in of_counts), counts)
+    assert all((each.tensor >= 0).all() for each in of_counts)
+    assert (of_counts[0].tensor.sum(-1) - counts.sum(-1) // parts).abs().max() <= 1
+    named = _parts_of_draws(Counts({"a": 4, "b": 40}), parts)
+    assert [each.labels is not None and list(each.labels) for each in named] == [["a", "b"]] * parts
+    assert _parts_of_draws(NORMAL, parts) == [NORMAL] * parts
+
+
+def test_runs_pair_named_counts_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_close_distributions(
+        Counts({"a": 3000, "b": 4000}), Counts({"b": 3990, "a": 3010}), below=0.05, runs=1000
+    )
+    assert "(99.995 % " in capsys.readouterr().out

@@ -67,19 +67,24 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
+    subject = subject_of_call(a, b, options)
+    function = _function(subject)
+    unknown = [name for name in options if name not in _options_of(subject)]
+    if unknown:
+        raise _unknown_options(subject, unknown)
+    return function(a, b, **options)
+
+
+def subject_of_call(a: object, b: object, options: Mapping[str, Any]) -> Subject:
+    """Return what a call of `compare` with these options compares."""
     rows = [name for name in _options_of("predictions") if name not in _options_of("tables")]
-    subject = subject_of(
+    return subject_of(
         (a, b),
         has_text=options.get("texts") is not None,
         has_row_options=any(name in rows for name in options),
         hub=bool(getattr(options.get("loading"), "hub", False)),
         frames_hold_rows=options.get("representation") is not None,
     )
-    function = _function(subject)
-    unknown = [name for name in options if name not in _options_of(subject)]
-    if unknown:
-        raise _unknown_options(subject, unknown)
-    return function(a, b, **options)
 
 
 def subject_of(

@@ -272,6 +272,18 @@ def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
     return torch.where(log_probs == -torch.inf, -places, indices)
 
 
+def places_of(indices: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where `others` lists each class of `indices`, and whether it does; both have the shape of `indices`.
+
+    Arguments:
+        indices: classes, shape (rows, k).
+        others: classes in another list, shape (rows, m).
+    """
+    ordered, order = others.sort(-1)
+    place = torch.searchsorted(ordered, indices).clamp(max=others.shape[-1] - 1)
+    return order.gather(-1, place), ordered.gather(-1, place) == indices
+
+
 def summarize_rows(
     logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
 ) -> PartialRows:

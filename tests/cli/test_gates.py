@@ -13,11 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+from kullback import Logits, compare_predictions
 from kullback.cli.commands import kullback
 from kullback.cli.gates import OF_ROWS, OF_TABLES, Compared, Metrics, Side, parse_gate
 from kullback.errors import ArgumentValueError
+from kullback.predictions import Comparison
 from kullback.tables import compare_tables
 from tests.forked import command
 from tests.models import folders
@@ -251,7 +254,7 @@ def test_the_whole_interval_decides_and_the_estimate_alone_with_value(
     interval: tuple[float, float] | None, limit: float, side: Side, outcome: str
 ) -> None:
     of = summary(0.3, interval, "few units" if interval is None else None)
-    found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None)
+    found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None, rows=1000)
     for name in ("mean", "kl_pq.mean", "top1"):
         verdict = parse_gate(f"{name}={limit}", side).verdict([Compared(None, found)])
         assert verdict.outcome == outcome, name
@@ -392,3 +395,59 @@ def test_the_reports_of_several_batches_have_each_with_its_gates(
     for line in lines:
         assert line in page.replace("&#39;", "'").replace("‖", "||")
         assert line in markdown_of.replace("\\", "")
+
+
+def test_an_unclear_gate_says_about_how_many_rows_would_decide() -> None:
+    of = summary(0.3, (0.2, 0.5))
+    found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None, rows=1000)
+
+    def sentence(limit: float) -> str:
+        return parse_gate(f"mean={limit}", "above").verdict([Compared(None, found)]).unclear[0]
+
+    # The upper end is 0.2 away, and the limit 0.1: four times as many. The lower end is 0.1 away, and the limit 0.05.
+    assert sentence(0.4).endswith("contains the limit 0.4; about 4,000 rows would decide")
+    assert sentence(0.25).endswith("contains the limit 0.25; about 4,000 rows would decide")
+    assert sentence(0.3).endswith("contains the limit 0.3")  # no number of rows is known to decide
+    of.interval = (0.2, np.inf)
+    assert sentence(0.4).endswith("contains the limit 0.4")
+
+
+def test_more_rows_of_the_same_kind_decide_as_promised() -> None:
+    def compared(rows: int) -> Comparison:
+        generator = torch.Generator().manual_seed(2)
+        p, noise = torch.randn(2, 40_000, 8, generator=generator)[:, :rows]
+        return compare_predictions(Logits(p), Logits(p + 0.3 * noise), bootstrap=200, independent=True)
+
+    few = compared(300)
+    gate = parse_gate(f"mean={1.05 * few.divergences['kl_pq'].mean}", "above")
+    needed = gate.verdict([Compared(None, few)]).unclear[0].partition("about ")[2].partition(" rows")[0]
+    rows = int(needed.replace(",", ""))
+    assert 300 < rows < 20_000
+    assert gate.verdict([Compared(None, compared(2 * rows))]).outcome != "unclear"
+
+
+@pytest.mark.parametrize(
+    ("interval", "value", "limit", "side", "outcome"),
+    [
+        ((0.002, 0.004), 0.003, 0.01, "above", "passed"),  # the limit is above the floor
+        ((0.002, 0.004), 0.003, 0.004, "above", "unclear"),
+        ((0.002, 0.004), 0.003, 0.001, "above", "unclear"),
+        ((0.006, 0.008), 0.007, 0.001, "above", "failed"),  # clearly above the floor
+        ((0.002, 0.004), 0.003, 0.001, "below", "passed"),
+    ],
+)
+def test_a_limit_below_the_noise_floor_is_refused_with_the_smallest_limit_that_can_be_checked(
+    interval: tuple[float, float], value: float, limit: float, side: Side, outcome: str
+) -> None:
+    of = summary(value, interval)
+    of.ends = interval
+    found: Any = SimpleNamespace(divergences={"kl_pq": of}, top1_agreement=of, labels=None, rows=1000)
+    verdict = parse_gate(f"mean={limit}", side).verdict([Compared(None, found, None, 0.005)])
+    assert verdict.outcome == outcome
+    if outcome == "unclear":
+        assert "below the noise floor: rounding alone moves P by 0.005" in verdict.unclear[0]
+        remedy = verdict.unclear[0].partition("--fail-above ")[2].split()[0]
+        assert parse_gate(remedy, "above").verdict([Compared(None, found, None, 0.005)]).passed
+    of.maximum = of.minimum = 0.0  # equal predictions need no limit above the floor
+    of.value, of.interval = 0.0, (0.0, 0.0)
+    assert parse_gate("mean=0.001", "above").verdict([Compared(None, found, None, 0.005)]).passed

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from safetensors.torch import load_file, save_file
 
 from tests.cli.calling import run
 from tests.models import folders
-from tests.models.tiny import text
+from tests.models.tiny import REPOSITORY, text
 
 pytest.importorskip("transformers")
 
@@ -168,3 +171,90 @@ def test_a_pipe_is_no_text(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert "a pipe" in one_line(run("compare", folders.base(), folders.int8(), "--text", pipe))
+
+
+def test_the_commands_of_the_page_on_less_text_run(
+    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (REPOSITORY / "docs" / "tutorial" / "language_models.md").read_text(encoding="utf-8")
+    calls = [
+        line.split()[1:] for line in page.splitlines() if re.match("kullback compare .*--until-sure", line)
+    ]
+    assert len(calls) == 3
+    names = {
+        "llama-3-8b": folders.base(),
+        "q4.gguf": folders.int8(),
+        "q4-a.gguf": folders.int8(),
+        "q4-b.gguf": folders.bf16(),
+        "wiki.txt": words,
+    }
+    for call in calls:
+        result = run(*(names.get(word, word) for word in call), "--context", 24, "--json", "report.json")
+        held = json.loads(Path("report.json").read_text())["until_sure"]
+        assert held["goal"] == call[call.index("--until-sure") + 1]
+        assert held["decided"]
+        assert result.exit_code == 0, result.output
+
+
+def test_a_gate_is_judged_by_the_interval_that_holds_at_every_look(words: Path) -> None:
+    call = "compare", folders.base(), folders.int8(), "--text", words, "--context", 24
+    result = run(*call, "--until-sure", "mean=0.001", "--fail-above", "mean=0.001")
+    assert result.exit_code == 1, result.output
+    assert "int8: above the limit after" in " ".join(result.output.split())
+    few = run(*call, "--until-sure", "mean=0.0013", "--windows", 4, "--fail-above", "mean=0.0013")
+    assert few.exit_code == 3, few.output
+    assert "cannot tell: mean is" in few.output
+
+
+def test_a_goal_that_cannot_be_read_or_reached_ends_in_one_line(words: Path) -> None:
+    call = "compare", folders.base(), folders.int8(), "--text", words
+    for goal in ("mean", "mean=0", "width=%", "order"):
+        assert "until_sure" in one_line(run(*call, "--until-sure", goal))
+    assert "noise_floor" in one_line(run(*call, "--until-sure", "mean=0.1", "--noise-floor"))
+    assert "models" in one_line(
+        run("compare", "a.npy", "b.npy", "--as", "logits", "--until-sure", "mean=0.1")
+    )
+
+
+def test_a_limit_below_the_noise_floor_of_the_base_is_refused_with_the_floor(
+    words: Path, tmp_path: Path
+) -> None:
+    near = Path(shutil.copytree(folders.bf16(), tmp_path / "near"))
+    weights = load_file(near / "model.safetensors")
+    next(iter(weights.values()))[0, 0] *= 1.01
+    save_file(weights, near / "model.safetensors", {"format": "pt"})
+    call = "compare", folders.bf16(), near, "--text", words, "--context", 48, "--noise-floor"
+    result = run(*call, "--fail-above", "mean=1e-7")
+    assert result.exit_code == 3, result.output
+    said = " ".join(result.output.split())
+    assert "mean at most 1e-07 is below the noise floor: rounding alone moves P by" in said
+    remedy = said.partition("--fail-above ")[2].split()[0]
+    assert "below the noise floor" not in run(*call, "--fail-above", remedy).output
+    clear = run(
+        "compare",
+        folders.bf16(),
+        folders.int8(),
+        "--text",
+        words,
+        "--context",
+        48,
+        "--fail-above",
+        "mean=1e-7",
+    )
+    assert clear.exit_code == 1, clear.output
+
+
+def test_runs_divide_the_error_rate_and_need_a_goal(words: Path) -> None:
+    call = "compare", folders.base(), folders.int8(), "--text", words, "--context", 24
+    said = [
+        " ".join(run(*call, "--until-sure", "mean=0.0001", *runs).output.split())
+        for runs in ((), ("--runs", 1000), ("--runs", 1))
+    ]
+    assert "at 95 % confidence over all looks" in said[0] == said[2]
+    assert "at 99.995 % confidence over all looks" in said[1]
+    read = [int(each.partition("decided after ")[2].split()[0]) for each in said]
+    assert read[0] < read[1]
+    refusal = one_line(run(*call, "--runs", 10))
+    assert "Run(runs=...): wanted a goal" in refusal
+    assert "until_sure='mean=0.01'" in refusal

@@ -40,8 +40,10 @@ def tokenizer() -> Any:
     return make_tokenizer(tokens=300)
 
 
-def trainer_of(kind: type, folder: Path, tokenizer: Any, loss: Any = None, **settings: Any) -> Any:
-    student, teacher = language_models()
+def trainer_of(
+    kind: type, folder: Path, tokenizer: Any, loss: Any = None, models: Any = None, **settings: Any
+) -> Any:
+    student, teacher = models or language_models()
     rows = Dataset.from_list([{name: x.tolist() for name, x in row.items()} for row in examples()])
     settings = {"lmbda": 0.0, "remove_unused_columns": False, "max_new_tokens": 4} | settings
     return kind(

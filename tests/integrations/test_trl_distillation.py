@@ -24,17 +24,28 @@ from tests.refusals import refused
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of TRL's own
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def left_padding() -> Any:
     made = make_tokenizer(tokens=300)
     made.padding_side = "left"
     return made
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return left_padding()
+
+
 def trainer_of(
-    kind: type, folder: Path, tokenizer: Any, model: str = "Llama", loss: Any = None, **settings: Any
+    kind: type,
+    folder: Path,
+    tokenizer: Any,
+    model: str = "Llama",
+    loss: Any = None,
+    peft_config: Any = None,
+    **settings: Any,
 ) -> Any:
     of_model = {"Gemma2": {"final_logit_softcapping": 0.3, "head_dim": 8}, "Cohere": {"logit_scale": 0.5}}
+    of_model["Cohere2"] = of_model["Cohere"]
     recurrent = {"logits_soft_cap": 0.3, "lru_width": 16, "head_dim": 8, "num_hidden_layers": 3}
     of_model["RecurrentGemma"] = {**recurrent, "intermediate_size": 24, "attention_window_size": 16}
     student, teacher = language_models(model, vocab_size=300, **of_model.get(model, {}))
@@ -45,6 +56,7 @@ def trainer_of(
         args=arguments(folder, DistillationConfig, **{"max_completion_length": 5, "bf16": False} | settings),
         train_dataset=rows,
         processing_class=tokenizer,
+        peft_config=peft_config,
         **({} if loss is None else {"loss": loss}),
     )
 
@@ -65,21 +77,81 @@ def batch_for(trainer: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("model", ["Llama", "Gemma2", "Cohere"])
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
-def test_losses_and_gradients_are_trls(tmp_path: Path, tokenizer: Any, beta: float, model: str) -> None:
+def of_both(folder: Path, tokenizer: Any, dtype: torch.dtype | None = None, **settings: Any) -> Any:
+    """The losses and gradients of TRL's trainer and of ours, of a model that accelerate has prepared."""
     values, gradients = [], []
     for kind in (TheirTrainer, DistillationTrainer):
-        trainer = trainer_of(kind, tmp_path, tokenizer, model, beta=beta, temperature=1.7)
-        loss = trainer.compute_loss(trainer.model, batch_for(trainer))
+        trainer = trainer_of(kind, folder, tokenizer, temperature=1.7, **settings)
+        for model in (trainer.model, trainer.teacher_model):
+            model.to(dtype)
+        prepared = trainer.accelerator.prepare_model(trainer.model)
+        forwards = [model.forward for model in (trainer.model, trainer.teacher_model)]
+        loss = trainer.compute_loss(prepared, batch_for(trainer))
+        assert [model.forward for model in (trainer.model, trainer.teacher_model)] == forwards
         values.append(loss.detach())
         gradients.append(torch.autograd.grad(loss, list(trainer.model.parameters()), allow_unused=True))
+    return values, gradients
+
+
+@pytest.mark.parametrize("model", ["Llama", "Gemma2", "Cohere"])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_losses_and_gradients_are_trls(
+    tmp_path: Path, tokenizer: Any, beta: float, model: str, bf16: bool
+) -> None:
+    # With bf16=True, TRL computes models of float32 weights in float32, because it calls only their decoders.
+    values, gradients = of_both(tmp_path, tokenizer, model=model, beta=beta, bf16=bf16)
     # TRL's sum of signed terms rounds to about 1e-7.
     torch.testing.assert_close(values[1], values[0], rtol=0, atol=1e-7)
     for theirs, mine in zip(*gradients, strict=True):
         assert (theirs is None) == (mine is None)
         if theirs is not None:
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_logits_of_bfloat16_weights_are_not_rounded(tmp_path: Path, tokenizer: Any, beta: float) -> None:
+    values, gradients = of_both(tmp_path, tokenizer, torch.bfloat16, beta=beta)
+    torch.testing.assert_close(values[1], values[0], rtol=1e-5, atol=0)
+    for theirs, mine in zip(*gradients, strict=True):  # both round the logits' gradient to bfloat16
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=1e-2 * float(theirs.abs().max()))
+
+
+def test_a_head_that_peft_saves_is_the_copy_that_learns(tmp_path: Path, tokenizer: Any) -> None:
+    peft = pytest.importorskip("peft")
+    of_head: dict[type, tuple[Any, ...]] = {}
+    for kind in (TheirTrainer, DistillationTrainer):
+        torch.manual_seed(1)
+        config = peft.LoraConfig(
+            r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+        )
+        trainer = trainer_of(
+            kind,
+            tmp_path,
+            tokenizer,
+            peft_config=config,
+            beta=0.0,
+            max_steps=3,
+            learning_rate=1e-3,
+            bf16=True,
+        )
+        head = trainer.model.get_base_model().lm_head
+        saved, original = head.modules_to_save["default"].weight, head.original_module.weight
+        with torch.no_grad():
+            saved.add_(0.1 * torch.randn(saved.shape, generator=torch.Generator().manual_seed(4)))
+        start, base = saved.detach().clone(), original.detach().clone()
+        loss = trainer.compute_loss(trainer.model, batch_for(trainer))
+        gradient = torch.autograd.grad(loss, saved)[0]
+        trainer.train()
+        assert not torch.equal(saved, start)
+        assert torch.equal(original, base)
+        of_head[kind] = loss.detach(), gradient, saved.detach() - start, losses(trainer)
+    (*theirs, their_logs), (*ours, our_logs) = of_head.values()
+    for name, mine, want in zip(("loss", "gradient", "steps"), ours, theirs, strict=True):
+        torch.testing.assert_close(
+            mine, want, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert our_logs == pytest.approx(their_logs, rel=1e-5)
 
 
 def test_the_cap_of_a_recurrent_model_is_read(tmp_path: Path, tokenizer: Any) -> None:
@@ -97,10 +169,12 @@ def test_the_cap_of_a_recurrent_model_is_read(tmp_path: Path, tokenizer: Any) ->
     assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(float(total) / 31, rel=1e-4)
 
 
-def test_it_trains_and_logs_as_trls_trainer_does(tmp_path: Path, tokenizer: Any) -> None:
+@pytest.mark.parametrize("bf16", [False, True])
+def test_it_trains_and_logs_as_trls_trainer_does(tmp_path: Path, tokenizer: Any, bf16: bool) -> None:
     logs = []
     logits = DistillationLoss(kind="js:0.5", temperature=1.2)
     settings = {"max_steps": 4, "logging_steps": 1, "gradient_accumulation_steps": 2, "temperature": 1.2}
+    settings["bf16"] = bf16
     for kind, loss in ((TheirTrainer, None), (DistillationTrainer, None), (DistillationTrainer, logits)):
         trainer = trainer_of(kind, tmp_path, tokenizer, loss=loss, beta=0.5, **settings)
         trainer.train()

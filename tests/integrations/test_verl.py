@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kullback import JensenShannon
 from kullback.errors import KullbackError, OptionalDependencyError, RegistrationError
-from kullback.functional import TopK, top_k_divergence
+from kullback.functional import Scored, TopK, top_k_divergence
 from kullback.integrations.verl import register, top_k_loss
 from tests.refusals import refused
 
@@ -60,6 +60,46 @@ def test_the_loss_is_that_of_top_classes(tail: Any) -> None:
         assert torch.equal(found["distillation_losses"], want)
         assert all(x.shape == (1, 7) for x in found.values())
         found["distillation_losses"].sum().backward()
+
+
+@pytest.mark.parametrize("tail", ["bucket", "renormalize", "zero"])
+def test_tokens_of_the_students_choice(tail: Any) -> None:
+    student, teacher, _, _ = packed()
+    ids = student.detach().topk(K).indices
+    log_probs = teacher.log_softmax(-1).gather(-1, ids)
+    losses = top_k_loss("reverse_kl", tail, scored=True)(student, nested(log_probs), nested(ids), None, "thd")
+    want = top_k_divergence("reverse_kl", Scored(ids, log_probs, tail=tail), student)
+    assert torch.equal(losses["distillation_losses"], want)
+    if tail == "bucket":  # what the loss leaves out is the divergence inside the bucket
+        log_q, log_p = student.detach().double().log_softmax(-1), teacher.double().log_softmax(-1)
+        whole = (log_q.exp() * (log_q - log_p)).sum(-1)
+        inside = [
+            (side.scatter(-1, ids, -torch.inf)).log_softmax(-1).nan_to_num(neginf=-1e9)
+            for side in (log_q, log_p)
+        ]
+        rest = 1 - log_q.exp().gather(-1, ids).sum(-1)
+        missing = rest * (inside[0].exp() * (inside[0] - inside[1])).sum(-1)
+        torch.testing.assert_close(want.detach().double(), whole - missing, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("tail", ["bucket", "renormalize", "zero"])
+@pytest.mark.parametrize("scored", [False, True])
+def test_rows_that_predict_nothing_count_nothing(tail: Any, scored: bool) -> None:
+    # verl's servers of vLLM and SGLang end each sequence with the tokens 0 and the log-probabilities 0.
+    student, _, log_probs, ids = packed()
+    last = torch.tensor([2, 6])  # the last rows of both sequences
+    student.data[:, last, :3] = -torch.inf
+    others = torch.tensor([0, 1, 3, 4, 5])
+    filled = log_probs.index_fill(1, last, 0.0), ids.index_fill(1, last, 0)
+    losses = top_k_loss("kl", tail, scored=scored)(student, *map(nested, filled), None, "thd")
+    values = losses["distillation_losses"]
+    assert not values[:, last].any()
+    gradient = torch.autograd.grad(values.sum(), student)[0]
+    assert not gradient[:, last].any()
+    part = student.detach()[:, others].requires_grad_()
+    want = top_k_divergence("kl", TopK(ids[:, others], log_probs[:, others], tail=tail), part)
+    torch.testing.assert_close(values[:, others], want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient[:, others], torch.autograd.grad(want.sum(), part)[0])
 
 
 def test_masses_and_overlaps() -> None:
@@ -206,6 +246,62 @@ def test_registration(verl: tuple[Any, Any]) -> None:
     with refused(RegistrationError, call="register", wanted="a name that is none of .*kullback_js") as caught:
         register("kullback_js")
     register(re.findall(r"Write: name='(\w+)'", str(caught.value))[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # of verl's own
+@pytest.mark.parametrize("scored", [False, True])
+def test_steps_of_verls_own_loss(verl: tuple[Any, Any], scored: bool) -> None:
+    losses, _ = verl
+    if not hasattr(losses, "distillation_ppo_loss"):
+        pytest.skip("verl is not installed")
+    kind = "reverse_kl" if scored else "js:0.5"
+    register("kullback_steps", kind, scored=scored)
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(
+        CLASSES, (10,), generator=generator
+    )  # prompts of 2 and 3, responses of 3 and 2 tokens
+    teacher = torch.randn(CLASSES, CLASSES, generator=generator)
+    tables = [torch.zeros(CLASSES, CLASSES, requires_grad=True) for _ in range(2)]
+    by_verl, by_hand = tables
+    counted = torch.tensor([1, 2, 3, 7, 8])  # the rows that predict the responses
+    values: list[list[float]] = [[], []]
+    ids = (by_verl.detach() if scored else teacher)[tokens].topk(K).indices
+    log_probs = teacher[tokens].log_softmax(-1).gather(-1, ids)
+    ids[[4, 9]], log_probs[[4, 9]] = 0, 0.0  # as verl's servers end a sequence
+    for _ in range(3):
+        jagged = {
+            "prompts": [tokens[:2], tokens[5:8]],
+            "responses": [tokens[2:5], tokens[8:]],
+            "response_mask": [torch.ones(3), torch.ones(2)],
+            "teacher_ids": [ids[:5].int(), ids[5:].int()],
+            "teacher_logprobs": [log_probs[:5], log_probs[5:]],
+        }
+        batch = {name: torch.nested.nested_tensor(x, layout=torch.jagged) for name, x in jagged.items()}
+        data = batch | {"dp_size": 1, "batch_num_tokens": len(counted), "global_batch_size": 2}
+        actor = SimpleNamespace(
+            strategy="fsdp", loss_agg_mode="token-mean", loss_scale_factor=None, global_batch_info={}
+        )
+        settings = config("kullback_steps")
+        vars(settings.distillation_loss).update(
+            use_task_rewards=False, use_policy_gradient=False, loss_max_clamp=None, distillation_loss_coef=1.0
+        )
+        on_logits = losses.distillation_ppo_loss(
+            actor, settings, data=data, student_logits=by_verl[tokens].unsqueeze(0)
+        )
+        outputs = {
+            name: torch.nested.nested_tensor_from_jagged(x[0], torch.tensor([0, 5, 10]))
+            for name, x in on_logits.items()
+        }
+        loss, _ = losses.distillation_ppo_loss(actor, settings, model_output=outputs, data=data)
+        rows = (Scored if scored else TopK)(ids[counted], log_probs[counted])
+        want = top_k_divergence(kind, rows, by_hand[tokens[counted]]).mean()
+        for table, value, logged in zip(tables, (loss, want), values, strict=True):
+            gradient = torch.autograd.grad(value, table)[0]
+            table.data -= 100 * gradient
+            logged.append(float(value))
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    torch.testing.assert_close(by_verl, by_hand, rtol=1e-5, atol=1e-6)
+    assert values[0][2] < 0.8 * values[0][0]
 
 
 def test_verls_own_is_the_sum_that_may_be_negative() -> None:

@@ -201,3 +201,19 @@ def test_only_frozen_ones_are_scipys() -> None:
     assert not is_frozen(stats.norm)
     assert not is_frozen(Normal(0.0, 1.0))
     assert isinstance(to_torch("kl_divergence", "p", stats.gamma(2, loc=1)), TransformedDistribution)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 1.8])
+@pytest.mark.parametrize("beta", [0.0, 0.4])
+def test_a_stable_distribution_has_no_variance(alpha: float, beta: float) -> None:
+    """SciPy's density is 0 from about 10^12 on. The mean of x^2, and so KL from a normal, is infinite."""
+    stable = stats.levy_stable(alpha, beta)
+    assert float(kl_estimate(stable, stats.norm(0, 1))) == math.inf
+    assert math.isfinite(float(kl_estimate(stats.norm(0, 1), stable)))
+
+
+def test_a_stable_distribution_with_alpha_1_is_cauchys() -> None:
+    stable, cauchy = stats.levy_stable(1.0, 0.0), stats.cauchy(0, 1)
+    for other in (stats.norm(0, 1), stats.t(3)):
+        assert float(kl_estimate(other, stable)) == pytest.approx(float(kl_estimate(other, cauchy)), rel=1e-6)
+        assert float(kl_estimate(stable, other)) == pytest.approx(float(kl_estimate(cauchy, other)), rel=1e-6)

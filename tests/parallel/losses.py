@@ -23,7 +23,7 @@ from kullback import (
     SquaredHellinger,
     TotalVariation,
 )
-from kullback.functional import SampledTail, TopK, distillation_loss
+from kullback.functional import PartialTeacher, TopK, distillation_loss
 from tests.parallel.world import Rank
 
 KINDS: list[Divergence] = [
@@ -81,7 +81,7 @@ class Loss:
     """One call of `distillation_loss`."""
 
     student: Tensor
-    teacher: Tensor | TopK | SampledTail
+    teacher: Tensor | PartialTeacher
     options: dict[str, Any] = field(default_factory=dict)
     cut: Cut = even
     teacher_cut: Cut | None = None

@@ -13,7 +13,7 @@ import torch
 
 from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, SquaredHellinger, TotalVariation
 from kullback.errors import ArgumentValueError
-from kullback.functional import SampledTail, distillation_loss, linear_distillation_loss
+from kullback.functional import Mixture, SampledTail, Scored, distillation_loss, linear_distillation_loss
 from kullback.nn import DistillationLoss
 from kullback.parallel import rows as sharded_rows
 from tests.parallel.losses import (
@@ -75,6 +75,20 @@ def sampled_loss(kind: Any, **options: Any) -> Loss:
     return Loss(student, drawn, {"kind": kind, **options}, ragged)
 
 
+def scored_loss(*, mixed: bool, **options: Any) -> Loss:
+    """A teacher scored on the student's most probable classes, alone or mixed with logits."""
+    student, teacher = plain()
+    ids = student.topk(3).indices
+    scored = Scored(ids, teacher.log_softmax(-1).gather(-1, ids))
+    given = Mixture([scored, teacher.flip(-1)], [0.75, 0.25]) if mixed else scored
+    return Loss(student, given, {"kind": ReverseKL(), **options}, late)
+
+
+def mixture_loss(**options: Any) -> Loss:
+    student, teacher = plain()
+    return Loss(student, Mixture([teacher, teacher.flip(-1)], [0.75, 0.25]), options, ragged)
+
+
 def loss_of_ensemble(**options: Any) -> Loss:
     """The teacher of CONTRIBUTING: the mean of two models' probabilities of four classes."""
     names: dict[str, Any] = {"__name__": "ensemble"}
@@ -96,6 +110,9 @@ def labeled_rows(kind: Any, share: float, dtype: torch.dtype = torch.float64, **
 LOSSES: dict[str, Loss] = {
     **{f"{kind!r} {cut.__name__}": of_kind(kind, cut) for kind in KINDS for cut in CUTS},
     **{f"reduction {word}": with_options(reduction=word) for word in ("none", "sum", "mean", "batchmean")},
+    "scored": scored_loss(mixed=False, mask=MASK),
+    "scored, mixed with logits": scored_loss(mixed=True, labels=LABELS, label_weight=0.3),
+    "mixture of logits": mixture_loss(temperature=2.0, kind=JensenShannon()),
     "mask": with_options(mask=MASK),
     "weight": with_options(weight=WEIGHT, labels=LABELS, kind=ReverseKL()),
     "labels": with_options(labels=LABELS, reduction="batchmean"),
@@ -237,9 +254,9 @@ MIXED = {
 
 def some_without_kernels(place: Rank, name: str) -> dict[str, torch.Tensor]:
     """Every second rank has no native kernels."""
-    serves = sharded_rows.kernels_serve
+    kernels_for = sharded_rows.kernels_for
     with mock.patch.object(
-        sharded_rows, "kernels_serve", lambda *given: place.rank % 2 == 0 and serves(*given)
+        sharded_rows, "kernels_for", lambda *given: None if place.rank % 2 else kernels_for(*given)
     ):
         return MIXED[name].sharded(place)
 

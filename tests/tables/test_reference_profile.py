@@ -89,7 +89,7 @@ def test_the_profile_serves_when_the_reference_is_gone(files):
     run("watch", "reference.parquet", "--profile", "kept.json")
     Path("reference.parquet").unlink()
     for reference in (("reference.parquet", "--profile", "kept.json"), ("kept.json",)):
-        result = run("watch", *reference, "like.parquet")
+        result = run("watch", *reference, "like.parquet", "--full")
         assert result.exit_code == 0, result.output
         assert "By column" in result.stdout
 
@@ -235,7 +235,7 @@ def test_saved_batches_are_merged_like_tables(files):
     whole = batch_profile("like.parquet", reference)
     for name in ("number", "fruit", "user", "weight"):
         assert merged.columns[name] == whole.columns[name]
-    result = run("watch", "reference.parquet", "batch0.json", "batch1.json", "--merge")
+    result = run("watch", "reference.parquet", "batch0.json", "batch1.json", "--merge", "--full")
     assert result.exit_code == 0, result.output
     assert "1,500 of Q" in result.stdout
     with refused(ArgumentValueError, got="none"):
@@ -244,7 +244,7 @@ def test_saved_batches_are_merged_like_tables(files):
 
 def test_a_batch_that_lacks_a_column_is_a_finding(files):
     frame(3, 500, 0).drop(columns="fruit").assign(fresh=1).to_parquet("other.parquet")
-    result = run("watch", "reference.parquet", "other.parquet", "--fail-above", "findings.value=0")
+    result = run("watch", "reference.parquet", "other.parquet", "--full", "--fail-above", "findings.value=0")
     assert result.exit_code == 1
     text = " ".join(result.stdout.split())
     assert "'fruit' is in P only" in text

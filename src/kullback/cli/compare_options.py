@@ -9,7 +9,7 @@ from kullback.cli.gates import OF_ROWS, OF_TABLES
 from kullback.cli.option import FILE, Option, Subject
 from kullback.cli.options import of_models, of_predictions
 from kullback.common.constraints import FLAG, Number, OneOf
-from kullback.common.shared_constraints import BOOTSTRAP, REPRESENTATION, SERVER_TOP, WORST
+from kullback.common.shared_constraints import BOOTSTRAP, REPRESENTATION, RUNS, SERVER_TOP, WORST
 
 TABLE, LLAMA_CPP = "table", "llama.cpp"
 MEBIBYTE = 1024 * 1024
@@ -82,6 +82,14 @@ OPTIONS: tuple[Option, ...] = (
         common=True,
     ),
     of_models(
+        "--until-sure",
+        "Stop when GOAL is sure. Windows are read in random order, until mean=0.01 (or js.mean, tv.mean, top1) is "
+        "decided, the order of several Q is clear (order), or the interval is narrow (width=10%). Its intervals hold "
+        "at every look. --windows limits what is read.",
+        into="until_sure",
+        metavar="GOAL",
+    ),
+    of_models(
         "--one-at-a-time",
         "Hold one model in memory at a time; P's predictions are kept as a reference on disk.",
         accepts=FLAG,
@@ -110,6 +118,16 @@ OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
     ),
     *options.limits("mean=0.01", "top1=0.99", f"{OF_ROWS.in_words}. For tables: {OF_TABLES.in_words}"),
+    Option(
+        "--runs",
+        "How often the gates will run: the error rate of the intervals of --until-sure is divided by it.",
+        accepts=RUNS,
+        into="runs",
+        job="Limits",
+        subjects=("models",),
+        default=1,
+        metavar="N",
+    ),
     Option(
         "--bootstrap",
         "Bootstrap draws for the intervals.",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from kullback.common.row_statistics import FURTHER
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 from kullback.errors import BY_CALL, ArgumentValueError, quoted
-from kullback.results.verdict import Outcome, Verdict
+from kullback.results.verdict import Outcome, Verdict, rows_to_decide
 
 if TYPE_CHECKING:
     from kullback.cli.settings import Settings
@@ -38,11 +38,13 @@ class Compared(NamedTuple):
         comparison: the result of `compare_predictions`.
         certain: the smallest and the largest possible mean of each divergence, if the divergences of `comparison` are
             lower bounds; otherwise None.
+        floor: the mean KL of P from itself with rounding noise; 0 if it was not measured.
     """
 
     name: str | None
     comparison: Comparison
     certain: Mapping[str, Interval] | None = None
+    floor: float = 0.0
 
 
 class Metric(NamedTuple):
@@ -62,6 +64,8 @@ STATISTICS = {
     "min": "minimum", "p0.1": "p001", "p1": "p01", "p5": "p05", "p10": "p10", "median": "median", "p90": "p90",
     "p95": "p95", "p99": "p99", "p99.9": "p999", "max": "maximum",
 }  # fmt: skip
+# Of the noise floor, a limit that is above it also with two digits.
+_LEAST_ABOVE_NOISE = 1.06
 DELTA_PROB = "labels.delta_prob"
 # The names of numbers with an interval, and where a `Comparison` contains these numbers.
 MEANS = {
@@ -147,9 +151,12 @@ class Limit:
         return Judgment("failed", f"{what} is {value:.6g}, {by}")
 
     def judgment_of_interval(
-        self, what: str, value: float, interval: Interval, name: str = "its interval"
+        self, what: str, value: float, interval: Interval, name: str = "its interval", *, rows: int = 0
     ) -> Judgment:
-        """Return the outcome for a number whose true value may be anywhere in an interval."""
+        """Return the outcome for a number whose true value may be anywhere in an interval.
+
+        If the outcome is unclear and the interval comes from `rows` rows, the sentence says how many would decide.
+        """
         low, high = interval
         inside = self.is_kept_by(low), self.is_kept_by(high)
         if math.isnan(value) or math.isnan(low) or math.isnan(high):
@@ -158,9 +165,27 @@ class Limit:
             return PASSED
         number = f"{what} is {value:.6g}, but" if any(inside) else f"{what} is {value:.6g}, and"
         whole = "contains the limit" if any(inside) else f"is {self.side}"
+        needed = rows_to_decide(value, interval, self.limit, rows) if any(inside) and rows else None
         return Judgment(
             "unclear" if any(inside) else "failed",
-            f"{number} {name}, {low:.6g} to {high:.6g}, {whole} {self.limit:g}",
+            f"{number} {name}, {low:.6g} to {high:.6g}, {whole} {self.limit:g}"
+            + (f"; about {needed:,} rows would decide" if needed else ""),
+        )
+
+    def judgment_above_noise(self, judgment: Judgment, low: float, floor: float) -> Judgment:
+        """Return the outcome for a mean KL, given the mean KL of rounding noise: no limit below it can be checked.
+
+        Arguments:
+            judgment: the outcome without regard to the noise.
+            low: the lower end of the interval of the mean. A mean that is above the noise may fail.
+            floor: the mean KL of rounding noise.
+        """
+        if self.side != "above" or self.limit >= floor or (judgment.outcome == "failed" and low > floor):
+            return judgment
+        return Judgment(
+            "unclear",
+            f"{self.metric} at most {self.limit:g} is below the noise floor: rounding alone moves P by {floor:.3g}; "
+            f"--fail-above {self.metric}={_LEAST_ABOVE_NOISE * floor:.2g} can be checked",
         )
 
     def without_interval(self, what: str, value: float, reason: str) -> Judgment:
@@ -227,7 +252,7 @@ class Gate:
 
 def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
     """Return the outcomes of a limit for comparisons of predictions; if there are several, sentences have names."""
-    judged = [(name, judge_comparison(limit, comparison, certain)) for name, comparison, certain in compared]
+    judged = [(each.name, judge_comparison(limit, *each[1:])) for each in compared]
     if len(judged) > 1:
         judged = [
             (name, judgment._replace(sentence=f"{name}: {judgment.sentence}")) for name, judgment in judged
@@ -236,9 +261,18 @@ def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
 
 
 def judge_comparison(
-    limit: Limit, comparison: Comparison, certain: Mapping[str, Interval] | None = None
+    limit: Limit, comparison: Comparison, certain: Mapping[str, Interval] | None = None, floor: float = 0.0
 ) -> Judgment:
     """Return the outcome of a limit for a comparison of predictions; `Compared` describes the arguments."""
+    judgment, kl = _judged_without_noise(limit, comparison, certain), comparison.divergences["kl_pq"]
+    if floor and MEANS.get(limit.metric, Metric("")).path == "kl_pq" and kl.maximum > 0:
+        return limit.judgment_above_noise(judgment, kl.ends[0], floor)
+    return judgment
+
+
+def _judged_without_noise(
+    limit: Limit, comparison: Comparison, certain: Mapping[str, Interval] | None
+) -> Judgment:
     name = limit.metric
     metric = MEANS.get(name) or ESTIMATES.get(name) or Metric(name.removesuffix(".value"))
     further = comparison.further if metric.path in FURTHER else {}
@@ -267,7 +301,7 @@ def judge_comparison(
     if are_equal or (math.isinf(value) and not limit.is_kept_by(value)):
         return limit.judgment_of_estimate(name, value)
     if of.interval is not None:
-        return limit.judgment_of_interval(name, value, of.interval)
+        return limit.judgment_of_interval(name, value, of.interval, rows=comparison.rows)
     return limit.without_interval(name, value, of.reason or "none was asked for")
 
 
@@ -294,7 +328,9 @@ def judge_tables(limit: Limit, comparison: TableComparison) -> Judged:
         return Judged([(None, limit.judgment_of_estimate(WHOLE, float(len(comparison.findings))))])
     compared = {each.label: each for each in (*comparison.columns, *comparison.joint)}
     outcomes = [
-        (name, _judge_column(limit, name, each)) for name, each in compared.items() if column in (None, name)
+        (name, _judge_column(limit, name, each, comparison.p_rows + comparison.q_rows))
+        for name, each in compared.items()
+        if column in (None, name)
     ]
     unknown = [name for name in comparison.not_compared if column in (None, name)]
     if column is not None and column not in compared and not unknown:
@@ -305,7 +341,9 @@ def judge_tables(limit: Limit, comparison: TableComparison) -> Judged:
     return Judged(outcomes, () if outcomes else (f"{metric} is unknown: nothing was compared",))
 
 
-def _judge_column(limit: Limit, name: str, compared: ColumnComparison | JointComparison) -> Judgment:
+def _judge_column(
+    limit: Limit, name: str, compared: ColumnComparison | JointComparison, rows: int
+) -> Judgment:
     metric = TABLE_ESTIMATES.get(limit.metric, limit.metric)
     what, number = f"{limit.metric} of {quoted(name)}", getattr(compared, metric)
     value = number if metric in P_VALUES else number.value
@@ -320,7 +358,7 @@ def _judge_column(limit: Limit, name: str, compared: ColumnComparison | JointCom
     elif number.interval is None:
         judgment = limit.without_interval(what, value, "too few independent rows or clusters")
     else:
-        judgment = limit.judgment_of_interval(what, value, number.interval)
+        judgment = limit.judgment_of_interval(what, value, number.interval, rows=rows)
     return judgment if judgment.outcome != "passed" else of_words
 
 

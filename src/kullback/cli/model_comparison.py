@@ -69,8 +69,10 @@ def run_model_comparison(
                 run=replace(taken(Run, arguments), resume=state, progress=progress),
                 **arguments,
             )
+        noise = result.noise_floor
+        floor = 0.0 if noise is None else noise.comparison.divergences["kl_pq"].mean
         compared = [
-            Compared(each.model.name, each.comparison, each.certain if each.is_lower_bound else None)
+            Compared(each.model.name, each.comparison, each.certain if each.is_lower_bound else None, floor)
             for each in result.candidates
         ]
         verdicts = [gate.verdict(compared) for gate in gates]

@@ -24,6 +24,7 @@ REPRESENTATION = OneOf(
 )
 WORST = Whole(least=0, example=10)
 BOOTSTRAP = Whole(least=0, most=100_000, example=1000)
+RUNS = Whole(least=1, most=1_000_000_000, example=1000)
 BINS = Whole(least=2, most=1_000_000, example=20, strict=True)
 
 CONTEXT = Whole(least=FEWEST_TOKENS, example=512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, OfType
-from kullback.common.words import NO_LABEL as _NO_LABEL
+from kullback.common.words import NO_LABEL as _NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
 from kullback.integrations.model_heads import ModelHead
@@ -29,11 +30,8 @@ from kullback.kernels import RowDivergence, logit_divergence
 from kullback.losses.top_k import TopK
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
-__all__ = ["STORED", "BatchLoss", "at_least_one", "next_tokens", "of_tokens"]
+__all__ = ["BatchLoss", "at_least_one", "next_tokens", "of_tokens"]
 
-# These fields of a batch replace a teacher. The first two contain the teacher's most probable tokens, shape (...,
-# tokens, k). The third, which may be missing, contains the true token that each row predicts, shape (..., tokens).
-STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
 # Stored rows count as shifted by one token if the evidence for the shift has less than this probability by chance.
 _CHANCE = 1e-4
 
@@ -103,7 +101,8 @@ class BatchLoss:
 
     Arguments:
         call: the trainer, for messages.
-        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory.
+        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory, and whose
+            logits are in float32 also under autocast.
         teacher: the teacher; None if the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs``.
         causal: whether the label of a position's logits is the next token; None to follow the student's class.
@@ -144,7 +143,9 @@ class BatchLoss:
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )
         _ARGUMENTS.check(call, causal=causal)
-        self.call, self.loss, self.teacher = call, loss, teacher
+        self.call, self.loss, self.teacher = call, copy.copy(loss), teacher
+        if isinstance(self.loss, LinearDistillationLoss):
+            self.loss.float32_logits = True  # neither autocast nor half-precision weights round the logits
         self.causal, self._otherwise = causal, otherwise
         self._batches = 0
         # The student's entropy at each position of the last batch is stored here, if the loss returns entropies.

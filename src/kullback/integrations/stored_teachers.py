@@ -8,21 +8,38 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from kullback.common.constraints import Arguments, OneOf
 from kullback.common.extra_arguments import by_name
-from kullback.common.words import NO_LABEL
+from kullback.common.words import NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
-from kullback.integrations.batch_loss import STORED
 from kullback.integrations.model_reading import Features
 
 __all__ = ["StoredTeacherCollator"]
 
 _CALL = "StoredTeacherCollator"
 _Rows = Literal["next", "own"]
-_PADDING: dict[str, float] = dict(zip(STORED, (0, -torch.inf, NO_LABEL), strict=True))
+_PADDING: dict[str, float] = dict(zip(STORED, (-1, -torch.inf, NO_LABEL), strict=True))
 
 _ARGUMENTS = Arguments(_CALL, rows_predict=OneOf(get_args(_Rows), example="next"))
+
+
+def padded_on_the_right(rows: list[Features]) -> dict[str, Tensor]:
+    """Return a batch of sequences, padded on the right. The padding has the token 0, the label -100, and 0 in
+    ``attention_mask``.
+    """
+    fields = {name: [_as_tensor(row[name]) for row in rows] for name in rows[0]}
+    fields.setdefault("attention_mask", [torch.ones_like(x) for x in fields["input_ids"]])
+    return {
+        name: pad_sequence(of, batch_first=True, padding_value=NO_LABEL if name == "labels" else 0)
+        for name, of in fields.items()
+    }
+
+
+def _as_tensor(x: Any) -> Tensor:
+    """Return a tensor unchanged, and a list as a tensor on the CPU."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
 @by_name()
@@ -32,12 +49,14 @@ class StoredTeacherCollator:
 
     `collator` pads the tokens and labels. `StoredTeacherCollator` pads ``teacher_indices`` and ``teacher_log_probs``,
     of shape (tokens, k), on the same side. `StoredTeacherCollator` also pads ``teacher_labels``, of shape (tokens,), if
-    the sequences have this field. Sequences may list different numbers of tokens. A padded row has the log-probability
-    -inf, which `TopK` does not count. After padding on the left, the first token gets the label -100, because no row
-    predicts this token.
+    the sequences have this field. Sequences may list different numbers of tokens. Padding has the index -1 and the
+    log-probability -inf, which `TopK` and `Scored` do not list. ``mask=(batch["teacher_indices"] >= 0).any(-1)``
+    excludes positions without any listed token from a loss. After padding on the left, the first token gets the label
+    -100, because no row predicts this token.
 
     Arguments:
-        collator: a function that pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``.
+        collator: a function that pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``. The default pads
+            tokens and labels on the right, and makes ``attention_mask``.
         rows_predict: ``"next"`` if row i predicts the token after position i, as the trainers need; ``"own"`` if row i
             predicts the token at position i, as in vLLM and SGLang. Such rows are shifted by one.
 
@@ -48,10 +67,7 @@ class StoredTeacherCollator:
 
     Example:
         >>> import torch
-        >>> from torch.nn.utils.rnn import pad_sequence
         >>> from kullback.integrations.stored_teachers import StoredTeacherCollator
-        >>> def pad(rows):
-        ...     return {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in rows[0]}
         >>> rows = [
         ...     {
         ...         "input_ids": torch.arange(n),
@@ -60,14 +76,15 @@ class StoredTeacherCollator:
         ...     }
         ...     for n in (2, 3)
         ... ]
-        >>> StoredTeacherCollator(pad)(rows)["teacher_log_probs"][0, :, 0]
-        tensor([0., 0., -inf])
+        >>> batch = StoredTeacherCollator()(rows)
+        >>> batch["teacher_log_probs"][0, :, 0], batch["attention_mask"][0]
+        (tensor([0., 0., -inf]), tensor([1, 1, 0]))
 
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
 
-    collator: Callable[[list[Features]], Any]
+    collator: Callable[[list[Features]], Any] = padded_on_the_right
     rows_predict: _Rows = "next"
 
     def __post_init__(self) -> None:
@@ -101,7 +118,7 @@ class StoredTeacherCollator:
 
     def _tensor(self, name: str, x: Any, tokens: int) -> Tensor:
         """Return the rows of a sequence, shifted so that row i predicts the token after position i."""
-        rows = None if x is None else torch.as_tensor(x)
+        rows = None if x is None else _as_tensor(x)
         if rows is None or rows.ndim != (1 if name == STORED[2] else 2) or len(rows) != tokens:
             got = "none" if rows is None else f"shape {tuple(rows.shape)}"
             raise _wrong(name, f"a row for each of the {tokens} tokens of the sequence", got)

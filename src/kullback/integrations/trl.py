@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from kullback.common.optional import load
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
 from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
-from kullback.integrations.model_reading import Features, logits_of, without_wrappers
+from kullback.integrations.model_reading import Features, logits_of, without_containers, without_wrappers
 from kullback.losses.distillation import distillation_loss
 from kullback.losses.head_configuration import head_configuration
 from kullback.nn import DistillationLoss, LinearDistillationLoss
@@ -197,6 +198,23 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         return super().generate_on_policy_outputs(*args, **kwargs)
 
 
+@contextmanager
+def _past_autocast(*models: Any) -> Generator[None]:
+    """Run the models without the autocast that accelerate adds to their forward methods.
+
+    TRL's `DistillationTrainer` calls the models' decoders, not the models, so it runs them without autocast too.
+    """
+    parts = [model for model in map(without_containers, models) if "_original_forward" in vars(model)]
+    forwards = [part.forward for part in parts]
+    for part in parts:
+        part.forward = vars(part)["_original_forward"]
+    try:
+        yield
+    finally:
+        for part, forward in zip(parts, forwards, strict=True):
+            part.forward = forward
+
+
 @by_name()
 class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntypedBaseClass]
     r"""TRL's `DistillationTrainer` with any divergence.
@@ -206,7 +224,8 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
     The sum is over the N tokens that the student generated. P is the teacher and Q the student. Data, generation,
     arguments and logged metrics are the same as in TRL. Without `loss`, values and gradients equal TRL's up to
     rounding. The loss is then a `LinearDistillationLoss` with each model's cap and scale, and `beta` and `temperature`
-    of `DistillationConfig` select the divergence.
+    of `DistillationConfig` select the divergence. As in TRL, the models are computed in the dtype of their weights, and
+    the logits in float32. Therefore ``bf16=True`` does not change the loss of models in float32.
 
     Arguments:
         args: positional arguments of TRL's trainer.
@@ -239,10 +258,10 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
         if loss is not None:
             BatchLoss("DistillationTrainer", loss, None, causal=True)  # checks the loss
         super().__init__(*args, **kwargs)
-        loss = copy.copy(loss or self._default_loss())
-        if isinstance(loss, LinearDistillationLoss):
-            loss.return_entropy = True  # the trainer logs the entropy
+        loss = self._default_loss() if loss is None else loss
         self.batch_loss = BatchLoss("DistillationTrainer", loss, self.teacher_model, causal=True)
+        if isinstance(self.batch_loss.loss, LinearDistillationLoss):
+            self.batch_loss.loss.return_entropy = True  # the trainer logs the entropy
         self.batch_loss.freeze_teacher(self.model)
 
     def _default_loss(self) -> DistillationLoss | LinearDistillationLoss:
@@ -283,7 +302,11 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
                 [torch.full_like(prompts, ignored), completions.masked_fill(~counted, ignored)], 1
             ),
         }
-        loss, outputs = loss_of_batch(self, model, batch, num_items_in_batch, keep_logits=False)
+        student, teacher = (self.accelerator.unwrap_model(x) for x in (model, self.teacher_model))
+        with _past_autocast(student, teacher):
+            loss, outputs = self.batch_loss(
+                model, batch, normalizer=num_items_in_batch, unwrapped=student, keep_logits=False
+            )
         self._log_entropy(outputs, next_tokens(batch["labels"], ignored) != ignored)
         return (loss, None) if return_outputs else loss
 

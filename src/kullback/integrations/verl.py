@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import FLAG, Arguments
 from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.errors import RegistrationError, explain
 from kullback.generators import KL, Divergence
+from kullback.losses.scored import Scored
 from kullback.losses.settings import check_kind
 from kullback.losses.top_k import Tail, TopK, top_k_divergence
 
 __all__ = ["register", "top_k_loss"]
 
 _KL = KL()
+_ARGUMENTS = Arguments("top_k_loss", scored=FLAG)
 
 
 @by_name()
-def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[..., dict[str, Tensor]]:
+def top_k_loss(
+    kind: Divergence | str = _KL, tail: Tail = "bucket", *, scored: bool = False
+) -> Callable[..., dict[str, Tensor]]:
     r"""Make the function that verl calls on the student's logits, for any divergence.
 
     .. math:: \ell_n = D(P_n \| Q_n)
@@ -32,9 +38,14 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
     renormalized probabilities. With ``tail="bucket"``, the loss is never negative, is 0 only if the student agrees with
     the teacher, and is at most the divergence from the full teacher.
 
+    verl's servers end each sequence with a row that predicts nothing, with the log-probability 0 for each token. The
+    loss and the gradient of such a row are 0.
+
     Arguments:
         kind: the divergence or its name.
         tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as in `TopK`.
+        scored: whether the teacher scored tokens of another choice, such as the student's most probable tokens. The
+            rows then mean a `Scored` instead of a `TopK`.
 
     Returns:
         a function of ``(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format)``: logits of
@@ -60,7 +71,9 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
         On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
     """
     kind = check_kind("top_k_loss", kind)
-    TopK(
+    _ARGUMENTS.check(scored=scored)
+    teacher = Scored if scored else TopK
+    teacher(
         torch.zeros(0, 1, dtype=torch.long, device="cpu"), torch.zeros(0, 1, device="cpu"), tail=tail
     )  # checks `tail`
 
@@ -72,13 +85,29 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
         data_format: str,
     ) -> dict[str, Tensor]:
         log_probs, ids = (_of_ranks(x, student_logits) for x in (teacher_topk_log_probs, teacher_topk_ids))
-        losses = top_k_divergence(kind, TopK(ids.long(), log_probs, tail=tail), student_logits)
-        return {
-            "distillation_losses": losses,
-            **_masses(student_logits.detach(), log_probs.detach(), ids.long()),
-        }
+        masses = _masses(student_logits.detach(), log_probs.detach(), ids.long())
+        is_empty = _is_empty(log_probs)
+        rows = teacher(*_without_empty(is_empty, ids.long(), log_probs), tail=tail)
+        losses = top_k_divergence(kind, rows, student_logits)
+        return {"distillation_losses": torch.where(is_empty, 0, losses), **masses}
 
     return compute
+
+
+def _is_empty(log_probs: Tensor) -> Tensor:
+    """Return whether each row predicts nothing: it gives the probability 1 to several tokens."""
+    return (
+        (log_probs == 0).all(-1)
+        if log_probs.shape[-1] > 1
+        else torch.zeros_like(log_probs[..., 0], dtype=torch.bool)
+    )
+
+
+def _without_empty(is_empty: Tensor, ids: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows with a possible distribution, that of equal probabilities, in place of those that are empty."""
+    k, empty = ids.shape[-1], is_empty.unsqueeze(-1)
+    places = torch.arange(k, device=ids.device)
+    return torch.where(empty, places, ids), torch.where(empty, -math.log(k), log_probs)
 
 
 def _of_ranks(x: Tensor, logits: Tensor) -> Tensor:
@@ -105,7 +134,7 @@ def _masses(logits: Tensor, log_probs: Tensor, ids: Tensor) -> dict[str, Tensor]
 
 
 @by_name()
-def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") -> None:
+def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket", scored: bool = False) -> None:
     """Register a distillation loss with verl, to be chosen as ``distillation.distillation_loss.loss_mode=NAME``.
 
     verl combines the losses of tokens by the registered loss, but verl always calls its own `compute_forward_kl_topk`
@@ -116,6 +145,7 @@ def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") 
         name: the name.
         kind: the divergence or its name.
         tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as in `TopK`.
+        scored: whether the teacher scored tokens of another choice, as in `top_k_loss`.
 
     Raises:
         OptionalDependencyError: verl is not installed.
@@ -129,7 +159,7 @@ def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") 
     References:
         On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
     """
-    mine = top_k_loss(kind, tail)
+    mine = top_k_loss(kind, tail, scored=scored)
     losses = load("verl.trainer.distillation.losses", "kullback.integrations.verl")
     on_logits = load("verl.trainer.distillation.fsdp.losses", "kullback.integrations.verl")
     if name in losses.DISTILLATION_LOSS_REGISTRY:

@@ -46,6 +46,7 @@ from kullback.io.top_k import (
     TopKSource,
     open_top_k,
     paired_top_k_blocks,
+    scored_text,
 )
 from kullback.io.top_k_reference import write_top_k_reference
 from kullback.io.vectors import read_clusters, read_labels
@@ -72,6 +73,7 @@ __all__ = [
     "read_clusters",
     "read_labels",
     "read_tokens",
+    "scored_text",
     "write_llama_base",
     "write_top_k_reference",
 ]

@@ -62,6 +62,14 @@ class Windows(ShortRepr):
         span = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return self.tokens[span], self.scored[span]
 
+    def in_order(self, order: Tensor) -> Windows:
+        """Return the windows of the given numbers, in this order."""
+        lengths = self.offsets.diff()[order]
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        shifts = torch.repeat_interleave(self.offsets[:-1][order] - offsets[:-1], lengths)
+        places = torch.arange(len(shifts), device="cpu") + shifts
+        return Windows(self.tokens[places], offsets, self.scored[places])
+
     def fault(self, classes: int) -> tuple[str, str] | None:
         """Return the expected and the actual values of the first faulty tensor; None if no tensor is faulty."""
         tokens, offsets, scored = self.tokens, self.offsets, self.scored

@@ -13,7 +13,6 @@ from kullback.kernels.row_operation import (
     Gradients,
     RowOperation,
     Wanted,
-    Weights,
     transformable,
     weighted_rows,
     without_spoilt_rows,
@@ -56,21 +55,47 @@ class HardLabels(NamedTuple):
         hard = self.hard * cross_entropies.to(values.dtype)
         return hard if self.soft == 0 else self.soft * values + hard
 
-    def add(
-        self, values: Tensor, logits: Tensor, weights: Weights, scale: float, gradient: Tensor | None
-    ) -> Tensor:
-        """Return the mixed value of each row, and add the gradient of the cross-entropies to `gradient`.
 
-        `values` has the divergences of the rows, and `logits` are Q's logits. Backends call this method if their
-        kernels do not compute cross-entropies. The method reads the logits once more.
+class LabelSums(NamedTuple):
+    """Numbers that compare the label of each row with the other classes at temperature 1. If the classes are sharded,
+    the numbers cover all ranks.
+    """
+
+    peak: Tensor  # the largest logit of the other classes
+    total: Tensor  # the sum of the exponentials of the other classes' logits minus `peak`
+    margin: Tensor  # the logsumexp of the other classes minus the label's logit
+
+    @classmethod
+    def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
+        """Return the numbers for labels with the logits `logits`. `peak` and `total` are the fields of the same
+        names.
         """
-        if gradient is None:
-            return self.mixed(values, logits)
-        for block in row_blocks(logits):
-            counted = torch.ones_like(values[block]) if weights is None else weights[block]
-            added = cross_entropy_gradient(logits[block], self.classes[block], counted * (scale * self.hard))
-            gradient[block] = (gradient[block] + added).to(gradient.dtype)
-        return self.mixed(values, logits)
+        return cls(peak, total, (peak - logits) + torch.log(total))
+
+    def cross_entropies(self) -> Tensor:
+        """Return -log softmax at the label of each row, shape (rows,)."""
+        return torch.logaddexp(torch.zeros_like(self.margin), self.margin)
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Return two factors for each row: the mass of all other classes, which is minus the gradient of the
+        cross-entropy at the label, and this mass divided by `total`.
+        """
+        mass = torch.sigmoid(self.margin)
+        return mass, torch.where(self.total == 0, 0, mass / torch.where(self.total == 0, 1, self.total))
+
+    def gradient(self, rows: slice, logits: Tensor, places: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of the sum of `grad` times the cross-entropies with respect to this rank's logits, for
+        the rows of a slice.
+
+        `places` has the index of each label among these classes, or their number for a class of another rank. The
+        gradient of a row whose `grad` is 0 is 0, even if the row contains inf or NaN.
+        """
+        part = LabelSums(*(x[rows].unsqueeze(-1) for x in self))
+        mass, share = part.shares()
+        by = torch.nn.functional.pad(torch.exp(upcast(logits) - part.peak) * share, (0, 1))
+        by = by.scatter(-1, places.unsqueeze(-1), -mass)[:, :-1]
+        grad = grad.unsqueeze(-1)
+        return torch.where(grad == 0, 0, grad * by)
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:

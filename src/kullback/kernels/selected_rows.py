@@ -13,11 +13,15 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect_all
 from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block
+from kullback.kernels.label_terms import LabelSums, cross_entropy_gradient, cross_entropy_of_block
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, transformable, without_spoilt_rows
+from kullback.kernels.row_sums import log_sums, subtractable
+from kullback.kernels.triton import triton_sums
+
+_LIBRARY_SUMS = 5  # the number of a row's sums from C++ (see csrc/logits/task.h)
 
 
 def serves(logits: Tensor) -> bool:
@@ -93,22 +97,15 @@ class SelectedClasses(RowOperation):
         return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the class's docstring lists, and the sums that the C++ gradient needs.
-        Without C++, the sums are empty.
+        """Return two results: the columns that the class's docstring lists, and the sums that `write_gradient` needs.
+        The sums have five columns from C++ and fewer from `columns`. They are empty from the reference.
         """
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
-        if serves(logits) and can_inspect_all(tensors):
-            selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
-            sums = torch.empty(len(selected), 5, dtype=torch.float64, device="cpu")  # see csrc/logits/task.h
-            torch.ops.kullback.selected_statistics.default(logits, *self._arguments(), selected, sums)
-            if self.temperature != 1:  # subtract the origin before the division, to lose fewer digits
-                selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
-                selected = torch.where(self.indices < 0, -torch.inf, selected)
-            peak, log_sum = sums[:, :1], sums[:, 1:2]
-            origin = origin_of(torch.maximum(peak, selected.amax(-1, keepdim=True)))
-            log_sum = (peak - origin) / self.temperature + log_sum
-            columns = [(selected - origin) / self.temperature, log_sum]
-            return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
+        if serves(logits):
+            if can_inspect_all(tensors):
+                return self._read_by_library(logits)
+        elif triton_sums.serves(logits, self.temperature, self.indices.shape[-1]) and can_inspect_all(tensors):
+            return self._read_by_sums(logits)
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
         return torch.cat(parts), upcast(logits.new_empty(0))
 
@@ -116,6 +113,9 @@ class SelectedClasses(RowOperation):
         """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
         `logits`.
         """
+        if sums.numel() and sums.shape[-1] < _LIBRARY_SUMS:
+            self.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
+            return
         if sums.numel():
             k = self.indices.shape[-1]
             by_label = None if self.labels is None else grad[:, k + 1].contiguous()
@@ -124,6 +124,141 @@ class SelectedClasses(RowOperation):
             return
         for block in row_blocks(logits):
             out[block] = self._of_rows(block).gradient_of_block(logits[block], result[block], grad[block])
+
+    def columns(
+        self, selected: Tensor, peak: Tensor, total: Tensor, of_labels: LabelSums | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return two results: the columns that the class's docstring lists, and the numbers that
+        `write_gradient_by_sums` needs.
+
+        These numbers are the origin that was subtracted from the logits of each row and, with labels, the row's
+        `LabelSums`.
+
+        Arguments:
+            selected: the selected logits, -inf for padding.
+            peak: the largest logit of the summed classes, or 0 without a finite largest logit.
+            total: the sum of e^((logit - peak) / temperature) of these classes.
+            of_labels: the sums that compare the labels with the other classes, or None without labels.
+        """
+        # Without any summed class, `peak` is 0. The origin needs the true peak, -inf.
+        largest = torch.where(total == 0, -torch.inf, peak)
+        origin = origin_of(torch.maximum(largest, selected.amax(-1))).unsqueeze(-1)
+        log_rest = (peak.unsqueeze(-1) - origin) / self.temperature
+        log_rest = log_rest + torch.log(total).unsqueeze(-1)
+        columns = [(selected - origin) / self.temperature, log_rest]
+        if of_labels is None:
+            return torch.cat(columns, -1), origin
+        columns.append(of_labels.cross_entropies().unsqueeze(-1))
+        return torch.cat(columns, -1), torch.cat([origin, torch.stack(of_labels, -1)], -1)
+
+    def write_gradient_by_sums(
+        self,
+        logits: Tensor,
+        places: Tensor,
+        label_places: Tensor | None,
+        result: Tensor,
+        sums: Tensor,
+        grad: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
+        `logits`. `result` and `sums` are the results of `columns`.
+
+        The logits may have the classes of one rank only. `places`, shape (rows, k), and `label_places`, shape (rows,),
+        are the indices of the selected classes and of the labels among the classes of `logits`. The index of any other
+        class is the number of these classes.
+        """
+        k = self.indices.shape[-1]
+        of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))
+        if triton_sums.serves(logits, self.temperature, k):
+            self._write_by_triton(logits, places, label_places, result, sums, grad, out)
+            return
+        for block in row_blocks(logits):
+            rows, by = logits[block], grad[block]
+            log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
+            # The exponents below are at most 0, except for a selected logit that exceeds the logsumexp of the other
+            # classes. Therefore the exponents are clamped.
+            shifted = (upcast(rows) - sums[block, :1]) / self.temperature
+            shifted = shifted - torch.where(log_rest == -torch.inf, 0, log_rest)
+            whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
+            whole = torch.nn.functional.pad(whole, (0, 1))  # the extra column receives classes of other ranks
+            if self.leaves_out:
+                whole = whole.scatter(-1, places[block], 0)
+            whole = whole.scatter_add(-1, places[block], by[:, :k])[:, :-1] / self.temperature
+            if of_labels is not None and label_places is not None:
+                whole = whole + of_labels.gradient(block, rows, label_places[block], by[:, k + 1])
+            out[block] = whole
+
+    def _write_by_triton(
+        self,
+        logits: Tensor,
+        places: Tensor,
+        label_places: Tensor | None,
+        result: Tensor,
+        sums: Tensor,
+        grad: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Do what `write_gradient_by_sums` does, by Triton's kernels."""
+        k, own = self.indices.shape[-1], logits.shape[-1]
+        origin, log_rest, by_rest = sums[:, :1], result[:, k : k + 1], grad[:, k : k + 1] / self.temperature
+        by_rest = torch.where((log_rest == -torch.inf) & by_rest.isfinite(), 0, by_rest)  # no class is summed
+
+        def of_rest(shifted: Tensor) -> Tensor:
+            """Return the part of the logsumexp's gradient at classes of the sum with the logits `shifted`."""
+            return torch.where(by_rest == 0, 0, by_rest * torch.exp((shifted - log_rest).clamp(max=0)))
+
+        rest = triton_sums.Exponentials(*(x.squeeze(-1) for x in (origin, log_rest, by_rest)))
+        classes, shifted = torch.where(places < own, places, -1), result[:, :k]
+        added = grad[:, :k] / self.temperature
+        values = torch.zeros_like(added) if self.leaves_out else of_rest(shifted)
+        by_labels = None
+        if label_places is not None:
+            of_labels, by = LabelSums(*sums[:, 1:].unbind(-1)), grad[:, k + 1 :]
+            by_labels = triton_sums.of_label_sums(of_labels, by.squeeze(-1))
+            label = label_places.unsqueeze(-1)
+            at_label = (upcast(logits.gather(-1, label.clamp(max=own - 1))) - origin) / self.temperature
+            is_new = (label < own) & (classes != label).all(-1, keepdim=True)
+            classes = torch.cat([classes, torch.where(is_new, label, -1)], -1)
+            shifted = torch.cat([shifted, at_label], -1)
+            values = torch.cat([values, of_rest(at_label)], -1)
+            added = torch.nn.functional.pad(added, (0, 1))
+            peak, log_sum, by_others = (x.unsqueeze(-1) for x in by_labels)
+            by_class = by_others * torch.exp(shifted * self.temperature + (origin - peak) - log_sum)
+            by_class = torch.where(classes == label, -by * of_labels.shares()[0].unsqueeze(-1), by_class)
+            values = values + torch.where(by == 0, 0, by_class)
+        entries = triton_sums.Entries(classes, values, added)
+        triton_sums.write_exponentials(logits, self.temperature, rest, by_labels, entries, out)
+
+    def _read_by_library(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results of `read` from the C++ kernel."""
+        selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
+        sums = torch.empty(len(selected), _LIBRARY_SUMS, dtype=torch.float64, device="cpu")
+        torch.ops.kullback.selected_statistics.default(logits, *self._arguments(), selected, sums)
+        if self.temperature != 1:  # subtract the origin before the division, to lose fewer digits
+            selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
+            selected = torch.where(self.indices < 0, -torch.inf, selected)
+        peak, log_sum = sums[:, :1], sums[:, 1:2]
+        origin = origin_of(torch.maximum(peak, selected.amax(-1, keepdim=True)))
+        log_sum = (peak - origin) / self.temperature + log_sum
+        columns = [(selected - origin) / self.temperature, log_sum]
+        return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
+
+    def _read_by_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results of `read` from the sums of the rows, which one sweep over the logits computes."""
+        places, labels = self._places(logits)
+        sums = log_sums(logits, self.temperature, places if self.leaves_out else None, labels)
+        selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
+        of_labels = None
+        if labels is not None:
+            at_label = upcast(logits.gather(-1, labels.unsqueeze(-1))).squeeze(-1)
+            of_labels = LabelSums.of(subtractable(sums[:, 2]), sums[:, 3], at_label)
+        selected = torch.where(self.indices < 0, -torch.inf, selected)
+        return self.columns(selected, subtractable(sums[:, 0]), sums[:, 1], of_labels)
+
+    def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the selected classes and the labels as `write_gradient_by_sums` takes them."""
+        return torch.where(self.indices < 0, logits.shape[-1], self.indices), self.labels
 
     def gradient_of_block(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient with respect to the logits in float64, computed by differentiable operations."""

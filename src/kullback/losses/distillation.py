@@ -79,7 +79,7 @@ def distillation_loss(
         teacher: logits t, with the same leading shape; the dtype may differ. The teacher may also be a `TopK` or a
             `SampledTail`. A `TopK` has only the most probable classes of each position, and a `SampledTail` also has
             draws from the other classes. D is then computed by `top_k_divergence` or `sampled_tail_divergence`, and
-            `vocabulary` is ignored. Any other `PartialTeacher` computes D itself.
+            `vocabulary` is ignored. Any other `PartialTeacher` computes D itself, such as `Scored` or a `Mixture`.
         {arguments: kind, temperature, mask, weight, labels, label_weight, ignore_index, reduction}
         {arguments: temperature_squared, normalizer, vocabulary, inplace_backward, group, classes}
 

@@ -42,6 +42,8 @@ _HEAD_DIVISOR = 4
 # synchronize after each tile.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
+# A device other than the CPU has no such cache, and needs large products to occupy all its processors.
+_TILE_BYTES_OFF_THE_CPU = 256 << 20
 # The largest number of chunks whose half-precision gradients are summed in half precision; the gradients of more chunks
 # are summed in float32. The rounding error of such a sum is at most the rounding error of one product.
 _MAX_HALF_SUMS = 16
@@ -253,11 +255,16 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
     ranges = [torch.finfo(x.dtype).max for x in tensors if x is not None]
     if min(ranges) == torch.finfo(accurate).max:
         return values, gradients, *second
-    is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
-    if is_finite and operation.shards is None:  # gradients of another rank may be infinite
+    are_finite = [x.isfinite().all() for x in gradients if x is not None]
+    if not are_finite:
         return values, gradients, *second
     is_far = (weights * values).abs() > min(ranges) / _MAX_DERIVATIVE_PER_VALUE
-    if not bool(is_far.any()):
+    is_needed = is_far.any()
+    if operation.shards is None:  # otherwise, gradients of another rank may be infinite
+        is_needed = is_needed & ~torch.stack(are_finite).all()
+    # Only divergences whose derivatives may overflow come here. No other line of this module waits for a GPU, unless
+    # positions are computed again.
+    if not bool(is_needed):
         return values, gradients, *second
     operation, counts = replace(operation, has_second=False), ~is_far
     if operation.counted is not None:
@@ -367,12 +374,12 @@ class _Side:
     def _write(self, hidden: Tensor, out: Tensor) -> None:
         """Write the logits of the hidden states to `out`, shape (positions, classes of this head)."""
         weight, head = self.weight, self.head
-        if self.is_slow or (out.dtype != weight.dtype and not weight.is_cuda):
+        if out.dtype != weight.dtype and _sums_in_float32(weight):
+            torch.mm(hidden, weight.t(), out_dtype=out.dtype, out=out)
+        elif self.is_slow or out.dtype != weight.dtype:
             hidden32 = hidden.float()
             for tile, part in _float32_tiles(weight):
                 out[:, tile].copy_(hidden32 @ part.t())
-        elif out.dtype != weight.dtype:
-            out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
         elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
             # With one thread, tiles make a product of few positions up to a third faster. Several threads would have to
             # wait for each other after each tile, so they compute the product without tiles.
@@ -407,12 +414,22 @@ class _Side:
         self.is_first = False
 
     def _add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        sums_in_float32 = _sums_in_float32(gradient)
         if self.by_hidden is not None:
-            self.by_hidden[where] = (gradient @ self.weight).to(self.by_hidden.dtype)
+            dtype = self.by_hidden.dtype
+            if dtype != gradient.dtype and sums_in_float32:
+                self.by_hidden[where] = torch.mm(gradient, self.weight, out_dtype=dtype)
+            else:
+                self.by_hidden[where] = (gradient @ self.weight).to(dtype)
         if self.by_weight is None:
             return
-        hidden = self.hidden[where]
-        if self.by_weight.dtype != gradient.dtype:
+        hidden, dtype = self.hidden[where], self.by_weight.dtype
+        if dtype != gradient.dtype and sums_in_float32:
+            if self.is_first:
+                torch.mm(gradient.t(), hidden, out_dtype=dtype, out=self.by_weight)
+            else:
+                torch.addmm(self.by_weight, gradient.t(), hidden, out_dtype=dtype, out=self.by_weight)
+        elif dtype != gradient.dtype:
             for tile in _tiles(self.weight):
                 self._add_to_tile(tile, gradient[:, tile].t() @ hidden)
         elif self.is_first:
@@ -532,8 +549,18 @@ def _is_slow_to_multiply(weight: Tensor) -> bool:
     return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
 
 
+def _sums_in_float32(x: Tensor) -> bool:
+    """Return whether the device multiplies half-precision matrices of the dtype of `x` and writes float32 results.
+    torch cannot do so on the CPU and on some AMD GPUs.
+    """
+    return x.is_cuda and torch.version.hip is None and x.dtype.itemsize < 4
+
+
 def _tiles(weight: Tensor) -> Iterator[slice]:
-    most = _TILE_BYTES if torch.get_num_threads() == 1 else _TILE_BYTES_OF_SEVERAL_THREADS
+    if not weight.is_cpu:
+        most = _TILE_BYTES_OFF_THE_CPU
+    else:
+        most = _TILE_BYTES if torch.get_num_threads() == 1 else _TILE_BYTES_OF_SEVERAL_THREADS
     step = max(1, most // (4 * max(1, weight.shape[1])))
     return (slice(start, start + step) for start in range(0, weight.shape[0], step))
 

@@ -228,8 +228,8 @@ def sampled_tail_divergence(
         dtype: the dtype of the result. By default float64 if the student is float64, else float32.
 
     Returns:
-        one value for each position, computed in float64 (float32 on devices without float64). On the CPU, exponentials
-        of float32 and half-precision logits are float32, and their sums float64.
+        one value for each position, computed in float64 (float32 on devices without float64). The kernels for CPUs and
+        GPUs compute exponentials of float32 and half-precision logits in float32, and add blocks of them in float64.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.

@@ -43,7 +43,11 @@ class TopK(PartialTeacher):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all classes.
 
     An entry with log-probability -inf is padding, for positions that keep fewer than k classes. The class of a padding
-    entry counts as not kept. The index of a padding entry may be any valid class index, even a repeated index.
+    entry counts as not kept. The index of a padding entry may be a negative number or any valid class index, even a
+    repeated index.
+
+    Nothing is assumed about classes that are not kept: one of them may be more probable than the kept classes. `Scored`
+    is for classes that someone else chose, such as the student's most probable classes.
 
     Arguments:
         indices: the kept classes, integer, shape (..., k), in any order.
@@ -90,6 +94,8 @@ class TopK(PartialTeacher):
                 indices = self.indices[~unknown] if some_unknown else self.indices
                 object.__setattr__(self, "_largest", int(indices.long().max()))
 
+    lists_zeros: ClassVar[bool] = False
+    """Whether a class with the log-probability -inf is listed, so that only a negative index is padding."""
     remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
 
     @property
@@ -143,14 +149,18 @@ class TopK(PartialTeacher):
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows for a student that has `classes` classes."""
+        rounding = self.indices.shape[-1] * torch.finfo(self.log_probs.dtype).eps
+        return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
+
+    def flat_rows(self) -> tuple[Tensor, Tensor]:
+        """Return the indices, which are -1 for padding, and the log-probabilities, both of shape (rows, k)."""
         k = self.indices.shape[-1]
         indices, log_probs = all_recordable((self.indices, self.log_probs))
-        log_probs = upcast(log_probs.reshape(-1, k))
+        indices, log_probs = indices.reshape(-1, k).long(), upcast(log_probs.reshape(-1, k))
         if self._unknown is not None:
             log_probs = torch.where(self._unknown.reshape(-1, 1), -torch.inf, log_probs)
-        indices = torch.where(log_probs == -torch.inf, -1, indices.reshape(-1, k).long())
-        rounding = k * torch.finfo(self.log_probs.dtype).eps
-        return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
+        is_padding = indices < 0 if self.lists_zeros else log_probs == -torch.inf
+        return torch.where(is_padding, -1, indices), log_probs
 
 
 @by_name()
@@ -192,7 +202,7 @@ def top_k_divergence(
 
     Arguments:
         kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
-        teacher: P, shape (..., k).
+        teacher: P, a `TopK` or a `Scored`, shape (..., k).
         student: logits of Q, shape (..., classes).
         temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. The
             temperature must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another
@@ -200,8 +210,8 @@ def top_k_divergence(
         dtype: the dtype of the result. By default float64 if the student or the teacher is float64, else float32.
 
     Returns:
-        one value for each position, computed in float64 (float32 on devices without float64). On the CPU, exponentials
-        of float32 and half-precision logits are float32, and their sums float64.
+        one value for each position, computed in float64 (float32 on devices without float64). The kernels for CPUs and
+        GPUs compute exponentials of float32 and half-precision logits in float32, and add blocks of them in float64.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
@@ -247,23 +257,29 @@ class TopKRows(TeacherRows):
             return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(
                 self.dtype
             )
-        if self.tail == "renormalize":
-            left = torch.full_like(logits[:, -1:], -torch.inf)
-        else:
+        left = torch.full_like(logits[:, -1:], -torch.inf)
+        if self.tail == "bucket":
             # If a row keeps all classes, 1 minus the kept mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
-            # error, the teacher's mass counts as 0.
-            kept = log_probs.exp().sum(-1, keepdim=True)
-            is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
-            some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
-            left = torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
+            left = self.log_rest(log_probs, logits, is_whole)
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
+
+    def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
+        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1). `is_whole` is True for
+        rows that keep all classes.
+        """
+        # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
+        # error, the teacher's mass counts as 0.
+        kept = log_probs.exp().sum(-1, keepdim=True)
+        is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
+        some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
+        return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
 
 
 _ARGUMENTS = Arguments(
     "TopK",
+    "Scored",
     tail=OneOf(
         get_args(Tail), example="bucket", instead="tail='bucket' to compare the remaining mass as one class"
     ),
@@ -271,30 +287,30 @@ _ARGUMENTS = Arguments(
 
 
 def _check_form(teacher: TopK) -> None:
-    indices, log_probs = teacher.indices, teacher.log_probs
+    indices, log_probs, call = teacher.indices, teacher.log_probs, type(teacher).__name__
     for name, x, kind in (
         ("indices", indices, "an integer tensor of class indices"),
         ("log_probs", log_probs, "a floating-point tensor of log-probabilities"),
     ):
         is_tensor = isinstance(x, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
         if is_tensor:
-            check_dense("TopK", name, x)
+            check_dense(call, name, x)
         has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
         if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
             wanted = f"{kind}, shape (..., k) with k at least 1"
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
-            instead = "log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)"
-            raise invalid_type("TopK", name, wanted=wanted, got=got, instead=instead)
+            instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
+            raise invalid_type(call, name, wanted=wanted, got=got, instead=instead)
     if indices.shape != log_probs.shape:
         wanted, got = f"one for each index, shape {tuple(indices.shape)}", f"shape {tuple(log_probs.shape)}"
-        instead = "TopK(indices, log_probs) of the same positions and the same k"
-        raise invalid_value("TopK", "log_probs", wanted=wanted, got=got, instead=instead)
+        instead = f"{call}(indices, log_probs) of the same positions and the same k"
+        raise invalid_value(call, "log_probs", wanted=wanted, got=got, instead=instead)
     if indices.device != log_probs.device:
         wanted, got = f"a tensor on {indices.device}, where the indices are", f"one on {log_probs.device}"
         instead = "log_probs.to(indices.device)"
-        raise invalid_value("TopK", "log_probs", wanted=wanted, got=got, instead=instead)
+        raise invalid_value(call, "log_probs", wanted=wanted, got=got, instead=instead)
     if not (isinstance(teacher.tail, str) and teacher.tail in get_args(Tail)):
-        _ARGUMENTS.check(tail=teacher.tail)
+        _ARGUMENTS.check(call, tail=teacher.tail)
 
 
 def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
@@ -306,26 +322,26 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
         log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
-    kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
-    ordered = without_padding(indices, accurate).sort(-1).values
-    is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")
+    kept, is_padding = accurate.exp().sum(-1), indices < 0 if teacher.lists_zeros else accurate == -math.inf
+    ordered = without_padding(indices, torch.where(is_padding, -math.inf, 0.0)).sort(-1).values
+    is_empty = (accurate == -math.inf).all(-1) & (teacher.tail == "renormalize")
     wanted_and_instead = {
         "log-probabilities, which are <= 0": "logits.log_softmax(-1).topk(k), which normalizes over all classes first",
         "natural log-probabilities whose probabilities sum to at most 1 in each row": "log-probabilities normalized "
         "over all classes, each class once",
         "a class with mass in each row, for tail='renormalize' to scale": "tail='bucket', or leave these positions out",
-        "indices of classes, 0 or more": "any index for padding, with log-probability -inf",
-        "each class once in a row": "one entry for each class, and log-probability -inf for padding",
+        "indices of classes, 0 or more": "log-probability -inf at padding, whose index may be -1",
+        "each class once in a row": "one entry for each class, and index -1 with log-probability -inf for padding",
     }
     faults = (
         ("log_probs", accurate.isnan() | (accurate > tolerance), accurate),
         ("log_probs", kept > 1 + tolerance, kept),
         ("log_probs", is_empty, kept),
-        ("indices", indices < 0, indices),
+        ("indices", (indices < 0) & (accurate != -math.inf), indices),
         ("indices", ordered[..., 1:] == ordered[..., :-1], ordered[..., 1:]),
     )
     for (name, wrong, values), (wanted, instead) in zip(faults, wanted_and_instead.items(), strict=True):
         if bool(wrong.any()):
             place = " in sorted order" if values.shape != indices.shape and name == "indices" else ""
             got = first_value(wrong, values, place)
-            raise invalid_value("TopK", name, wanted=wanted, got=got, instead=instead)
+            raise invalid_value(type(teacher).__name__, name, wanted=wanted, got=got, instead=instead)

@@ -14,7 +14,7 @@ from kullback.generators import Divergence
 from kullback.kernels.reference import pair_of_logs
 from kullback.losses.settings import check_classes, check_kind
 from kullback.losses.top_k import TopK
-from kullback.partial_rows import PartialRows, first_other_label
+from kullback.partial_rows import PartialRows, first_other_label, places_of
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "top_k_divergence_bounds"
@@ -162,10 +162,7 @@ class _ListedClasses(NamedTuple):
 def _bounds(
     p: _ListedClasses, q: _ListedClasses, kind: Divergence, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    ordered, order = q.indices.sort(-1)
-    place = torch.searchsorted(ordered, p.indices).clamp(max=q.indices.shape[-1] - 1)
-    in_both = ordered.gather(-1, place) == p.indices
-    place = order.gather(-1, place)
+    place, in_both = places_of(p.indices, q.indices)
     q_in_both = torch.zeros_like(q.indices).scatter_add(-1, place, in_both.long()) > 0
     matched = q._replace(low=q.low.gather(-1, place), high=q.high.gather(-1, place))
     common_p, common_q = p.among(in_both), matched.among(in_both)

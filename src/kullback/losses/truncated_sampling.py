@@ -11,6 +11,7 @@ from torch import Tensor
 from kullback.common.constraints import Arguments, Number, OneOf, Whole
 from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import check_dense, recordable
+from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
 
 Engine: TypeAlias = Literal["vllm", "sglang", "transformers"]
@@ -29,8 +30,8 @@ _ROUNDED, _ROUNDED_SHARE = 0.05, 0.01
 
 
 @by_name()
-@dataclass(frozen=True)
-class Support:
+@dataclass(frozen=True, repr=False)
+class Support(ShortRepr):
     r"""The logarithms of the probability of the kept tokens: those that truncated sampling could return.
 
     An engine that samples with top-k, top-p or min-p returns token x with probability

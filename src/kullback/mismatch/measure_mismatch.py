@@ -32,8 +32,8 @@ RATIO = Number(above=1, example=2.0)
 _ARGUMENTS = Arguments(CALL, ratio=RATIO, untruncated=FLAG, generator=GENERATOR)
 
 
-@dataclass(frozen=True)
-class Part:
+@dataclass(frozen=True, repr=False)
+class Part(ShortRepr):
     """One cause of the mismatch.
 
     Attributes:

@@ -245,7 +245,7 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
     try:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
-        raise _wrong(path, " ".join(str(error).split())[:200], "write the file again") from None
+        raise _wrong(path, f"{type(error).__name__} of pyarrow", "write the file again") from error
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 

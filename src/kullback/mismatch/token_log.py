@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_value
 
 # Fields with a number for each token, apart from the two log-probabilities.
@@ -16,8 +17,8 @@ LOG_MASSES = ("sampler_log_mass", "trainer_log_mass", "old_log_mass")
 VERSIONS = ("weight_version", "trainer_version")
 
 
-@dataclass(frozen=True)
-class TokenLog:
+@dataclass(frozen=True, repr=False)
+class TokenLog(ShortRepr):
     """The sampled tokens of one or several training steps, with what engine and trainer say about each.
 
     All tensors are one-dimensional, with one entry for each sampled token. Prompts, padding and results of tools are

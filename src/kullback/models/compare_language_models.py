@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence, ValuesView
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from functools import partial
+from itertools import chain, count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
@@ -31,10 +32,12 @@ from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.passages import LENGTH
 from kullback.models.recording import record_reference
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
+from kullback.models.sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.models.text import CUT, Cut, Text, take_texts
 from kullback.predictions.reading import Reading
 from kullback.predictions.run import RUN, Run
 from kullback.predictions.sources import Clusters
+from kullback.predictions.until_sure import Question
 
 CALL = "compare_models"
 FLOOR_SHARE = 32  # by default, a noise floor reads one window in this many, which takes 3 % of the time
@@ -146,6 +149,7 @@ def compare_models(
             got=os.fspath(run.resume),
             instead="resume without one_at_a_time",
         )
+    check_goal(run, len(every_candidate), one_at_a_time=one_at_a_time, noise_floor=noise_floor)
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(
         torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
@@ -184,8 +188,11 @@ class _Settings:
 
     def of_pairings(self, matched: Matched) -> PairingSettings:
         """Return the settings of each pair of a base and a candidate."""
-        clusters = _clusters(matched.windows, matched.documents, independent=self.run.independent)
-        return PairingSettings(matched.windows, clusters, self.run, self.seed)
+        independent = self.run.independent or self.run.goal is not None
+        clusters = _clusters(matched.windows, matched.documents, independent=independent)
+        # An interval for a fixed number of windows is wrong where the data decide the number.
+        run = self.run if self.run.goal is None else replace(self.run, bootstrap=0)
+        return PairingSettings(matched.windows, clusters, run, self.seed)
 
 
 class _Group(NamedTuple):
@@ -196,6 +203,7 @@ class _Group(NamedTuple):
     results: list[tuple[Candidate, Tensor]]
     floor: Candidate | None
     whole_text: bool
+    question: Question | None
 
 
 def _compare_group(
@@ -203,18 +211,28 @@ def _compare_group(
 ) -> _Group:
     with ExitStack() as stack:
         others = [opened_in(stack, each, "candidate", settings.loading) for each in group]
-        matched = match_sides(opened, others, text, settings.cut)
-        of_pairings = settings.of_pairings(matched)
+        goal, cut = settings.run.goal, settings.cut
+        # With a goal, the number of windows limits how much is read, not the text that the result is about.
+        matched = match_sides(opened, others, text, cut if goal is None else replace(cut, most_windows=None))
+        of_pairings, question = settings.of_pairings(matched), None
+        if goal is not None:
+            matched = in_random_order(matched, of_pairings.clusters, settings.seed)
+            of_pairings = settings.of_pairings(matched)
+            units = of_pairings.windows, of_pairings.clusters
+            question = question_of(settings.run, *units, len(others), cut.most_windows)
         base, *sides = matched.sides
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
         pairings = [_pairing(base, side, of_pairings) for side in sides]
-        _read(stack, base, pairings, of_pairings, settings)
+        if question is not None:
+            for place, pairing in enumerate(pairings):
+                pairing.watch = partial(question.add, place)
+        _read(stack, base, pairings, of_pairings, settings, question)
         results = [pairing.result() for pairing in pairings]
         floor = results.pop()[0] if noise_floor else None
         if noise_floor is None:
             floor = _floor_of_few(opened, matched, settings)
-        return _Group(matched, of_pairings, results, floor, pairings[0].passages.whole_text)
+        return _Group(matched, of_pairings, results, floor, pairings[0].passages.whole_text, question)
 
 
 def _named(candidates: object) -> dict[str, object] | None:
@@ -242,7 +260,7 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         name: the original name of a base that was recorded in a temporary file; None for other bases.
         names: the names that the user gave to the candidates; None if the user gave no names.
     """
-    matched, settings, _, floor, whole_text = parts[0]
+    matched, settings, _, floor, whole_text, question = parts[0]
     base = matched.sides[0].info
     base = base if name is None else replace(base, name=name)
     results = [each for part in parts for each in part.results]
@@ -254,18 +272,31 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         (_called(candidate, base.name, each), errors)
         for each, (candidate, errors) in zip(names, results, strict=True)
     ]
-    results.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
+    order = sorted(
+        range(len(results)), key=lambda place: results[place][0].comparison.divergences["kl_pq"].mean
+    )
+    results = [results[place] for place in order]
+    compared, outcome, windows = [candidate for candidate, _ in results], None, matched.windows
+    distances = differences(results, settings)
+    if question is not None:
+        outcome = outcome_of(question, order, [each.model.name for each in compared], settings.clusters)
+        compared = [with_bounds(each, question, place) for each, place in zip(compared, order, strict=True)]
+        ends = [question.difference(*pair) for pair in pairwise(order)]
+        distances = [replace(each, interval=pair) for each, pair in zip(distances, ends, strict=True)]
+        rows = max(len(errors) for _, errors in results)
+        windows = windows.in_order(torch.arange(int(windows.clusters[rows - 1]) + 1, device="cpu"))
     return ModelComparison(
         base=base,
-        candidates=[candidate for candidate, _ in results],
-        differences=differences(results, settings),
+        candidates=compared,
+        differences=distances,
         noise_floor=floor,
-        text=matched.windows,
+        text=windows,
         context=matched.context,
         score=matched.score,
         tokens=next((part.matched.words for part in parts if part.matched.words), None),
         whole_text=whole_text,
         notes=matched.notes,
+        until_sure=outcome,
     )
 
 
@@ -325,15 +356,17 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     stop = int(matched.windows.offsets[number])
     tokens, offsets, scored = matched.windows.tokens, matched.windows.offsets, matched.windows.scored
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
-    of_pairings = replace(settings, run=replace(settings.run, llama_cpp=False)).of_pairings(
-        matched._replace(windows=few, documents=matched.documents[:number])
-    )
+    of_pairings = replace(
+        settings, run=replace(settings.run, llama_cpp=False, until_sure=None, runs=1)
+    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number]))
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)
-        quiet = replace(settings, run=replace(settings.run, progress=None, resume=None))
+        quiet = replace(
+            settings, run=replace(settings.run, progress=None, resume=None, until_sure=None, runs=1)
+        )
         with ExitStack() as stack:
-            _read(stack, base, [pairing], of_pairings, quiet)
+            _read(stack, base, [pairing], of_pairings, quiet, None)
     except ModelError:  # the model's layers are of another kind
         return None
     return pairing.result()[0]
@@ -369,8 +402,9 @@ def _read(
     pairings: Sequence[Pairing],
     of_pairings: PairingSettings,
     settings: _Settings,
+    question: Question | None,
 ) -> None:
-    """Read all sides in step, and measure each pairing."""
+    """Read all sides in step, and measure each pairing, until the question is answered."""
     windows, run, cut = of_pairings.windows, settings.run, settings.cut
     sides = [base, *(pairing.candidate for pairing in pairings)]
 
@@ -390,6 +424,7 @@ def _read(
         differ=ended,
         rows_in_block=rows // LENGTH * LENGTH or rows,  # whole passages
         rows=windows.rows,
+        stopping=question,
         begins={windows.rows, *(windows.clusters.diff() != 0).nonzero().squeeze(-1).add(1).tolist()},
     )
 
@@ -399,10 +434,11 @@ def _read(
             "scored": windows.scored.to(torch.uint8),
             "sides": [side.identity() for side in sides],
             "options": [cut.context, cut.score, run.worst, settings.loading.representation, list(FURTHER)],
+            **({} if question is None else {"goal": vars(question.goal)}),
         }
 
     rows = reading.all_rows(stack, identity)
-    if rows != windows.rows:
+    if question is None and rows != windows.rows:
         wanted, instead = f"predictions for {windows.rows} tokens", "a model or file ended early"
         raise ModelError.at("", wanted=wanted, got=str(rows), instead=instead)
 

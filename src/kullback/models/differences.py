@@ -17,10 +17,11 @@ from kullback.results.value import Value
 
 
 def differences(results: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings) -> list[Value[float]]:
-    """Return the mean KL of each candidate minus the mean KL of the previous candidate, paired by rows."""
+    """Return the mean KL of each candidate minus the mean KL of the previous candidate, paired by the rows of both."""
     means: list[Value[float]] = []
     for (candidate, before), (following, after) in pairwise(results):
-        mean = _difference(after - before, settings)
+        common = min(len(before), len(after))  # a candidate whose place is clear may be read no further
+        mean = _difference(after[:common] - before[:common], settings)
         open_ends = candidate.is_open_above, following.is_open_above
         if any(open_ends) and mean.interval is not None:
             low, high = mean.interval

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -233,9 +233,10 @@ class HiddenStates(RowStream):
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         self.caveats()
-        before = torch.bincount(self.windows.clusters, minlength=len(self.windows)).cumsum(0)
-        for number in range(len(self.windows)):
-            _, scored = self.windows.window(number)
+        windows = cast("Windows", self.windows)
+        before = torch.bincount(windows.clusters, minlength=len(windows)).cumsum(0)
+        for number in range(len(windows)):
+            _, scored = windows.window(number)
             # The hidden state of a token predicts the next token.
             places = scored.nonzero().squeeze(-1) - 1
             skipped = first - (int(before[number]) - len(places))

@@ -97,6 +97,56 @@ class Candidate(ShortRepr):
         return self.is_lower_bound
 
 
+@dataclass(frozen=True)
+class SureCandidate:
+    """How far a candidate was read until the goal of `Run.until_sure` was reached.
+
+    Attributes:
+        units: the number of windows or documents that were read.
+        outcome: ``"below"`` or ``"above"`` a limit, ``"ordered"``, ``"narrow"``, or ``"undecided"``.
+        cap: the upper end of KL(P || Q) assumes that no unread window or document has a mean above this, in nats; None
+            if the upper end assumes nothing, because everything was read or there is no upper end.
+        above: the largest share of windows or documents of the text that may be above the cap. None without a cap.
+    """
+
+    units: int
+    outcome: Literal["below", "above", "ordered", "narrow", "undecided"]
+    cap: float | None
+    above: float | None
+
+
+@dataclass(frozen=True)
+class UntilSure:
+    """How far a run with `Run.until_sure` read.
+
+    Attributes:
+        goal: the goal.
+        confidence: the probability that all decisions are right, at all looks together.
+        unit: ``"window"`` or ``"document"``, which are read in random order.
+        units: the number of windows or documents of the whole text.
+        candidates: the results of the candidates, by name.
+    """
+
+    goal: str
+    confidence: float
+    unit: str
+    units: int
+    candidates: dict[str, SureCandidate]
+
+    @property
+    def read(self) -> int:
+        """The number of windows or documents that were read for some candidate."""
+        return max(each.units for each in self.candidates.values())
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the goal was reached for every candidate."""
+        return all(each.outcome != "undecided" for each in self.candidates.values())
+
+    def __hash__(self) -> int:
+        return hash((self.goal, self.units, *self.candidates.values()))
+
+
 @dataclass(frozen=True, repr=False)
 class ModelComparison(Shown):
     """The result of `compare_models`.
@@ -118,6 +168,8 @@ class ModelComparison(Shown):
         tokens: the text of every class of the base; None if these texts are unknown.
         whole_text: whether the passages of the candidates contain the whole text.
         notes: remarks on the comparison as a whole, as sentences.
+        until_sure: how far the run read until the goal of `Run.until_sure` was reached; None if there was no goal. The
+            windows of `text` are then in the order in which they were read.
     """
 
     base: ModelInfo
@@ -130,6 +182,7 @@ class ModelComparison(Shown):
     tokens: list[str] | None
     whole_text: bool
     notes: list[str]
+    until_sure: UntilSure | None = None
 
     def __hash__(self) -> int:
         # Equal objects have equal hashes. The lists are left out, because a list has no hash.

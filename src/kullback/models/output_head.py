@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -292,7 +292,9 @@ def _head_tensors(model: Any, parts: LastParts, stored: _Stored, config: Any) ->
         )
     for scale in scales:
         weight = weight.float() * _spread(stored.tensor(f"{name}.{scale}").float(), shape, stored.shown)
-    return weight, stored.tensor(f"{name}.bias") if parts.head.bias is not None else None
+    return weight, stored.tensor(f"{name}.bias") if cast(
+        "Tensor | None", parts.head.bias
+    ) is not None else None
 
 
 def _is_tied(config: Any) -> bool:

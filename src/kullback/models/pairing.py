@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -67,6 +67,7 @@ class Pairing(Measure):
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         self.base, self.candidate, self.settings = base, candidate, settings
         self.passages = Passages(settings.windows)
+        self.watch: Callable[[Tensor], object] | None = None  # gets every measured table, in order
 
     def ends(self, first: int, stop: int) -> list[int]:
         return self.passages.ends(first, stop)
@@ -141,11 +142,15 @@ class DensePairing(Pairing):
     def add(self, part: Part) -> None:
         self._collector.add(part.table, part.worst)
         self._kl.append(part.table[:, 0].clone())
+        if self.watch is not None:
+            self.watch(part.table)
         for first, passage in part.passages:
             self.passages.add(first, passage)
 
     def result(self) -> tuple[Candidate, Tensor]:
         shared = self._shared
+        if self.settings.run.goal is not None:
+            self._collector.end_early()
         notes = [] if shared is None else [_note_on_classes(shared)]
         comparison = self._collector.comparison(self.base, self.candidate, notes)
         candidate = Candidate(

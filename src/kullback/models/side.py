@@ -10,12 +10,13 @@ from torch import Tensor
 
 from kullback.common.files import file_stamps
 from kullback.common.words import NO_LABEL
-from kullback.errors import FileError, ModelError, printable
+from kullback.errors import ArgumentValueError, FileError, ModelError, invalid_value, printable
 from kullback.io import PartialRows, Reference, RowSource, RowStream, TopKSource
 from kullback.io.blocks import rows_from
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
+from kullback.predictions.reading import DIRECT
 
 
 class ModelSide(RowStream):
@@ -39,6 +40,14 @@ class ModelSide(RowStream):
     def identity(self) -> object:
         return [vars(self.info), file_stamps(self.info.name)]
 
+    def in_order(self, order: Tensor) -> ModelSide:
+        """Return the side with its windows in another order.
+
+        Raises:
+            ArgumentValueError: not all probabilities of the side are known, or windows cannot be read in any order.
+        """
+        raise _unsure(f"{printable(self.info.name)}, which gives some classes only", "a model")
+
     def _window(self, first: int) -> int:
         """Return the number of the window that begins at a row."""
         return int(self.windows.clusters[first]) if first < self.windows.rows else len(self.windows)
@@ -50,6 +59,21 @@ class DenseSide(ModelSide):
     def __init__(self, info: ModelInfo, windows: Windows, model: LanguageModel | RowSource) -> None:
         super().__init__(info, windows)
         self.model = model
+        self._stored: list[tuple[int, int]] | None = (
+            None  # where a file in another order has the rows of each window
+        )
+
+    def in_order(self, order: Tensor) -> DenseSide:
+        side = DenseSide(self.info, self.windows.in_order(order), self.model)
+        if isinstance(self.model, RowSource):
+            if self.model.format not in (*DIRECT, "stream"):
+                raise _unsure(
+                    f"{printable(self.info.name)}, a file that is read from its beginning", "an .npy file"
+                )
+            counts = torch.bincount(self.windows.clusters, minlength=len(self.windows))
+            starts = counts.cumsum(0) - counts
+            side._stored = list(zip(starts[order].tolist(), counts[order].tolist(), strict=True))
+        return side
 
     def caveats(self) -> list[str]:
         return self.model.caveats() if isinstance(self.model, RowSource) else []
@@ -60,13 +84,25 @@ class DenseSide(ModelSide):
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         start = first
         if isinstance(self.model, RowSource):
-            for block in self.model.blocks(rows=rows, first=first):
+            for block in self._of_file(self.model, rows, first):
                 yield block.double().log() if self.model.representation in ("probs", "counts") else block
             return
         for block in self.model.logits(self.windows, rows, self._window(first)):
             self._check(block, start)
             start += len(block)
             yield block
+
+    def _of_file(self, source: RowSource, rows: int, first: int) -> Iterator[Tensor]:
+        if self._stored is None:
+            yield from source.blocks(rows=rows, first=first)
+            return
+        for start, count in self._stored[self._window(first) :]:
+            left = count
+            for block in source.blocks(rows=min(rows, count), first=start):
+                yield block[:left]
+                left -= len(block)
+                if left <= 0:
+                    break
 
     def _check(self, block: Tensor, start: int) -> None:
         if block.shape[-1] != self.classes:
@@ -183,6 +219,13 @@ def _scored(block: PartialRows, windows: Windows) -> Tensor:
         place < windows.offsets[block.sequences.clamp(0, len(windows) - 1) + 1]
     )
     return inside & windows.scored[torch.where(inside, place, 0)]
+
+
+def _unsure(got: str, instead: str) -> ArgumentValueError:
+    wanted = "sides that give the logits of every class, in any order of the windows"
+    return invalid_value(
+        "Run", "until_sure", wanted=wanted, got=got, instead=f"until_sure=None, or pass {instead}"
+    )
 
 
 def _fault(row: Tensor) -> str:

@@ -17,7 +17,7 @@ from torch.distributions import AffineTransform, Distribution, TransformedDistri
 
 from kullback.common.dtypes import tensor_of
 from kullback.errors import invalid_type
-from kullback.pairs.densities.black_box import UNDERFLOWED, black_box
+from kullback.pairs.densities.black_box import UNDERFLOWED, BlackBoxDensity, black_box
 from kullback.pairs.densities.density import Coordinate, Density, Points, density_of, register_density
 from kullback.pairs.densities.image import interval_between
 from kullback.pairs.densities.integer import IntegerDensity
@@ -155,7 +155,8 @@ def _continuous(frozen: Any) -> Distribution | None:
         return None if member is None else _moved(member, **numbers)
     if hasattr(frozen.dist, "_hpdf"):
         return _mixture_of_bins(frozen, loc, scale)
-    return ScipyDensity(frozen, [*shapes, loc, scale])
+    kind = StableDistribution if frozen.dist.name == "levy_stable" else ScipyDensity
+    return kind(frozen, [*shapes, loc, scale])
 
 
 def _moved(d: Distribution, loc: Tensor | None = None, scale: Tensor | None = None) -> Distribution:
@@ -231,6 +232,34 @@ class ScipyDensity(Distribution):
 
 
 register_density(ScipyDensity)(black_box)
+
+
+class StableDistribution(ScipyDensity):
+    """A stable distribution. SciPy's density is wrong far out and 0 from about 10^12 on, so the tails are known."""
+
+
+class StableDensity(BlackBoxDensity):
+    """The density of a stable distribution, with the tails u^-alpha of the mass beyond u.
+
+    From e^15 interquartile ranges on, the density is continued as a power of the distance.
+    """
+
+    reaches: ClassVar[tuple[float, float]] = (15.0, 15.0)
+
+    def _read(self, side: int) -> list[Tensor]:
+        alpha, beta = cast("StableDistribution", self.distribution).parameters[:2]
+        is_power = (alpha < 2) & (side * beta > -1)
+        tail = [torch.ones_like(alpha), torch.ones_like(alpha), alpha]
+        if bool(is_power.all()):
+            return tail
+        read = super()._read(side)
+        return [torch.where(is_power, known, other) for known, other in zip(tail, read, strict=True)]
+
+
+@register_density(StableDistribution)
+def _of_stable(d: StableDistribution) -> StableDensity:
+    density = black_box(d)
+    return StableDensity(density.distribution, density.quartiles)
 
 
 # ---- SciPy's new interface.

@@ -1,8 +1,8 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
-Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. The native kernels
+Each rank computes the masses of its own classes, and the ranks exchange a few numbers per row. C++ and Triton kernels
 compute the rows that they support. For other rows, torch operations compute one block of rows after the other. The
-arithmetic is in float64 (float32 on devices without float64).
+arithmetic is in float64, except for Triton's float32 (and for float32 on devices without float64).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
+from kullback.kernels.row_sums import log_sums, subtractable
+from kullback.kernels.triton import triton_parts
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
@@ -108,19 +110,20 @@ class ShardedRows(RowOperation):
         self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
     ) -> SweepResults:
         """Return the values of the rows, and the sums that the gradients need. The ranks communicate twice."""
-        sums = [log_sums(x, self.temperature) for x in (p, q)]
-        if labels is not None:
-            places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)
-            sums += [log_sums(q, 1.0, places), logits_at(q, places)]
+        places = None if labels is None else places_of(labels.classes, self.start, q.shape[-1])
+        sums = [log_sums(p, self.temperature), log_sums(q, self.temperature, labels=places)]
+        if places is not None:
+            sums.append(logits_at(q, places.unsqueeze(-1)))
         gathered = self.ranks.gather(torch.cat(sums, -1))
         of_p, of_q = (
             merged_log_sums(numbers, self.temperature) for numbers in (gathered[..., :2], gathered[..., 2:4])
         )
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
-        if kernels_serve(rule.kind, p, q):
+        kernels = kernels_for(rule.kind, p, q)
+        if kernels is not None:
             rows = RowDivergence(rule.kind, self.temperature)
-            values, *by_side = native_rows.values_of_part(rows, p, q, _whole_rows((of_p, of_q), (None, None)))
+            values, *by_side = kernels.values_of_part(rows, p, q, _whole_rows((of_p, of_q), (None, None)))
             local = torch.cat([values, *(x for x, need in zip(by_side, needed, strict=True) if need)], -1)
         else:
             parts: list[Tensor] = []
@@ -150,8 +153,9 @@ class ShardedRows(RowOperation):
         ]
         if not any(wanted):
             return results
-        if kernels_serve(rule.kind, p, q):
-            self._write_native_gradients(p, q, state, weights, results)
+        kernels = kernels_for(rule.kind, p, q)
+        if kernels is not None:
+            self._write_kernel_gradients(kernels, p, q, state, weights, results)
             return results
         for block in row_blocks(p):
             pair, tops = self._pair(p, q, state, block, wanted)
@@ -171,13 +175,19 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
         return results
 
-    def _write_native_gradients(
-        self, p: Tensor, q: Tensor, state: SweepResults, weights: Weights, results: list[Tensor | None]
+    def _write_kernel_gradients(
+        self,
+        kernels: Any,
+        p: Tensor,
+        q: Tensor,
+        state: SweepResults,
+        weights: Weights,
+        results: list[Tensor | None],
     ) -> None:
         rows = RowDivergence(self._rule().kind, self.temperature)
         whole = _whole_rows((state.p, state.q), state.merged.sums)
         if state.labels is None:
-            native_rows.gradients_of_part(rows, p, q, whole, weights, results)
+            kernels.gradients_of_part(rows, p, q, whole, weights, results)
             return
         for block in row_blocks(p):  # the cross-entropies' gradients are added before rounding
             logits = p[block], q[block]
@@ -185,7 +195,7 @@ class ShardedRows(RowOperation):
                 None if x is None else torch.empty_like(y, dtype=torch.float64)
                 for x, y in zip(results, logits, strict=True)
             ]
-            native_rows.gradients_of_part(rows, *logits, whole[block], None, parts)
+            kernels.gradients_of_part(rows, *logits, whole[block], None, parts)
             for result, part, labeled in zip(results, parts, (None, logits[1]), strict=True):
                 if result is not None and part is not None:
                     gradient = state.labels.gradient(block, part, labeled)
@@ -225,65 +235,30 @@ class ShardedRows(RowOperation):
         return pair_of_sides(sides[0], sides[1]), tops
 
 
-def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """Return two numbers for each row, shape (rows, 2): the largest logit of this rank, and the sum of e^((logit -
-    largest) / temperature).
-
-    The differences from the largest logit are divided by the temperature, because they have more correct digits than
-    the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index after the last class
-    excludes no class. If this rank has no classes, the largest logit is -inf.
-    """
-    rows, classes = logits.shape
-    results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
-    if not classes:
-        results[:, 0] = -torch.inf
-        return results
-    buffer = None  # one buffer, because allocating each block would cost more than the arithmetic
-    for block in row_blocks(logits):
-        part = logits[block]
-        if buffer is None:
-            # The extra last column receives the indices after the last class.
-            buffer = results.new_empty(part.shape[0], classes + 1)
-        x = buffer[: part.shape[0]]
-        x[:, :-1].copy_(part)
-        if excluded is not None:
-            x.scatter_(-1, excluded[block], -torch.inf)
-        x = x[:, :-1]
-        peak = torch.amax(x, -1, keepdim=True)
-        results[block, :1] = peak
-        x.sub_(_subtractable(peak))
-        if temperature != 1:
-            x.div_(temperature)
-        results[block, 1] = x.exp_().sum(-1)
-    return results
-
-
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
     """Return the normalizers of the rows. `gathered` has the results of `log_sums` on all ranks, shape (ranks, rows,
     2).
     """
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
-    peak = _subtractable(largest)
-    shares = torch.where(
-        peaks == -torch.inf, 0, sums * torch.exp((_subtractable(peaks) - peak) / temperature)
-    )
+    peak = subtractable(largest)
+    shares = torch.where(peaks == -torch.inf, 0, sums * torch.exp((subtractable(peaks) - peak) / temperature))
     total = shares.sum(0)
     return Normalizer(peak, total, first_rank(peaks, largest))
 
 
-def kernels_serve(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether the native kernels support one rank's part of the rows, which has logits `p` and `q`.
+def kernels_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
+    """Return the module of kernels that supports one rank's part of the rows, which has logits `p` and `q`. Return None
+    if torch operations compute these rows.
 
     For float64 logits, only the reference keeps all digits at the class with the most mass. For total variation,
     rounding may change the sign of q - p at this class, and only the reference corrects the sign.
     """
-    return (
-        kind.additive
-        and type(kind) is not TotalVariation
-        and torch.float64 not in (p.dtype, q.dtype)
-        and native_rows.serves(kind, p, q)
-    )
+    if kind.additive and type(kind) is not TotalVariation and torch.float64 not in (p.dtype, q.dtype):
+        for kernels in (native_rows, triton_parts):
+            if kernels.serves(kind, p, q):
+                return kernels
+    return None
 
 
 def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums | None]) -> Tensor:
@@ -305,10 +280,6 @@ def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
         return gradient
     factors = weights[rows].unsqueeze(-1)
     return torch.where(factors == 0, 0, factors * gradient)
-
-
-def _subtractable(peak: Tensor) -> Tensor:
-    return torch.where(peak.isfinite(), peak, 0)
 
 
 def _top(logits: Tensor, has_largest: Tensor) -> Tensor:

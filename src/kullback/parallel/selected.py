@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.common.dtypes import upcast
-from kullback.kernels.blocks import row_blocks
-from kullback.kernels.reference import origin_of
+from kullback.kernels.label_terms import LabelSums
 from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunction, Wanted
+from kullback.kernels.row_sums import log_sums
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.rows import log_sums, merged_log_sums
-from kullback.parallel.sharded_labels import LabelSums, logits_at, places_of
+from kullback.parallel.rows import merged_log_sums
+from kullback.parallel.sharded_labels import logits_at, places_of
 
 
 class Shard(NamedTuple):
@@ -66,61 +65,34 @@ class ShardedClasses(RowOperation):
         `LabelSums`.
         """
         (ranks, _, classes), selected = self.shard, self.selected
-        places, label_places = self._places(logits)
-        values = logits_at(logits, places)
-        sums = [log_sums(logits, selected.temperature, places if selected.leaves_out else None)]
-        indices = selected.indices
-        if selected.labels is not None and label_places is not None:
+        places, of_labels = self._places(logits)
+        values, indices = logits_at(logits, places), selected.indices
+        sums = log_sums(logits, selected.temperature, places if selected.leaves_out else None, of_labels)
+        if selected.labels is not None and of_labels is not None:
             indices = torch.cat([indices, selected.labels.unsqueeze(-1)], -1)
-            values = torch.cat([values, logits_at(logits, label_places)], -1)
-            sums.append(log_sums(logits, 1.0, label_places))
+            values = torch.cat([values, logits_at(logits, of_labels.unsqueeze(-1))], -1)
         # The sum over the ranks is 0 for a class that no rank has. This sum would look like a logit, so NaN replaces
         # it.
         values = torch.where(indices < classes, ranks.sum(values), torch.nan)
-        gathered = ranks.gather(torch.cat(sums, -1))
+        gathered = ranks.gather(sums)
         rest = merged_log_sums(gathered[..., :2], selected.temperature)
-        k = places.shape[-1]
+        k, label_sums = places.shape[-1], None
+        if of_labels is not None:
+            others = merged_log_sums(gathered[..., 2:], 1.0)
+            label_sums = LabelSums.of(others.peak, others.total, values[:, k])
         kept = torch.where(selected.indices < 0, -torch.inf, values[:, :k])
-        # `merged_log_sums` returns the peak 0 for an empty set of classes. The origin needs the true peak, -inf.
-        peak = torch.where(rest.total == 0, -torch.inf, rest.peak)
-        origin = origin_of(torch.maximum(peak, kept.amax(-1))).unsqueeze(-1)
-        log_rest = (rest.peak.unsqueeze(-1) - origin) / selected.temperature
-        log_rest = log_rest + torch.log(rest.total).unsqueeze(-1)
-        columns = [(kept - origin) / selected.temperature, log_rest]
-        if label_places is None:
-            return torch.cat(columns, -1), origin
-        others = merged_log_sums(gathered[..., 2:], 1.0)
-        of_labels = LabelSums.of(others.peak, others.total, values[:, k])
-        columns.append(of_labels.cross_entropies().unsqueeze(-1))
-        return torch.cat(columns, -1), torch.cat([origin, torch.stack(of_labels, -1)], -1)
+        return selected.columns(kept, rest.peak, rest.total, label_sums)
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
         """Write the gradient of the sum of `grad` times `result` with respect to this rank's logits to `out`, which may
         be `logits`.
         """
-        selected, k = self.selected, self.selected.indices.shape[-1]
-        all_places, label_places = self._places(logits)
-        of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))
-        for block in row_blocks(logits):
-            rows, places, by = logits[block], all_places[block], grad[block]
-            log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
-            # The exponents below are at most 0, except for a selected logit that exceeds the logsumexp of the other
-            # classes. Therefore the exponents are clamped.
-            shifted = (upcast(rows) - sums[block, :1]) / selected.temperature
-            shifted = shifted - torch.where(log_rest == -torch.inf, 0, log_rest)
-            whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
-            whole = torch.nn.functional.pad(whole, (0, 1))  # the extra column receives classes of other ranks
-            if selected.leaves_out:
-                whole = whole.scatter(-1, places, 0)
-            whole = whole.scatter_add(-1, places, by[:, :k])[:, :-1] / selected.temperature
-            if of_labels is not None and label_places is not None:
-                whole = whole + of_labels.gradient(block, rows, label_places[block, 0], by[:, k + 1])
-            out[block] = whole
+        self.selected.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
 
     def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the results of `places_of` for the selected classes, shape (rows, k), and for the labels, shape (rows,
-        1). The second result is None without labels.
+        """Return the results of `places_of` for the selected classes, shape (rows, k), and for the labels, shape
+        (rows,). The second result is None without labels.
         """
         start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
-        of_labels = None if labels is None else places_of(labels.unsqueeze(-1), start, own)
+        of_labels = None if labels is None else places_of(labels, start, own)
         return places_of(self.selected.indices, start, own), of_labels

@@ -57,12 +57,15 @@ def fingerprint(**settings: Any) -> str:
 class KeptState:
     """The path of a state file that stays when the comparison is complete, until `kept_state` removes it.
 
+    Attributes:
+        is_unfinished: whether a longer run could continue from the file, which is then not removed.
+
     Arguments:
         path: the path of the state file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self.is_unfinished = path, False
 
     def __fspath__(self) -> str:
         return str(self._path)
@@ -77,8 +80,9 @@ def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptStat
         path: the path of the state file; None for no state.
         removes: whether this process removes the file. Of several workers, only one removes the file.
     """
-    yield None if path is None else KeptState(path)
-    if path is not None and removes:
+    state = None if path is None else KeptState(path)
+    yield state
+    if path is not None and state is not None and removes and not state.is_unfinished:
         _remove(path)
 
 
@@ -92,12 +96,16 @@ class Checkpoint:
         path: the path of the file. If the file does not exist or is empty, a new state begins.
         identity: the `fingerprint` of the comparison.
 
+    Attributes:
+        is_unfinished: whether a longer run could continue from the file, although this run is complete.
+
     Raises:
         FileError: the file is not a state file, belongs to another comparison, is in use, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], identity: str) -> None:
         self._path, self._identity, self._records = Path(path), identity, 0
+        self.is_unfinished = False
         with write_errors(self._path):
             number = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
@@ -202,14 +210,18 @@ class Checkpoint:
 
 @contextmanager
 def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Checkpoint]:
-    """Open a `Checkpoint` that is removed at the end, unless there was an error or `path` is a `KeptState`."""
+    """Open a `Checkpoint` that is removed at the end. It stays after an error, if a longer run could continue from it,
+    and if `path` is a `KeptState`.
+    """
     checkpoint = Checkpoint(path, identity)
     try:
         yield checkpoint
     except BaseException:
         checkpoint.close(remove=False)
         raise
-    checkpoint.close(remove=not isinstance(path, KeptState))
+    if isinstance(path, KeptState):
+        path.is_unfinished = checkpoint.is_unfinished
+    checkpoint.close(remove=not (isinstance(path, KeptState) or checkpoint.is_unfinished))
 
 
 def encoded_rows(table: Tensor, worst: list[WorstRow]) -> JsonObject:

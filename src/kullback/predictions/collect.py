@@ -149,6 +149,16 @@ class Collector:
         self._by_confidence.add(columns["confidence"], kl, columns[AGREEMENTS[0]])
         self._estimator.add(table)
 
+    def end_early(self) -> None:
+        """Drop the labels and the clusters of rows that were not added."""
+        rows = self._moments["kl_pq"].count + self._filled
+        if self.labels is not None:
+            self.labels = self.labels[:rows]
+        if self._clusters is not None:
+            present, numbers = self._clusters.numbers[:rows].unique(return_inverse=True)
+            names = [self._clusters.names[number] for number in present.tolist()]
+            self._clusters = self._clusters._replace(numbers=numbers, names=names)
+
     def comparison(self, p: ComparisonSide, q: ComparisonSide, notes: list[str]) -> Comparison:
         """Return the comparison of all rows; the notes of the comparison begin with `notes`."""
         self._take_table()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from kullback.predictions.run import Run
 Differ = Callable[[int, Callable[[], list[int]]], Exception]
 # Formats in which a block can be read without the blocks before it. In other formats, each worker reads all rows. Text
 # and compressed arrays are decoded from the beginning. Remarks on a whole file, such as its stored mass, need all rows.
-_DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor", "frame"}
+DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor", "frame"}
 
 
 class Part(NamedTuple):
@@ -79,6 +79,19 @@ class Measure(ABC):
         return Part(*decoded_rows(record))
 
 
+class Stopping(Protocol):
+    """Decides, while rows are read, which measures need more rows."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a longer run would read more rows."""
+        ...
+
+    def remaining(self, rows: int, /) -> Sequence[int]:
+        """Return the indices of the measures that need more than the first `rows` rows."""
+        ...
+
+
 _MeasuredBlock = tuple[int, Iterable[tuple[int, Part]]]
 
 
@@ -95,6 +108,8 @@ class Reading:
         rows_in_block: the number of rows that are read at a time.
         rows: the number of rows, or None if it is unknown before the end.
         begins: the rows at which a stopped run may continue; None for every row at which a block ends.
+        stopping: which measures need more rows, asked at `begins`. The streams of the others are not read any further.
+            None if all measures need all rows.
         workers: the processes that measure; None for this process alone.
     """
 
@@ -108,11 +123,13 @@ class Reading:
         rows_in_block: int,
         rows: int | None,
         begins: Collection[int] | None = None,
+        stopping: Stopping | None = None,
         workers: Workers | None = None,
     ) -> None:
         self._streams, self._measures, self._run = streams, measures, run
         self._differ, self._rows_in_block, self._rows, self._begins = differ, rows_in_block, rows, begins
         self._workers = Workers("") if workers is None else workers
+        self._stopping, self._active = stopping, list(range(len(measures)))
         self._state: Checkpoint | None = None
         self._unkept: list[list[Part]] = [[] for _ in measures]
 
@@ -145,19 +162,34 @@ class Reading:
                     done = stop
                     if self._run.progress is not None:
                         self._run.progress(stop, self._rows)
+                if self._stops(done):
+                    measure_next = partial(self._measure_next, iter(self._blocks(done)), pool)
         return done
+
+    def _stops(self, done: int) -> bool:
+        """Ask which measures need more rows than the first `done`, and return whether some do not any more."""
+        if self._stopping is None or (self._begins is not None and done not in self._begins):
+            return False
+        before, self._active = self._active, list(self._stopping.remaining(done))
+        if self._state is not None:
+            self._state.is_unfinished = self._stopping.is_open
+        return self._active != before
 
     def _add_finished(self) -> int:
         """Add the rows that the state file stores to the measures of all workers, and return their number."""
         first = 0
         records = iter(() if self._state is None else self._state.records())
-        while (record := self._workers.gather(lambda: next(records, None))[0]) is not None:
-            parts = [measure.decoded(each) for measure, each in zip(self._measures, record, strict=True)]
-            stop = first + len(parts[0].table)
-            for measure, part in zip(self._measures, parts, strict=True):
+        while self._active and (record := self._workers.gather(lambda: next(records, None))[0]) is not None:
+            parts = [
+                (self._measures[place], self._measures[place].decoded(record[place]))
+                for place in self._active
+            ]
+            stop = first + len(parts[0][1].table)
+            for measure, part in parts:
                 measure.ends(first, stop)
                 measure.add(part)
             first = stop
+            self._stops(first)
         if first and self._run.progress is not None:
             self._run.progress(first, self._rows)
         return first
@@ -165,8 +197,10 @@ class Reading:
     def _blocks(self, first: int) -> Iterator[tuple[int, list[Any]] | None]:
         """Iterate over the blocks of this worker from row `first` on; None if only other workers have one more."""
         workers, size, rows = self._workers, self._workers.size, self._rows_in_block
-        streams = self._streams
-        if size > 1 and streams[0].rows and all(getattr(x, "format", "") in _DIRECT for x in streams):
+        streams = [self._streams[0], *(self._streams[place + 1] for place in self._active)]
+        if not self._active:
+            return
+        if size > 1 and streams[0].rows and all(getattr(x, "format", "") in DIRECT for x in streams):
             for start in range(first, streams[0].rows, rows * size):
                 own = start + rows * workers.rank
                 blocks = [next(stream.blocks(rows=rows, first=own), None) for stream in streams]
@@ -197,7 +231,8 @@ class Reading:
     ) -> Iterator[tuple[int, Part]]:
         """Iterate over (index of the measure, part) for a block, one measure after the other."""
         base = base.cpu() if isinstance(base, Tensor) else base
-        for place, (measure, other) in enumerate(zip(self._measures, others, strict=True)):
+        for place, other in zip(self._active, others, strict=True):
+            measure = self._measures[place]
             p, q = measure.prepared(base, other.cpu() if isinstance(other, Tensor) else other)
             spans = pairwise([0, *measure.ends(first, first + len(base))])
             for part in pool.map(partial(_measured_span, measure, first, p, q), spans):
@@ -212,7 +247,7 @@ class Reading:
                 self._unkept[place].append(part)
             if self._begins is None or stop in self._begins:
                 pairs = zip(self._measures, self._unkept, strict=True)
-                self._state.add([measure.encoded(_joined(kept)) for measure, kept in pairs])
+                self._state.add([measure.encoded(_joined(kept)) if kept else None for measure, kept in pairs])
                 self._unkept = [[] for _ in self._measures]
 
 

@@ -10,8 +10,9 @@ import torch
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function
 from kullback.common.extra_arguments import by_name
-from kullback.common.shared_constraints import BOOTSTRAP, WORST
-from kullback.errors import invalid_type, safe_repr
+from kullback.common.shared_constraints import BOOTSTRAP, RUNS as RUNS_SHARING_ERRORS, WORST
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.predictions.goal import Goal
 
 # glibc returns freed blocks above 32 MiB to the system at once; smaller blocks would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
@@ -28,6 +29,7 @@ ARGUMENTS = Arguments(
     progress=function("progress=print, which takes the numbers of finished rows and of all rows"),
     llama_cpp=FLAG,
 )
+RUNS = Arguments("Run", runs=RUNS_SHARING_ERRORS)
 
 
 @by_name()
@@ -49,6 +51,13 @@ class Run:
         resume: a file that keeps the finished rows. A run that was stopped continues from this file and gives the same
             result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. None
             for no file.
+        until_sure: for language models, the goal at which reading stops; None to read the whole text. ``"mean=0.01"``
+            reads until the mean KL(P || Q) is above or below 0.01, ``"order"`` until the order of the candidates is
+            clear, and ``"width=10%"`` until the interval of the mean is at most this wide, as a share of the mean.
+            Limits of ``"js.mean"``, ``"tv.mean"``, ``"kl_qp.mean"`` and ``"top1"`` are goals too. Windows, or documents
+            if there are ten or more, are read in random order. The intervals hold at every look, for this text.
+        runs: for a run with a goal, the number of runs that share the error rate of 5 %. If a check is repeated this
+            often, all its decisions are right with a probability of 95 %.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an attribute has a wrong type or value.
@@ -68,10 +77,26 @@ class Run:
     block_bytes: int = BLOCK_BYTES
     progress: Progress | None = None
     resume: str | os.PathLike[str] | None = None
+    until_sure: str | Goal | None = None
+    runs: int = 1
 
     def __post_init__(self) -> None:
         ARGUMENTS.settle(self)
+        RUNS.settle(self)
         require_state("Run", self.resume)
+        if self.until_sure is not None:
+            object.__setattr__(self, "until_sure", Goal.read(self.until_sure))
+        elif self.runs > 1:
+            wanted, got = (
+                "a goal, whose intervals hold at every error rate",
+                f"runs={self.runs} without until_sure",
+            )
+            raise invalid_value("Run", "runs", wanted=wanted, got=got, instead="until_sure='mean=0.01'")
+
+    @property
+    def goal(self) -> Goal | None:
+        """The goal at which reading stops; None to read everything."""
+        return None if self.until_sure is None else Goal.read(self.until_sure)
 
 
 def require_state(call: str, resume: object) -> None:

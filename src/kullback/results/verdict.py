@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kullback.common.formats import count, counted
+from kullback.common.formats import count, counted, significant
 
 Outcome = Literal["passed", "failed", "unclear"]
 """The outcome of a limit: `unclear` if the data do not decide between `passed` and `failed`."""
+
+# A larger number of rows to decide a gate is not worth saying.
+_MOST_ROWS = 1e12
 
 
 @dataclass(frozen=True)
@@ -75,3 +79,19 @@ def headline(verdicts: Sequence[Verdict]) -> str:
         others = f", {count(unclear)} unclear" if unclear else ""
         return f"Failed: {count(failed)} of {limits} broken{others}"
     return f"Cannot tell: {count(unclear)} of {limits} unclear" if unclear else f"Passed: {limits}"
+
+
+def rows_to_decide(value: float, interval: tuple[float, float], limit: float, rows: int) -> int | None:
+    """Return about how many rows would put a limit outside of an interval, to two digits; None if that is unknown.
+
+    The interval is assumed to shrink by the square root of the number of rows, around the same value.
+
+    Example:
+        >>> rows_to_decide(0.008, (0.005, 0.012), 0.01, 1000)
+        4000
+    """
+    reach = interval[1] - value if limit > value else value - interval[0]
+    distance = abs(limit - value)
+    if not 0 < distance < reach < math.inf or rows * (reach / distance) ** 2 > _MOST_ROWS:
+        return None
+    return int(float(significant(rows * (reach / distance) ** 2, 2)))

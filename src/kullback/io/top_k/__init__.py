@@ -1,6 +1,7 @@
 """Log-probabilities of the most probable tokens, which inference servers return and distillation tools store."""
 
 from kullback.io.top_k.records import RecordFormat, RecordPlace, TopKSequence
+from kullback.io.top_k.scored_ids import scored_text
 from kullback.io.top_k.source import TopKSource, paired_top_k_blocks
 from kullback.io.top_k.top_k_arrays import ArrayFormat
 from kullback.io.top_k.top_k_formats import TOP_K_FORMATS, open_top_k
@@ -14,4 +15,5 @@ __all__ = [
     "TopKSource",
     "open_top_k",
     "paired_top_k_blocks",
+    "scored_text",
 ]

@@ -1,4 +1,6 @@
-"""Rows of the most probable classes from a reader, with the functions that add the true token and check the rows."""
+"""Rows of the most probable classes from a reader, with the functions that add the true token, check the rows and place
+them in a text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import dtype_name
-from kullback.common.words import NO_LABEL
+from kullback.common.words import NO_LABEL, STORED
 from kullback.io.row_checks import tolerance
 from kullback.partial_rows import PartialRows, log_tail_mass, without_padding
 
@@ -121,3 +123,23 @@ def _faults(rows: PartialRows, rounding: torch.dtype) -> Iterator[tuple[Tensor, 
     wanted = "one log-probability of the true token, where it is listed too"
     instead = "store the true tokens of the same positions as the lists, neither shifted nor cut"
     yield apart > max(limit, SAME), rows.label_log_probs, wanted, instead
+
+
+def text_of_rows(rows: PartialRows, tokens: Tensor) -> dict[str, Tensor]:
+    """Return one text's tokens, and rows of its tokens shifted to the positions before them; the other rows are
+    padding.
+
+    Arguments:
+        rows: rows of one text, whose `positions` are at least 1 and at most the number of tokens.
+        tokens: all tokens of the text, int64, shape (tokens,).
+    """
+    length, k = len(tokens), rows.top_indices.shape[-1]
+    is_padding = rows.top_log_probs == -torch.inf
+    indices = torch.full((length, k), -1, dtype=torch.int64, device="cpu")
+    log_probs = torch.full((length, k), -torch.inf, dtype=rows.top_log_probs.dtype, device="cpu")
+    labels = torch.full((length,), NO_LABEL, device="cpu")
+    places = rows.positions - 1
+    indices[places] = torch.where(is_padding, -1, rows.top_indices.long())
+    log_probs[places] = rows.top_log_probs
+    labels[places] = rows.labels
+    return {"input_ids": tokens, **dict(zip(STORED, (indices, log_probs, labels), strict=True))}

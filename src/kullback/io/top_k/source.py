@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -11,7 +12,7 @@ from kullback.common.constraints import Arguments, Whole
 from kullback.common.extra_arguments import by_name
 from kullback.io.blocks import in_step, regroup
 from kullback.io.source_files import Closes
-from kullback.io.top_k.rows import Piece, check, rows_of
+from kullback.io.top_k.rows import Piece, check, rows_of, text_of_rows
 from kullback.partial_rows import PartialRows, first_other_label
 
 if TYPE_CHECKING:
@@ -197,6 +198,49 @@ class TopKSource(Closes):
                 last = piece.sequence
                 yield piece.tokens
 
+    def texts(self) -> Iterator[dict[str, Tensor]]:
+        """Iterate over whole texts with their rows, as a model and a trainer take them: row i predicts the token after
+        position i. This reads the source from the beginning.
+
+        Files number a row by the token that it predicts. The rows of a text are shifted to the positions before these
+        tokens. `kullback.integrations.stored_teachers.StoredTeacherCollator` makes a batch of several texts.
+
+        Returns:
+            an iterator over a dict for each text: ``input_ids`` and ``teacher_labels``, shape (tokens,);
+            ``teacher_indices`` and ``teacher_log_probs``, shape (tokens, k). The indices are -1 and the
+            log-probabilities -inf where nothing is listed, such as at the last position.
+
+        Raises:
+            FileError: the file is damaged, the tokens of a text are not known, or a text is a completion whose prompt
+                is not stored.
+
+        Example:
+            >>> import kullback.io
+            >>> rows = [None, {"8": {"logprob": -0.5, "rank": 1}}]
+            >>> with kullback.io.open_top_k({"prompt_logprobs": rows, "prompt_token_ids": [3, 8]}) as source:
+            ...     next(source.texts())
+            {'input_ids': tensor([3, 8]), 'teacher_indices': tensor([[ 8],
+                    [-1]]), 'teacher_log_probs': tensor([[-0.5000],
+                    [   -inf]]), 'teacher_labels': tensor([   8, -100])}
+        """
+        for number, pieces in groupby(self._pieces(), key=lambda piece: piece.sequence):
+            parts = list(pieces)
+            tokens = parts[0].tokens
+            if tokens is None:
+                raise self.ref.error(
+                    wanted="all tokens of each text",
+                    got=f"text {number} without them",
+                    instead="store the prompt's token ids too (vLLM: return_token_ids=true)",
+                )
+            rows = PartialRows.join([self._rows(piece, 0) for piece in parts])
+            if bool((rows.positions < 1).any()):
+                raise self.ref.error(
+                    wanted="texts with their prompts, whose first token has no prediction",
+                    got=f"a prediction of the first token of text {number}",
+                    instead="ask for log-probabilities of the prompt, which is then the whole text",
+                )
+            yield text_of_rows(rows[rows.positions <= len(tokens)], tokens)
+
     def _pieces(self) -> Iterator[Piece]:
         pieces = self._reader.sequences()
         while True:
@@ -211,11 +255,15 @@ class TopKSource(Closes):
         for piece in self._pieces():
             self.skipped += piece.skipped
             if len(piece.rows):
-                with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
-                    rows = rows_of(piece, self.classes, start)
-                    check(rows, self.ref, self._reader.rounding)
-                start += len(rows)
-                yield rows
+                yield self._rows(piece, start)
+                start += len(piece.rows)
+
+    def _rows(self, piece: Piece, start: int) -> PartialRows:
+        """Return the checked rows of a piece."""
+        with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
+            rows = rows_of(piece, self.classes, start)
+            check(rows, self.ref, self._reader.rounding)
+        return rows
 
 
 @by_name()

@@ -107,7 +107,7 @@ def _absorb(x, scale, peak, total):
 @triton.jit
 def _terms(a, b, masses, ratio, low, numbers, FORM: tl.constexpr, WIDE: tl.constexpr):
     """Return p and q, and the terms of `term_of`, of the logits `a` of P and `b` of Q. If `WIDE`, everything is in
-    float64. `_statistics` returns `masses`, `ratio` and `low`.
+    float64. `_row_of` returns `masses`, `ratio` and `low`.
     """
     peak_a, peak_b, inverse_a, inverse_b, log_sum_a, log_sum_b = masses
     shrink, from_a, from_b, scale, scale_2, high = ratio
@@ -129,14 +129,7 @@ def _terms(a, b, masses, ratio, low, numbers, FORM: tl.constexpr, WIDE: tl.const
 
 @triton.jit
 def _statistics(sides, span, scale, scale_2, TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the arguments `masses`, `ratio` and `low` of `_terms`: the peaks, the sums of exponentials, and the parts
-    of the log-ratio. Also return whether the row has no NaN, no +inf and mass on both sides.
-
-    The log-ratio of logits a of P and b of Q is ((a shrink - from_a) - (b shrink - from_b)) scale - high - low. The
-    last two terms are separate because their sum would be rounded. If logits are so large that a - b might overflow,
-    `shrink` is a power of two below 1. If the peaks are far apart, the side that is farther from 0 is shifted by the
-    difference of the peaks. If that is not enough because of rounding, both sides are shifted by their peaks.
-    """
+    """Return the results of `_row_of` for a row whose classes this program sums."""
     peaks_a, peaks_b = tl.full((TILE,), _LOWEST, tl.float32), tl.full((TILE,), _LOWEST, tl.float32)
     sums_a, sums_b = tl.zeros((TILE,), tl.float32), tl.zeros((TILE,), tl.float32)
     for i in range(span[2]):
@@ -148,6 +141,19 @@ def _statistics(sides, span, scale, scale_2, TILE: tl.constexpr, VECTOR: tl.cons
     scaled_a = sums_a * tl.exp2((peaks_a - peak_a) * scale_2)
     scaled_b = sums_b * tl.exp2((peaks_b - peak_b) * scale_2)
     sum_a, sum_b = tl.split(_total(tl.join(scaled_a, scaled_b)))
+    return _row_of(peak_a, peak_b, sum_a, sum_b, scale, scale_2)
+
+
+@triton.jit
+def _row_of(peak_a, peak_b, sum_a, sum_b, scale, scale_2):
+    """Return the arguments `masses`, `ratio` and `low` of `_terms`: the peaks, the sums of exponentials, and the parts
+    of the log-ratio. Also return whether the row has no NaN, no +inf and mass on both sides.
+
+    The log-ratio of logits a of P and b of Q is ((a shrink - from_a) - (b shrink - from_b)) scale - high - low. The
+    last two terms are separate because their sum would be rounded. If logits are so large that a - b might overflow,
+    `shrink` is a power of two below 1. If the peaks are far apart, the side that is farther from 0 is shifted by the
+    difference of the peaks. If that is not enough because of rounding, both sides are shifted by their peaks.
+    """
     shrink = tl.where(tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30, 0.0009765625, 1.0)
     origin_a, origin_b = peak_a * shrink, peak_b * shrink
     scale /= shrink
@@ -244,7 +250,7 @@ def _gradient_sweep(
     be the affinities divided by their sum (see `_renyi`).
     """
     out_p, out_p_column, out_q, out_q_column = outs
-    is_share, inverse_total, unit = shares
+    is_share, inverse_total, unit = shares  # pyright: ignore[reportUnusedVariable] - used for Renyi alone
     cancels: tl.constexpr = FORM == TOTAL_VARIATION or FORM == POWER or FORM == RENYI  # noqa: PLR1714
     zeros = tl.zeros((TILE,), tl.float64 if WIDE else tl.float32)
     others_p, others_q = zeros, zeros

@@ -9,7 +9,6 @@ environment, Triton's interpreter runs the same kernel on the CPU, slowly, for t
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,12 +18,12 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kullback.common.optional import is_installed
 from kullback.generators import Divergence
 from kullback.kernels.first_derivative import define_first_derivative
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights
+from kullback.kernels.triton import available, triton_sums
 from kullback.kernels.triton.forms import Form, form_of
 
 NAME = "triton"
@@ -34,12 +33,11 @@ OPERATIONS = (
     "Alpha, ChiSquared, Renyi, SquaredHellinger of logits",
     "first derivatives",
 )
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = available.DTYPES
 # Rows of more classes get programs of 1024 threads. At 128,256 classes, the logits of one such row for each
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
-_MOST_PADDING = 2 * 1024 * 8  # the columns of the first and of the last tile
-_LOG2_E = 1 / math.log(2)
+LOG2_E = 1 / math.log(2)
 # In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
 # The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
@@ -60,17 +58,13 @@ class Launch(NamedTuple):
 @cache
 def missing() -> str | None:
     """Import the kernel. Return the reason why the kernel cannot run, or None if it can run."""
-    if not is_installed("triton"):
-        return "not installed (pip install triton)"
-    if not torch.cuda.is_available() and not _is_interpreted():
-        return "torch finds no GPU"
-    try:
+    reason = available.missing()
+    if reason is None:
         _kernel()
-    except ImportError as error:
-        return f"the kernel cannot be imported: {error}"
-    _define_operator()
-    define_first_derivative()
-    return None
+        _define_operator()
+        triton_sums.define_operator()
+        define_first_derivative()
+    return reason
 
 
 @cache
@@ -103,17 +97,15 @@ is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[r
 def devices() -> tuple[str, ...]:
     """Return the types of device on which the kernel runs in this process."""
     gpu = ("cuda",) if torch.cuda.is_available() else ()
-    return (*gpu, "cpu") if _is_interpreted() else gpu
+    return (*gpu, "cpu") if available.is_interpreted() else gpu
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
     """Return whether this kernel supports the divergence `kind` and the logits `p` and `q`."""
     return (
-        (p.is_cuda or (p.is_cpu and _is_interpreted()))
-        and p.device == q.device
-        and p.dtype in DTYPES
-        and q.dtype in DTYPES
-        and 0 < p.shape[-1] < 2**31 - _MOST_PADDING
+        p.device == q.device
+        and available.can_read(p)
+        and available.can_read(q)
         and (arguments := arguments_of(kind)) is not None
         and form_of(arguments.code, arguments.numbers) is not None
         and is_available()
@@ -164,7 +156,7 @@ def _run(
     if labels is not None:
         before = q.clone() if gradients[1] is q else q
         values = _run(replace(divergence, labels=None), p, q, weights, scale * labels.soft, gradients)
-        return labels.add(values, before, weights, scale, gradients[1])
+        return triton_sums.add_cross_entropies(labels, values, before, weights, scale, gradients[1])
     values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
     code, numbers, is_swapped = cast(Arguments, arguments_of(divergence.kind))
     by_p, by_q = gradients
@@ -196,7 +188,7 @@ def _launch(
     tensors = (p, q, p if by_p is None else by_p, q if by_q is None else by_q)
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
     form = cast(Form, form_of(code, numbers))
-    launch = launch_of(form, classes, vector, _lanes(p.device))
+    launch = launch_of(form, classes, vector, lanes_of(p.device))
     with torch.cuda.device_of(p):
         _kernel().row_kernel[(rows,)](
             p,
@@ -207,7 +199,7 @@ def _launch(
             *(stride for x in tensors for stride in x.stride()),
             classes,
             1 / temperature,
-            _LOG2_E / temperature,
+            LOG2_E / temperature,
             scale / temperature,
             *(weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q),
             FORM=form.value,
@@ -243,7 +235,7 @@ def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
 
 
 @cache
-def _lanes(device: torch.device) -> int:
+def lanes_of(device: torch.device) -> int:
     """Return the number of threads in a warp: 32 on NVIDIA's GPUs, and 32 or 64 on AMD's."""
     return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
 
@@ -260,10 +252,6 @@ def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
 
 def _in_float64(weights: Weights) -> Tensor | None:
     return None if weights is None else weights.to(torch.float64).contiguous()
-
-
-def _is_interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on", "y"}
 
 
 def _kernel() -> ModuleType:

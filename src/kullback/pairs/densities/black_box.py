@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,6 +123,7 @@ class BlackBoxDensity(Density):
     changes: tuple[Callable[[Tensor], Tensor], ...] = ()
     is_fixed: bool = False
     """Whether the density and the ends of its support are detached."""
+    reaches: ClassVar[tuple[float, float]] = _REACHES
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, changes=(*self.changes, change))
@@ -157,9 +158,9 @@ class BlackBoxDensity(Density):
         end = self.low if side < 0 else self.high
         # `edge` is the last point at which the density is evaluated. `inner` is the log-density shortly before this
         # point, and `outer` is the log-density at this point.
-        edge, inner, outer = self._logs_at(side, _REACHES[0])
+        edge, inner, outer = self._logs_at(side, self.reaches[0])
         if not bool((outer - inner).isfinite().all()):
-            edge, inner, outer = self._logs_at(side, _REACHES[1])
+            edge, inner, outer = self._logs_at(side, self.reaches[1])
         middle, log_edge, inner, outer = map(self._changed, (edge.middle, edge.log_u, inner, outer))
         if end is None:
             log_u = torch.log((side * (at.x - middle)).clamp(min=1e-300))

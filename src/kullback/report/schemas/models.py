@@ -17,6 +17,11 @@ The document is one object with ``"schema": "kullback.models/1"``:
 * ``differences``: for each candidate except the first, its mean KL minus the mean KL of the candidate before, with
   ``standard_error``, ``interval`` and ``reason``.
 * ``noise_floor``: the comparison of the base with itself plus rounding noise, in the form of a candidate, or null.
+* ``until_sure``: null, or how far a run with a goal read: ``goal``, ``unit`` (``"window"`` or ``"document"``)
+  (strings), ``confidence``, ``units``, ``read`` (of them), ``decided`` (boolean), and ``candidates``: for each name,
+  ``units`` (read for it), ``outcome`` (``"below"``, ``"above"``, ``"ordered"``, ``"narrow"``, ``"undecided"``), ``cap``
+  (null, or the mean KL that the upper end assumes for unread units at most) and ``above`` (null, or the largest share
+  of units above it). Windows and rows are then numbered in the order in which they were read.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
   ``broken_by`` (the candidates that break the limit).
@@ -36,6 +41,7 @@ from kullback.report.schemas import predictions
 
 if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
+    from kullback.models.model_results import UntilSure
     from kullback.predictions.drawn_means import DrawnMean
     from kullback.report.document import Fields
 
@@ -52,8 +58,13 @@ def fields(result: ModelComparison) -> Fields:
         "context": result.context,
         "score": result.score,
         "whole_text": result.whole_text,
+        "until_sure": result.until_sure and _until_sure(result.until_sure),
         "notes": result.notes,
     }
+
+
+def _until_sure(run: UntilSure) -> Fields:
+    return {**asdict(run), "read": run.read, "decided": run.is_decided}
 
 
 def _candidate(result: ModelComparison, candidate: Candidate) -> Fields:

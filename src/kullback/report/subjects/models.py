@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -31,6 +32,7 @@ from kullback.report.document import (
     Gallery,
     Headline,
     Meaning,
+    Measured,
     Passage as ShownPassage,
     Passages,
     Plot,
@@ -57,6 +59,7 @@ from kullback.report.subjects.predictions import (
     unseen,
     with_interval,
 )
+from kullback.report.subjects.until_sure import until_sure
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
@@ -74,6 +77,11 @@ MEANINGS = (
         "how far the mean may be from the mean over all text of this kind, if its windows are independent; an end of "
         "the interval is infinite where this text does not bound it.",
     ),
+)
+AT_EVERY_LOOK = Meaning(
+    "95% CI",
+    "holds at every look of the run, for the mean over the whole of this text, without an assumption on how its values "
+    "are distributed.",
 )
 HEADINGS = (
     "model", "mean KL(P||Q)", "95% CI", "PPL", "ΔPPL", "95% CI", "same top", "RMS Δp", "size", "bits/weight",
@@ -95,14 +103,20 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
         ),
         tuple(blocks),
         tuple(verdicts),
-        MEANINGS,
+        MEANINGS if result.until_sure is None else (*MEANINGS[:2], AT_EVERY_LOOK),
         partial(schema.fields, result),
         partial(_frame, result),
         "kullback compare",
         _brief(result),
         "mean=0.01",
-        measured=MEASURED,
+        measured=_measured(result),
         plot=_plot(result),
+    )
+
+
+def _measured(result: ModelComparison) -> Measured:
+    return (
+        MEASURED if result.until_sure is None else replace(MEASURED, confidence=result.until_sure.confidence)
     )
 
 
@@ -112,7 +126,7 @@ def _plot(result: ModelComparison) -> Plot:
         Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each)}")
         for each in result.candidates
     ]
-    label = label_of("mean KL(P‖Q) of a token, nats", points, MEASURED.confidence)
+    label = label_of("mean KL(P‖Q) of a token, nats", points, _measured(result).confidence)
     return Plot("means", "Mean divergences", "", partial(draw_points, points, label))
 
 
@@ -126,6 +140,7 @@ def _brief(result: ModelComparison) -> Brief:
         size = f"{counted(len(result.candidates), 'candidate')} against {result.base.name}: {tokens}"
         blocks = [_brief_scoreboard(result)]
     blocks += brief_remarks(best.comparison)
+    blocks += until_sure(result)
     if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
     if (worst := _worst(result, best, several=False)) is not None:
@@ -290,6 +305,7 @@ def _scoreboard(result: ModelComparison) -> Table:
             "KL(P||Q) in nats per token, P being the base.",
             "PPL is the perplexity at the text's own tokens, ΔPPL the candidate's minus the base's.",
             "Δp is the change in the probability of the true token.",
+            *until_sure(result),
             *_differences(result),
             *_certain(result),
             *_noise(result),

@@ -1,0 +1,60 @@
+"""Sums of exponentials of rows of logits. If the classes are sharded, a rank sums its own classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import upcast
+from kullback.kernels.blocks import row_blocks
+from kullback.kernels.triton import triton_sums
+
+
+def log_sums(
+    logits: Tensor, temperature: float, excluded: Tensor | None = None, labels: Tensor | None = None
+) -> Tensor:
+    """Return two numbers for each row, shape (rows, 2): the largest logit, and the sum of e^((logit - largest) /
+    temperature).
+
+    The differences from the largest logit are divided by the temperature, because they have more correct digits than
+    the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index after the last class
+    excludes no class. Without classes, the largest logit is -inf.
+
+    With `labels`, one class of each row, shape (rows,), the result has two more columns: the same two numbers at
+    temperature 1 of all classes except the label.
+    """
+    if triton_sums.serves(logits, temperature, 0 if excluded is None else excluded.shape[-1]):
+        return triton_sums.log_sums(logits, temperature, excluded, labels)
+    sums = _log_sums(logits, temperature, excluded)
+    return sums if labels is None else torch.cat([sums, _log_sums(logits, 1.0, labels.unsqueeze(-1))], -1)
+
+
+def subtractable(peak: Tensor) -> Tensor:
+    """Return the largest logits of rows, or 0 where this logit is infinite or NaN."""
+    return torch.where(peak.isfinite(), peak, 0)
+
+
+def _log_sums(logits: Tensor, temperature: float, excluded: Tensor | None) -> Tensor:
+    rows, classes = logits.shape
+    results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
+    if not classes:
+        results[:, 0] = -torch.inf
+        return results
+    buffer = None  # one buffer, because allocating each block would cost more than the arithmetic
+    for block in row_blocks(logits):
+        part = logits[block]
+        if buffer is None:
+            # The extra last column receives the indices after the last class.
+            buffer = results.new_empty(part.shape[0], classes + 1)
+        x = buffer[: part.shape[0]]
+        x[:, :-1].copy_(part)
+        if excluded is not None:
+            x.scatter_(-1, excluded[block], -torch.inf)
+        x = x[:, :-1]
+        peak = torch.amax(x, -1, keepdim=True)
+        results[block, :1] = peak
+        x.sub_(subtractable(peak))
+        if temperature != 1:
+            x.div_(temperature)
+        results[block, 1] = x.exp_().sum(-1)
+    return results

@@ -1,0 +1,117 @@
+"""Divergences of rows on GPUs from some of the classes, whose peaks and sums over all classes are known. The functions
+are those of `native_rows` of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kullback.generators import Divergence
+from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.kernel_arguments import Arguments, arguments_of
+from kullback.kernels.overlap import may_overlap
+from kullback.kernels.reference import RowDivergence
+from kullback.kernels.row_operation import Weights
+from kullback.kernels.triton import triton_rows
+from kullback.kernels.triton.forms import Form, form_of
+
+
+def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Return whether the kernels support the divergence `kind` and the logits `p` and `q`. Powers may need a second
+    sweep in float64, which these kernels lack.
+    """
+    return (
+        triton_rows.serves(kind, p, q) and cast(Arguments, arguments_of(kind)).code <= DivergenceCode.MIXTURE
+    )
+
+
+def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of `native_rows.values_of_part`."""
+    values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
+    sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device=p.device)
+    if len(values):
+        with torch.cuda.device_of(p):
+            _kernels().part_values_kernel[(len(values),)](
+                p,
+                q,
+                whole.contiguous(),
+                values,
+                sums,
+                *p.stride(),
+                *q.stride(),
+                *_numbers(rows, p),
+                **_shape(rows, p, q),
+            )
+    return values.unsqueeze(-1), sums[:, :3], sums[:, 3:]
+
+
+def gradients_of_part(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    whole: Tensor,
+    weights: Weights,
+    results: Sequence[Tensor | None],
+) -> None:
+    """Write the results of `native_rows.gradients_of_part` to `results`."""
+    if not len(p):
+        return
+    written = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if x is not None and may_overlap(x, other) else x
+        for x, other in zip(results, (q, p), strict=True)
+    ]
+    # The kernel does not write a gradient that is not wanted, so any valid pointer can take its place.
+    outs = [y if x is None else x for x, y in zip(written, (p, q), strict=True)]
+    strides = [stride for x in (p, q, *outs) for stride in x.stride()]
+    with torch.cuda.device_of(p):
+        _kernels().part_gradients_kernel[(len(p),)](
+            p,
+            q,
+            whole.contiguous(),
+            whole if weights is None else weights.to(torch.float64).contiguous(),
+            *outs,
+            *strides,
+            *_numbers(rows, p),
+            WEIGHTED=weights is not None,
+            WANT_P=written[0] is not None,
+            WANT_Q=written[1] is not None,
+            **_shape(rows, p, q),
+        )
+    for result, x in zip(results, written, strict=True):
+        if result is not None and x is not None and x is not result:
+            result.copy_(x)
+
+
+def _numbers(rows: RowDivergence, p: Tensor) -> list[float]:
+    """Return the number of classes and the numbers of the divergence for the kernels."""
+    weight_p, share_p, weight_q, share_q = map(float, cast(Arguments, arguments_of(rows.kind)).numbers)
+    scale = 1 / rows.temperature
+    shares = [weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q]
+    return [p.shape[1], scale, scale * triton_rows.LOG2_E, *shares]
+
+
+def _shape(rows: RowDivergence, p: Tensor, q: Tensor) -> dict[str, Any]:
+    """Return the constants of a program."""
+    code, numbers, _ = cast(Arguments, arguments_of(rows.kind))
+    vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
+    form = cast(Form, form_of(code, numbers))
+    launch = triton_rows.launch_of(form, p.shape[1], vector, triton_rows.lanes_of(p.device))
+    # The compiler must not fuse products and sums (see `triton_rows`).
+    return {
+        "FORM": form.value,
+        "TILE": launch.tile,
+        "VECTOR": vector,
+        "num_warps": launch.warps,
+        "enable_fp_fusion": False,
+    }
+
+
+def _kernels() -> ModuleType:
+    from kullback.kernels.triton import part_kernel
+
+    return part_kernel

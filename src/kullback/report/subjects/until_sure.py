@@ -1,0 +1,49 @@
+"""Sentences on a run that read until it was sure: how much was read, for which candidate, and what the ends assume."""
+
+from __future__ import annotations
+
+from kullback.common.formats import count, counted, number, significant
+from kullback.models.model_results import ModelComparison, SureCandidate, UntilSure
+
+_OUTCOMES = {
+    "below": "below the limit",
+    "above": "above the limit",
+    "ordered": "its place is clear",
+    "narrow": "its interval is narrow enough",
+    "undecided": "undecided",
+}
+
+
+def until_sure(result: ModelComparison) -> list[str]:
+    """Return the sentences on a run with a goal; an empty list for other runs."""
+    run = result.until_sure
+    if run is None:
+        return []
+    units = f"{run.unit}s"
+    spared = run.units - run.read
+    decided = "decided" if run.is_decided else "not decided"
+    first = (
+        f"{run.goal}: {decided} after {count(run.read)} of {counted(run.units, run.unit)} in random order, at "
+        f"{significant(100 * run.confidence, 10)} % confidence over all looks."
+    )
+    if spared:
+        first += " Windows are numbered in this order."
+    if run.is_decided and spared:
+        first += f" {counted(spared, run.unit)} ({round(100 * spared / run.units)} %) were spared."
+    elif spared:
+        first += f" A run with more {units} (--windows) may decide it; with --resume, it continues this one."
+    return [first, *(_candidate(run, name, each) for name, each in run.candidates.items())]
+
+
+def _candidate(run: UntilSure, name: str, candidate: SureCandidate) -> str:
+    sentence = f"{name}: {_OUTCOMES[candidate.outcome]} after {counted(candidate.units, run.unit)}."
+    if candidate.outcome == "above":
+        return sentence  # the lower end assumes nothing
+    if candidate.cap is not None and candidate.above is not None:
+        sentence += (
+            f" The upper end of KL(P||Q) assumes that no unread {run.unit} has a mean above {number(candidate.cap)}. "
+            f"None of those read has, and at most {significant(100 * candidate.above, 2)} % of all may."
+        )
+    elif candidate.units < run.units:
+        sentence += " There is no upper end of KL(P||Q) yet."
+    return sentence
