@@ -98,7 +98,7 @@ def estimate(
                 "method",
                 wanted="distributions with sample and log_prob for method='monte_carlo'",
                 got=_without(p, q),
-                instead="these methods in the class, or @register_kl for the pair",
+                instead="sample and log_prob in the class, or @register_kl for the pair",
             ) from failure
     value, error = (x.to(dtype).expand(shape) for x in result)
     return _not_negative(Estimate(value, None, "monte_carlo", standard_error=error))
