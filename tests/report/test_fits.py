@@ -118,6 +118,7 @@ def test_curves_in_one_dimension(found: Fit) -> None:
     target, history = drawn(found), drawn(found, "history")
     labels = [line.get_label() for line in target.get_lines()]
     assert labels == ["to, the target", "q, the fit"]
+    assert target.get_title().splitlines()[-1].endswith("KL(q ‖ to)")
     peak = max(target.get_lines()[1].get_ydata())
     assert peak == pytest.approx(0.3989, abs=0.01)
     assert history.get_xlabel() == "step"
