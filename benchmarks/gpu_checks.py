@@ -207,7 +207,7 @@ def special_rows(where: Setting, kind: Divergence) -> None:
 
 
 def masked_rows(where: Setting, kind: Divergence) -> None:
-    """-inf in both, in P alone, in Q alone, and over a whole block: the divergence is infinite where the formula is."""
+    """Some logits of P, of Q or of both are -inf; the divergence is infinite exactly where the formula's is."""
     classes = 300 if where.small else 9000
     is_one_of_few = kind in FEW_KINDS.values()
     for dtype in (F32, BF16, F16) if is_one_of_few and not where.small else (F32,):

@@ -283,7 +283,7 @@ def milliseconds(name: str, cost: Cost) -> float:
 
 
 def table(costs: dict[str, Cost]) -> str:
-    """Return the table of the page."""
+    """Return the Markdown table of costs for docs/records/gpu.md."""
     head = (
         "",
         "ordinary",

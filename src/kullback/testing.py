@@ -148,7 +148,9 @@ def _parts_of_draws(side: Any, parts: int) -> list[Any]:
             rows = rows - drawn
             part = copy.copy(side)
             tensor = torch.from_numpy(drawn).reshape(counts.shape).to(counts).movedim(-1, side.dim)
-            vars(part).update(tensor=tensor, _source=None)  # the source has the counts of all parts
+            vars(part).update(
+                tensor=tensor, _source=None
+            )  # `in_dtype` would read the source, which has the counts before the division
             divided.append(part)
         return divided
     return [side] * parts

@@ -81,7 +81,7 @@ def unknown_keyword(
     example: str,
     remedies: Mapping[str, str] = _NO_REMEDIES,
 ) -> Refused:
-    """Return the parts of the error for the first of some unknown keywords, with the nearest of the known names."""
+    """Return the parts of an error that refuses the first unknown keyword and suggests the known name nearest to it."""
     name, value = next(iter(unknown.items()))
     near = difflib.get_close_matches(name, names, n=1)
     meant, usual = _KEYWORDS_OF_OTHERS.get(name, ("", ""))
@@ -95,7 +95,7 @@ def unknown_keyword(
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters of a function or class, including those of the bases to which a class passes them on."""
+    """Return the parameters of a function or class; a constructor with ``**`` adds those of its bases."""
     signatures = [inspect.signature(function)]
     if isinstance(function, type):
         signatures += [inspect.signature(base) for base in function.__mro__[1:-1] if "__init__" in vars(base)]

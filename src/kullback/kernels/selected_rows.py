@@ -104,7 +104,9 @@ class SelectedClasses(RowOperation):
         if serves(logits):
             if can_inspect_all(tensors):
                 return self._read_by_library(logits)
-        elif triton_sums.serves(logits, self.temperature, self.indices.shape[-1]) and can_inspect_all(tensors):
+        elif triton_sums.serves(logits, self.temperature, self.indices.shape[-1]) and can_inspect_all(
+            tensors
+        ):
             return self._read_by_sums(logits)
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
         return torch.cat(parts), upcast(logits.new_empty(0))
@@ -165,8 +167,8 @@ class SelectedClasses(RowOperation):
         `logits`. `result` and `sums` are the results of `columns`.
 
         The logits may have the classes of one rank only. `places`, shape (rows, k), and `label_places`, shape (rows,),
-        are the indices of the selected classes and of the labels among the classes of `logits`. The index of any other
-        class is the number of these classes.
+        are the indices of the selected classes and of the labels among the classes of `logits`. A selected class or
+        label of another rank has the index `logits.shape[-1]`.
         """
         k = self.indices.shape[-1]
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))

@@ -26,8 +26,9 @@ Direction = Literal["forward", "reverse"]
 # The coefficients of d^2, d^3, ... in the power series of e^d - 1 - d.
 _SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
-# A shift is refused if at least 16 pairs of tokens are left, if the sides differ by more than 0.05 nats a token, and if
-# the shift removes nine tenths of this difference. Unrelated neighbors of 16 tokens never come so close by chance.
+# A shift is refused if it leaves at least 16 tokens to compare and removes nine tenths of the difference. Without the
+# shift, the sides must differ by more than 0.05 nats a token. Unrelated neighbors of 16 tokens never come so close by
+# chance.
 _FEWEST_SHIFTED, _LEAST_SHIFTED, _MOST_LEFT = 16, 0.05, 0.1
 
 _DIRECTION = OneOf(

@@ -226,8 +226,9 @@ class Mixture(PartialTeacher):
         return [x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)) for x in self._logits]
 
     def _known(self, lists: list[Tensor]) -> Tensor:
-        """Return the classes whose probability in the mixture is known, -1 for padding, shape (rows, k), from the
-        teachers' lists of classes.
+        """Return the classes, shape (rows, k), whose probability in the mixture follows from the teachers' lists.
+
+        -1 is padding.
         """
         if self._partial[0].tail == "renormalize":
             return _each_once(torch.cat(lists, -1))

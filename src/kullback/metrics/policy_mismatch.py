@@ -172,7 +172,7 @@ class PolicyMismatch(ExactMetric):
                 got="none",
                 instead="metric.update(log_p, log_q, mask=mask)",
             )
-        fields: dict[str, Any] = {}
+        fields: dict[str, Tensor] = {}
         for names, table, is_missing in (
             (_FLOATS, floats.cpu(), lambda x: x.isnan()),
             (_WHOLE, whole.cpu(), lambda x: x == torch.iinfo(torch.int64).min),
@@ -193,7 +193,8 @@ class PolicyMismatch(ExactMetric):
         # A sequence begins where the position does not grow.
         starts = torch.nn.functional.pad(fields["position"].diff() <= 0, (1, 0), value=True)
         fields["sequence"] = starts.cumsum(0) - 1
-        return policy_mismatch(TokenLog(**fields), ratio=self.ratio, untruncated=self.untruncated)
+        log = TokenLog(**fields)  # pyright: ignore[reportArgumentType] - no field is `groups`
+        return policy_mismatch(log, ratio=self.ratio, untruncated=self.untruncated)
 
     def _fitting(self, call: str, name: str, x: Tensor, like: Tensor) -> Tensor:
         if tuple(x.shape) != tuple(like.shape):

@@ -265,8 +265,8 @@ class _Measure:
         generator = torch.Generator().manual_seed(self._seed)
         estimator = MeanEstimator(1, _DRAWS, generator, clusters)
         estimator.add(values.double()[:, None])
-        (found,) = estimator.estimates([RatioOfSums(0, low=low, high=high, binary=binary)])
-        return Value(float(values.double().mean()), found.standard_error, found.interval, reason=found.reason)
+        (mean,) = estimator.estimates([RatioOfSums(0, low=low, high=high, binary=binary)])
+        return Value(float(values.double().mean()), mean.standard_error, mean.interval, reason=mean.reason)
 
     def effective_share(self, weight: Tensor, places: Tensor | None = None) -> Value[float]:
         """Return the effective sample size of weights, divided by their number.

@@ -258,7 +258,7 @@ def _of_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> TokenLog:
         known = f"leave it out, or name it as one of {', '.join((*COLUMNS, 'mask'))}"
         raise _wrong(path, f"the column {unknown[0]}", known)
     counts = np.array([value in (None, True, 1) for value in columns.get("mask", ())], dtype=bool)
-    arrays: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
     groups: tuple[str, ...] = ()
     for name, values in columns.items():
         kept = [x for x, counted in zip(values, counts, strict=True) if counted] if len(counts) else values
@@ -272,7 +272,7 @@ def _of_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> TokenLog:
                 places[str(x)] if name == "group" else zlib.crc32(str(x).encode("utf-8", "replace"))
                 for x in kept
             ]
-            arrays[name], groups = torch.tensor(codes, device="cpu"), labels if name == "group" else groups
+            tensors[name], groups = torch.tensor(codes, device="cpu"), labels if name == "group" else groups
             continue
         try:
             number = np.asarray(kept, dtype=np.float64)
@@ -281,11 +281,11 @@ def _of_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> TokenLog:
         if number.ndim != 1 or np.isnan(number).any() or (name in _WHOLE and (number % 1 != 0).any()):
             wanted = "an integer" if name in _WHOLE else "a number"
             raise _wrong(path, f"no {wanted} for some token in {name}", f"write {wanted} for each, or mask=0")
-        arrays[name] = torch.from_numpy(number)
-    lacking = [name for name in _NEEDED if name not in arrays]
+        tensors[name] = torch.from_numpy(number)
+    lacking = [name for name in _NEEDED if name not in tensors]
     if lacking:
         raise _wrong(path, f"no value in {lacking[0]}", "write values for the sampled tokens")
-    return _in_sequences(path, TokenLog(**arrays, groups=groups))
+    return _in_sequences(path, TokenLog(**tensors, groups=groups))
 
 
 def _in_sequences(path: Path, log: TokenLog) -> TokenLog:

@@ -64,7 +64,8 @@ def examined(
         check: whether to open that model; None if its weights are small enough. False makes no check.
 
     Raises:
-        FileError: the stored layer is not the output of the last block before the norm, or predicts nothing.
+        FileError: the hidden states seem to be of another layer, scale or normalization, or they predict the text worse
+            than equal probabilities.
     """
     notes: list[str] = []
     if check is not False:
@@ -103,7 +104,7 @@ def stored_step(numbers: Tensor) -> Tensor:
 
 
 def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
-    """Return KL between the predictions of stored hidden states and of others that are stored as the same numbers."""
+    """Return KL between the predictions of stored hidden states and of states that the dtype cannot tell from them."""
     generator = torch.Generator().manual_seed(0)
     states = sample.states[:, -1].float()
     noise = torch.rand(states.shape, generator=generator, device="cpu") - 0.5

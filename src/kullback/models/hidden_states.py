@@ -75,7 +75,7 @@ class HiddenStates(RowStream):
     The folder has a ``.safetensors`` file for each prompt, as the ``ExampleHiddenStatesConnector`` of vLLM and
     hs-connectors write them: ``hidden_states`` of shape (tokens, layers, width) and ``token_ids`` of shape (tokens,).
     The last layer must be the output of the last block, before the final norm. Hidden states are float16, bfloat16,
-    float32, or float8 with ``hidden_states_scales``. A block of logits is in memory at a time, and none is written.
+    float32, or float8 with ``hidden_states_scales``. Only one block of logits is in memory at a time.
 
     Each prompt is a window. In a comparison with another side, the files are found by the tokens of that side's
     windows. Before the first row, the layer and the norm are checked: against the model of `head` if it can be opened,

@@ -20,7 +20,8 @@ from kullback.models.open_model import LOADING, Loading
 
 # Names of the final norm in the classes of transformers.
 _NORMS = ("norm", "norm_f", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "layer_norm")
-# Parts of a weight's path that folders and classes of one model may have in different places.
+# Names of weights are compared without these parts, because a model's folder and its class may have them in different
+# places.
 _CONTAINERS = frozenset(("model", "language_model", "text_model", "transformer", "backbone", "decoder"))
 _SCALES = ("weight_scale", "weight_scale_inv")
 _PACKED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)

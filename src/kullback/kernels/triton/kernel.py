@@ -229,8 +229,9 @@ def _projected(mass, derivatives, total, others, tops, i, TILE: tl.constexpr, VE
 
 @triton.jit
 def _store_rest(row, stride, factor, others, tops, WANTED: tl.constexpr):
-    """Write the gradient's entry for the class that has more than half of the mass, if there is one, as minus the sum
-    of the other entries. A row of the gradient sums to 0, and the entry itself would be a difference of nearly equal
+    """If a class has more than half of the mass, write its gradient as minus the sum of the other classes' gradients.
+
+    A row of the gradient sums to 0, and the entry itself would be a difference of nearly equal
     numbers.
     """
     if WANTED:

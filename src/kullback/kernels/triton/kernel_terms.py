@@ -202,7 +202,8 @@ def _power_term(p, q, d, order, exponent):
     term = tl.where(near, q * _power_series(d, order) * (d * d), (box_cox + difference) * (1.0 / order))
     by_q = tl.where(is_infinite, 0.0, (difference - change) * (1.0 / order))
     affinity = tl.where(is_infinite, 0.0, p * power)
-    # The logarithm of a large power is rounded, and p may underflow. If the affinity is small, neither matters.
+    # The exponential magnifies the rounding error of a large `log_power`, and p may underflow. If the affinity is
+    # small, neither matters.
     is_large = (
         ((log_power > 16.0) & (affinity > 1e-3)) | ((log_power > 40.0) & (p < 1e-34)) | (log_power > 80.0)
     )

@@ -87,8 +87,9 @@ class Exponentials(NamedTuple):
     by: Tensor
 
     def numbers(self, temperature: float) -> list[Tensor]:
-        """Return the point and the factor for the kernel, in float32. The point is near the logsumexp, and the factor
-        corrects its rounding. If `by` is 0, so is the factor, even if the other numbers are infinite or NaN.
+        """Return the point and the factor for the kernel, in float32. The point is the
+        logsumexp, rounded to float32; the factor is `by`, corrected for this rounding. If `by` is 0, so is the factor,
+        even if the other numbers are infinite or NaN.
         """
         point = (self.origin + temperature * self.log_sum).float()
         shift = (point - self.origin) / temperature - self.log_sum
@@ -96,7 +97,9 @@ class Exponentials(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of a gradient that replace the results of the kernel. All tensors have shape (rows, k).
+    """The gradient's entries of some classes; they replace the kernel's results for these classes.
+
+    All tensors have shape (rows, k).
 
     The entry of a class is its number in `values` plus the sum of its numbers in `added`, because a class may stand in
     `classes` several times. A negative class is padding.

@@ -1,4 +1,4 @@
-"""The document of the mismatch of an engine and a trainer."""
+"""The report on the mismatch of an engine and a trainer, as a `Document`."""
 
 from __future__ import annotations
 
