@@ -56,6 +56,7 @@ ON_THE_DEFAULT_DEVICE = {
 }
 X, Y = normal(40, 9), 2 * normal(40, 9) + 1
 DRAWS = normal(120, 2)
+WEIGHT = 0.01 * normal(30, 9)
 CLASSES = X.argmax(-1)
 MIXTURE = td.MixtureSameFamily(td.Categorical(at(0.3, 0.7)), td.Normal(at(-2.0, 1.0), at(0.5, 1.0)))
 MULTIVARIATE = td.MultivariateNormal(at(0.0, 1.0), 1.5 * torch.eye(2, device="cpu"))
@@ -101,7 +102,7 @@ def hidden_states(tmp_path: Path) -> Any:
         save_file(
             {"hidden_states": states[:, None], "token_ids": CLASSES}, tmp_path / str(number) / "0.safetensors"
         )
-    head = OutputHead("head", torch.nn.Identity(), 0.01 * normal(30, 9))
+    head = OutputHead("head", torch.nn.Identity(), WEIGHT)
     return kullback.compare_predictions(*(HiddenStates(tmp_path / name, head) for name in "01"))
 
 

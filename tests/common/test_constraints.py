@@ -32,6 +32,7 @@ from kullback.common.constraints import (
 from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError, safe_repr
 from kullback.functional import (
     SampledTail,
+    Scored,
     TopK,
     distillation_loss,
     kl_div,
@@ -45,6 +46,7 @@ from kullback.functional import (
 from kullback.integrations.batch_loss import BatchLoss
 from kullback.integrations.stored_teachers import StoredTeacherCollator
 from kullback.integrations.trl import generalized_jsd_loss
+from kullback.integrations.verl import top_k_loss
 from kullback.io import (
     ReferenceWriter,
     Windows,
@@ -55,7 +57,7 @@ from kullback.io import (
     read_tokens,
     write_llama_base,
 )
-from kullback.io.top_k import open_top_k, paired_top_k_blocks
+from kullback.io.top_k import open_top_k, paired_top_k_blocks, scored_text
 from kullback.metrics import KLDivergence, PolicyKL, PolicyMismatch
 from kullback.mismatch import TokenLog, policy_mismatch
 from kullback.models import Cut, Loading, Run, compare_models, record_reference
@@ -208,7 +210,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
         "Counts": lambda **given: kullback.Counts([1, 2], **given),
         "Samples": lambda **given: kullback.Samples([1.0, 2.0], **given),
         "assert_close_distributions": lambda **given: assert_close_distributions(
-            Normal(0.0, 1.0), Normal(0.0, 1.0), **given
+            Normal(0.0, 1.0), Normal(0.0, 1.0), **({"below": 1.0} | given)
         ),
         "LinearSchedule": lambda **given: LinearSchedule(**({"start": 0.0, "stop": 1.0, "steps": 4} | given)),
         "CyclicalSchedule": lambda **given: CyclicalSchedule(
@@ -233,6 +235,12 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
             NUMBERS, NUMBERS, log_ratio=NUMBERS, **({"direction": "forward"} | given)
         ),
         "SampledTail.draw": lambda **given: SampledTail.draw(NUMBERS, **({"k": 1} | given)),
+        "Scored": lambda **given: Scored(LABELS[:, None], -torch.ones(2, 1), **given),
+        "scored_text": lambda **given: scored_text(
+            {"prompt_token_ids": [1, 42, 7], "prompt_token_id_logprobs": [[-0.5, -1.5], [-0.25, -1.0]]},
+            **({"ids": [[42, 5], [7, 2]]} | given),
+        ),
+        "top_k_loss": top_k_loss,
         "TopK": lambda **given: TopK(LABELS[:, None], -torch.ones(2, 1), **given),
         "PolicyKL": PolicyKL,
         "PolicyMismatch": PolicyMismatch,
@@ -289,7 +297,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
         ),
         "Cut": Cut,
         "Loading": Loading,
-        "Run": Run,
+        "Run": lambda **given: Run(**({"until_sure": "mean=0.01"} if "runs" in given else {}) | given),
         "compare_models": lambda **given: compare_models(
             model, model, text()[:400], **(of_text | {"run": Run(bootstrap=0, worst=0)} | given)
         ),

@@ -36,6 +36,7 @@ UNDECLARED = {
     ("KLRegularizer", "coefficient"): NO_SCALAR,
     ("KLRegularizer", "capacity"): NO_SCALAR,
     ("kl_surrogate", "clip_log_ratio"): NO_SCALAR,
+    ("HiddenStates", "check"): "None, True or False; True opens a model",
     ("distillation_loss", "normalizer"): NO_SCALAR,
     ("linear_distillation_loss", "normalizer"): NO_SCALAR,
     **{

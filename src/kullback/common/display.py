@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # as a command. Other build servers execute text after `##[` or `##vso[`.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
-_OF_FIGURES = dict.fromkeys(
+_OF_FIGURES: dict[str, str] = dict.fromkeys(
     ("save", "path", "filename", "dpi"),
     "figure, axes = result.plot(), and then figure.savefig('result.png')",
 )

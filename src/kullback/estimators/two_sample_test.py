@@ -175,7 +175,7 @@ def two_sample_test(
         statistics = _of_counts(p, q)
         rng = np.random.default_rng(seed_of(generator))
         labeling = Labeling(None, np.zeros(0, bool))
-        least = _least_p_value(*(int(side.tensor.sum()) for side in (p, q)), permutations)
+        least = _least_p_value(int(p.tensor.sum()), int(q.tensor.sum()), permutations)
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
         effect, notes = _effect(p, q)
     else:

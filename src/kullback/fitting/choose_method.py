@@ -277,7 +277,7 @@ def _family_of(q: Any) -> Distribution:
         return with_ordinary_tensors("fit", "q", q)
     got = "a tensor without a wrapper" if isinstance(q, Tensor) else safe_repr(q)
     if is_frozen(q) and hasattr(q, "dist"):
-        got = f"a frozen scipy.stats.{q.dist.name}"
+        got = f"a frozen scipy.stats.{cast('Any', q).dist.name}"
     raise invalid_type(
         "fit",
         "q",

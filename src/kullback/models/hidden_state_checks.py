@@ -107,7 +107,7 @@ def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
     """Return KL between the predictions of stored hidden states and of states that the dtype cannot tell from them."""
     generator = torch.Generator().manual_seed(0)
     states = sample.states[:, -1].float()
-    noise = torch.rand(states.shape, generator=generator, device="cpu") - 0.5
+    noise = torch.rand(states.shape, generator=generator, dtype=states.dtype, device="cpu") - 0.5
     stored, other = (head.logits(x).float() for x in (states, states + sample.steps * noise))
     return logit_divergence(_KL, stored, other)
 

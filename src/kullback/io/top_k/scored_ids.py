@@ -58,7 +58,7 @@ def scored_text(
                 [ 7, -1],
                 [-1, -1]])
     """  # noqa: E501 - a table
-    _ARGUMENTS.check(start=start)
+    start = _ARGUMENTS.check(start=start)["start"]
     meta = get(response, "meta_info")
     if get(meta, "input_token_ids_logprobs") is not None:
         tokens, listed, log_probs = _of_sglang(meta)
