@@ -465,6 +465,8 @@ def _new_form(metric: str, metrics: Metrics) -> str | None:
     of, _, end = metric.rpartition(".")
     if end in ("upper", "lower"):
         return next((name for name in (of or "mean", f"{of}.mean") if name in metrics.means), None)
+    if metric in ("kl", "kl.mean", "kl_pq", "kl_pq.mean") and "mean" in metrics.means:
+        return "mean"  # KL(P || Q), whose name the reverse direction resembles
     return next(iter(difflib.get_close_matches(metric, [*metrics.means, *metrics.estimates], n=1)), None)
 
 

@@ -108,7 +108,9 @@ def _check_space(call: str, p: Samples, q: Samples) -> None:
                 *(f"{p.tensor.shape[1]} in ", P, f" of shape {tuple(p.tensor.shape)}, "),
                 *(f"{q.tensor.shape[1]} in ", Q, f" of shape {tuple(q.tensor.shape)}"),
             ),
-            instead="Samples(x[:, columns]) with the columns that both have",
+            instead="Samples(x, dim=0) for the side whose draws are columns"
+            if p.tensor.shape[1] == len(q) or q.tensor.shape[1] == len(p)
+            else "Samples(x[:, columns]) with the columns that both have",
         )
     if p.columns is not None and q.columns is not None and p.columns != q.columns:
         raise invalid_value(

@@ -66,7 +66,7 @@ def _chosen(result: str, page: Document, name: str | None) -> Plot | Bars:
         raise invalid_value(
             f"{result}.plot",
             "name",
-            wanted=f"one of {listed}" + ", ..." * (len(named) > MOST_LISTED),
+            wanted=f"one of {listed}" + ", ..." * (len(named) > MOST_LISTED) if named else "no name",
             got="no plot" if name is None else quoted(name),
             instead="no name, for the main numbers" if close is None else f"name={close!r}",
         )
