@@ -252,7 +252,9 @@ class Gate:
 
 def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
     """Return the outcomes of a limit for comparisons of predictions; if there are several, sentences have names."""
-    judged = [(name, judge_comparison(limit, *comparison)) for name, *comparison in compared]
+    judged = [
+        (each.name, judge_comparison(limit, *each[1:])) for each in (Compared(*row) for row in compared)
+    ]
     if len(judged) > 1:
         judged = [
             (name, judgment._replace(sentence=f"{name}: {judgment.sentence}")) for name, judgment in judged
