@@ -377,6 +377,14 @@ class Shift(NamedTuple):
     own: float
     shifted: float
 
+    @property
+    def in_words(self) -> str:
+        """The shift in words, for a message."""
+        return (
+            f"those of the tokens one position before: the sides differ by {self.own:.3g} on average, and by "
+            f"{self.shifted:.3g} after a shift by one"
+        )
+
 
 def shift_between(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Shift | None:
     """Return the shift if one side belongs to the tokens one position before; tensors on the CPU only.
@@ -415,8 +423,7 @@ def refuse_shifted(call: str, log_p: Tensor, log_q: Tensor, mask: Tensor | None)
             call,
             name,
             wanted=f"the log-probabilities of the same tokens as in {other}",
-            got=f"those of the tokens one position before: the sides differ by {shift.own:.3g} on average, and by "
-            f"{shift.shifted:.3g} after a shift by one",
+            got=shift.in_words,
             instead=f"{name}[..., 1:] with {other}[..., :-1], and the mask of these tokens",
         )
 

@@ -319,6 +319,11 @@ def _mask_of(call: str, kept: Tensor, logits: Tensor) -> Tensor:
     return marked.scatter(-1, torch.where(ids < 0, classes, ids), value=True)[..., :classes]
 
 
+def _described(x: object) -> str:
+    """Return dtype and shape of a tensor, or the type of another object, for a message."""
+    return f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
 def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
     if isinstance(logits, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         check_dense(call, "logits", logits)
@@ -327,9 +332,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "logits",
             wanted="a floating-point tensor of shape (..., classes)",
-            got=f"dtype {logits.dtype}, shape {tuple(logits.shape)}"
-            if isinstance(logits, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-            else type(logits).__name__,
+            got=_described(logits),
             instead="logits=model(tokens).logits[:, :-1].float()",
         )
     rows = tuple(logits.shape[:-1])
@@ -343,9 +346,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "tokens",
             wanted=f"an integer tensor of shape {rows}, one token for each row of logits",
-            got=f"dtype {tokens.dtype}, shape {tuple(tokens.shape)}"
-            if isinstance(tokens, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-            else type(tokens).__name__,
+            got=_described(tokens),
             instead="sampling_log_probs(logits[:, :-1], tokens[:, 1:]), because row i gives the token i + 1",
         )
     if mask is not None and not (
@@ -355,9 +356,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "mask",
             wanted=f"a boolean tensor of shape {rows}, True for sampled tokens",
-            got=f"dtype {mask.dtype}, shape {tuple(mask.shape)}"
-            if isinstance(mask, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-            else type(mask).__name__,
+            got=_described(mask),
             instead="mask=loss_mask.bool()",
         )
 

@@ -450,7 +450,6 @@ def _refuse_shift(log: TokenLog) -> None:
         CALL,
         name,
         wanted=f"the log-probabilities of the same tokens as in {other}",
-        got=f"those of the tokens one position before: the sides differ by {shift.own:.3g} on average, and by "
-        f"{shift.shifted:.3g} after a shift by one",
+        got=shift.in_words,
         instead=f"move {name} one token to the left in each sequence",
     )
