@@ -6,6 +6,7 @@ reference show them, and compares these with the docstrings that `help` shows.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections import defaultdict
@@ -25,6 +26,11 @@ NAMES = (
 )
 # The function of hidden states has arguments of these names that mean something else.
 OTHERS = {"student", "teacher"}
+
+
+@functools.cache
+def sources() -> griffe.Object | griffe.Alias:
+    return griffe.load("kullback", search_paths=[SOURCES])
 
 
 def descriptions(docstring: str) -> dict[str, str]:
@@ -51,7 +57,7 @@ def test_the_beginning_of_a_text_ends_with_a_word() -> None:
 
 
 def test_each_argument_is_described_in_the_same_words() -> None:
-    package, style = griffe.load("kullback", search_paths=[SOURCES]), house_style()
+    package, style = sources(), house_style()
     texts: dict[str, dict[str, str]] = defaultdict(dict)
     for name in NAMES:
         docstring = package[name].docstring
@@ -72,7 +78,7 @@ def test_each_argument_is_described_in_the_same_words() -> None:
 
 def test_help_and_the_pages_describe_the_same_arguments() -> None:
     """Each argument of the signature has a description, also where the docstring only names it."""
-    package, style = griffe.load("kullback", search_paths=[SOURCES]), house_style()
+    package, style = sources(), house_style()
     for name in NAMES[:4]:
         thing = getattr(functional if name.startswith("losses") else nn, name.rpartition(".")[2])
         page = package[name].docstring
