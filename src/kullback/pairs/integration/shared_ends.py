@@ -140,7 +140,8 @@ def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
     """Return an exponent s for p / q near 0, and an exponent s for p / q near infinity.
 
     In these limits, the derivative of the divergence with respect to log q is about p^s q^(1 - s), up to a multiple of
-    q. If the derivative is a multiple of q alone, s is infinite. If Q's support is smaller than P's, P and Q are exchanged.
+    q. If the derivative is a multiple of q alone, s is infinite. If Q's support is smaller than P's, P and Q are
+    exchanged.
     """
     order = order_of(kind)
     if order is not None:
