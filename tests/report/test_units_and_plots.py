@@ -19,6 +19,7 @@ import torch
 
 import kullback
 from kullback import Counts, Estimate, TwoSampleTest, compare_tables, estimate
+from kullback.cli.gates import OF_TABLES, parse_gate
 from kullback.errors import ArgumentValueError, OptionalDependencyError
 from kullback.mismatch import policy_mismatch
 from kullback.predictions import Comparison
@@ -267,6 +268,27 @@ def test_a_name_of_a_column_is_text_and_no_formula() -> None:
     figure, axes = compare_tables(table, table).plot()
     figure.canvas.draw()
     assert axes.get_yticklabels()[0].get_text() == r"a \$x_1\$ \x1b[31m"
+
+
+def test_the_legend_names_columns_that_begin_with_an_underscore() -> None:
+    before, after = (pd.DataFrame({"_id": [1 + by, 2] * 30, "b": [1, 2] * 30}) for by in (0, 1))
+    legend = (
+        Batches((compare_tables(before, before), compare_tables(before, after)), ((), ()))
+        .plot()[1]
+        .get_legend()
+    )
+    assert legend is not None
+    assert [each.get_text().strip() for each in legend.get_texts()] == ["_id", "b"]
+
+
+def test_the_frame_of_batches_has_their_gates() -> None:
+    compared = tuple(replace(week(n), q_name=name) for n, name in ((0, "monday"), (9, "tuesday")))
+    gate = parse_gate("psi.value=0.1", "above", OF_TABLES)
+    frame = Batches(compared, tuple((gate.verdict(each),) for each in compared)).to_pandas()
+    assert frame.attrs["gates"] == {
+        "monday: psi.value at most 0.1": "passed",
+        "tuesday: psi.value at most 0.1": "failed",
+    }
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
