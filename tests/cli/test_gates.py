@@ -342,7 +342,7 @@ def test_a_limit_that_no_number_reaches_is_refused(
 
 
 def test_limits_that_numbers_reach_are_accepted() -> None:
-    for text in (
+    for limit in (
         "mean=0",
         "top1=1",
         "js.mean=0.6931",
@@ -350,7 +350,7 @@ def test_limits_that_numbers_reach_are_accepted() -> None:
         "ppl_difference=-0.5",
         "ppl_ratio=7",
     ):
-        parse_gate(text, "above")
+        parse_gate(limit, "above")
     parse_gate("k1=-0.1", "above", OF_MISMATCH)
 
 
