@@ -392,6 +392,9 @@ def test_router_losses_of_mixtures_of_experts_count_as_in_the_trainers_own_loss(
     # A micro-batch has the weight of its tokens.
     part = trainer.compute_loss(student, dict(batch), num_items_in_batch=torch.tensor(4 * count))
     torch.testing.assert_close(4 * part, loss, rtol=1e-5, atol=0)
+    summed = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=make(reduction="sum"))
+    items = torch.tensor(4 * count)  # divide a sum too
+    torch.testing.assert_close(summed.compute_loss(student, dict(batch), num_items_in_batch=items), part)
 
 
 class Router(torch.nn.Module):

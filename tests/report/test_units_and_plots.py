@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -25,6 +26,8 @@ from kullback.mismatch import policy_mismatch
 from kullback.predictions import Comparison
 from kullback.report import document, markdown
 from kullback.report.document import drawings
+from kullback.report.plots.mismatch import draw_parts, draw_positions
+from kullback.report.plots.models import draw_plots as draw_of_models
 from kullback.report.subjects.batches import Batches
 from kullback.results.value import Value
 from kullback.tables import TableComparison
@@ -216,6 +219,30 @@ def test_an_unknown_end_is_an_arrow_beyond_the_value() -> None:
     tips = [container[1][0].get_ydata()[0] for container in axes.containers]
     assert tips[0] > 1.0
     assert tips[1] < 2.0
+
+
+def test_an_open_end_is_an_arrow_in_the_plots_of_a_mismatch_and_of_sizes() -> None:
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.figure import Figure
+
+    number = Value(0.2, 0.1, (0.1, math.inf))
+    bucket = SimpleNamespace(name="0 to 3", k3=number)
+    run: Any = SimpleNamespace(
+        by={"position": [bucket] * 2}, parts=[SimpleNamespace(name="rest", value=number)]
+    )
+    compared = SimpleNamespace(divergences={"kl_pq": number})
+    model = SimpleNamespace(
+        model=SimpleNamespace(name="q4", file_bytes=10**9), comparison=compared, is_lower_bound=False
+    )
+    models: Any = SimpleNamespace(candidates=[model] * 2, noise_floor=None, until_sure=None)
+    plots = [*draw_parts(run), *draw_positions(run), draw_of_models(models)[-1]]
+    assert [each.name for each in plots] == ["causes", "positions", "sizes"]
+    for plot in plots:
+        axes = Figure().add_subplot()
+        plot.draw(axes)
+        bars = [each for each in axes.containers if isinstance(each, ErrorbarContainer)]
+        tips = [x for bar in bars for cap in bar[1] for x in (*cap.get_xdata(), *cap.get_ydata())]
+        assert any(0.2 < x < 0.5 for x in tips), plot.name
 
 
 def test_a_value_that_is_not_known_is_written_at_the_edge() -> None:

@@ -294,7 +294,7 @@ class BatchLoss:
                 instead="model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration",
             )
         share: Tensor | float = 1.0
-        if normalizer is not None and self.loss.reduction == "mean":
+        if normalizer is not None:
             labels, mask = counted.get("labels"), counted.get("mask")
             if labels is not None:
                 share = (labels != self.loss.ignore_index).sum() / normalizer
