@@ -837,3 +837,18 @@ def test_independent_labels_that_broadcast() -> None:
     for code in (diagnosis.suggestion.kullback, diagnosis.suggestion.torch):
         value = run(code, input=input, target=target)
         assert float(value) == pytest.approx(3 * mean_kl(*rows), rel=1e-9), code
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "batchmean"])
+def test_labels_that_are_certainly_wrong_are_infinitely_far_in_both_suggestions(reduction: str) -> None:
+    input, target = torch.tensor([[0.0, 0.3], [0.9, 0.2]]), torch.tensor([[0.5, 0.4], [0.6, 0.8]])
+    diagnosis = diagnose(input, target, reduction=reduction)
+    assert "labels-are-independent" in diagnosis.codes
+    assert diagnosis.suggestion is not None
+    for code in (diagnosis.suggestion.kullback, diagnosis.suggestion.torch):
+        value = run(code, input=input, target=target)
+        assert value.isinf().any(), code
+        assert not value.isnan().any(), code
+        if reduction == "none":
+            true = mean_kl([[0.4, 0.6], [0.2, 0.8]], [[0.1, 0.9], [0.8, 0.2]]) * 2
+            assert float(value[1]) == pytest.approx(true, rel=1e-5)

@@ -115,12 +115,16 @@ def _independent_labels(case: Case, readings: tuple[Reading, Reading]) -> Sugges
     )
     probs = [f"{code}.exp()" if r.in_logs else code for code, r in zip(codes, readings, strict=True)]
     entropies = (f'F.binary_cross_entropy({x}, {probs[1]}, reduction="none")' for x in probs)
+    terms = f"({' - '.join(entropies)})"
+    if (
+        case.forward is not None and case.forward.infinite
+    ):  # `binary_cross_entropy` takes no logarithm below -100
+        sides = ", ".join(f"torch.distributions.Bernoulli({x})" for x in reversed(probs))
+        terms = f"torch.distributions.kl_divergence({sides})"
     reduced = f".sum({case.dim}){_REDUCED[case.reduction]}"
     # `binary_cross_entropy` does not broadcast.
     line = "input, target = torch.broadcast_tensors(input, target)\n" * (case.repair.how == "expand")
-    return Suggestion(
-        f"kl_divergence({p}, {q}){reduced}", f"{line}({' - '.join(entropies)}){reduced}", value=_value(case)
-    )
+    return Suggestion(f"kl_divergence({p}, {q}){reduced}", f"{line}{terms}{reduced}", value=_value(case))
 
 
 def _prepared(case: Case, readings: tuple[Reading, Reading]) -> tuple[list[str], Sequence[str], ClassAxes]:
