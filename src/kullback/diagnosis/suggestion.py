@@ -116,9 +116,8 @@ def _independent_labels(case: Case, readings: tuple[Reading, Reading]) -> Sugges
     probs = [f"{code}.exp()" if r.in_logs else code for code, r in zip(codes, readings, strict=True)]
     entropies = (f'F.binary_cross_entropy({x}, {probs[1]}, reduction="none")' for x in probs)
     terms = f"({' - '.join(entropies)})"
-    if (
-        case.forward is not None and case.forward.infinite
-    ):  # `binary_cross_entropy` takes no logarithm below -100
+    if case.forward is not None and case.forward.infinite:
+        # `binary_cross_entropy` replaces logarithms below -100 by -100.
         sides = ", ".join(f"torch.distributions.Bernoulli({x})" for x in reversed(probs))
         terms = f"torch.distributions.kl_divergence({sides})"
     reduced = f".sum({case.dim}){_REDUCED[case.reduction]}"

@@ -115,16 +115,13 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
         measured=_measured(result),
         plot=_plot(result),
     )
-    level = _measured(result).confidence
-    return (
-        page
-        if level == MEASURED.confidence
-        else _with_level(page, f"{significant(100 * (level or 0), 10)}% CI")
-    )
+    if result.until_sure is None:
+        return page
+    return _with_level(page, f"{significant(100 * result.until_sure.confidence, 10)}% CI")
 
 
 def _with_level(part: Any, level: str) -> Any:
-    """Return a part of a report whose intervals have another level than 95 %, except that of the sampling."""
+    """Return a part of a report with another level than 95 % of all intervals, except that of the sampling."""
     if isinstance(part, str):
         return re.sub("95% CI(?! of the sampling)", level, part)
     if isinstance(part, tuple | list):
