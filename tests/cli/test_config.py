@@ -120,7 +120,12 @@ def test_the_command_line_wins_over_the_table_of_the_command_and_that_over_the_r
         (PREDICTIONS, 'as = "logits"\nbins = 3', "bins is for comparing tables; leave it out, or add --as table"),
         (PREDICTIONS, 'as = "logits"\ntext = "t"\nkey-p = "x"', "key-p is for comparing predictions; leave it out"),
         (TABLES, 'as = "table"\nresume = "x"', "resume is for comparing predictions and models; leave it out"),
-        (PREDICTIONS, 'as = "logits"\nfail-above = ["meen=1"]', "--fail-above meen=1: wanted METRIC=LIMIT"),
+        (PREDICTIONS, 'as = "logits"\nfail-above = ["meen=1"]', "run.toml: fail-above: meen=1: wanted METRIC=LIMIT"),
+        (PREDICTIONS, 'as = "logits"\nfail-above = ["meen=1"]', '; write fail-above = ["mean=1"]'),
+        (PREDICTIONS, 'as = "logits"\nfail-below = ["top1=2"]', 'Write: fail-below = ["top1=0.01"]'),
+        (PREDICTIONS, 'as = "logits"\nfail-below = ["labels.difference=0"]', "fail-below: labels.difference=..."),
+        (TABLES, 'as = "table"\nfail-above = ["psi[a=1"]', "run.toml: fail-above: psi[a=1: wanted METRIC=LIMIT"),
+        (WATCH[:2], 'fail-above = ["psi=1"]', "run.toml: fail-above: wanted a batch to check; got none"),
         (PREDICTIONS, "worst = ", "--config run.toml: wanted a file of TOML; got Invalid value"),
         (PREDICTIONS, "x = " + "[" * 10_000, "--config run.toml: wanted a file of TOML"),
         (PREDICTIONS, "\x1b[2J = 3", "wanted a file of TOML"),
@@ -130,8 +135,14 @@ def test_the_command_line_wins_over_the_table_of_the_command_and_that_over_the_r
 def test_what_is_wrong_is_one_line_with_the_file_and_the_key(
     call: tuple[str, ...], config: str, said: str
 ) -> None:
-    line = one_line(run(*call, config=config), said)
-    assert "run.toml" in line or "--fail-above" in line
+    assert "run.toml" in one_line(run(*call, config=config), said)
+
+
+@pytest.mark.parametrize("remedy", ['fail-above = ["mean=9"]', 'fail-below = ["top1=0.01"]'])
+def test_a_gate_that_an_error_about_a_file_names_is_a_gate_of_a_file(remedy: str) -> None:
+    broken = remedy.replace("mean", "meen").replace("0.01", "2")
+    one_line(run(*PREDICTIONS, config=f'as = "logits"\n{broken}'), remedy)
+    assert run(*PREDICTIONS, config=f'as = "logits"\n{remedy}').exit_code in (0, 3)
 
 
 @pytest.mark.parametrize("path", ["none.toml", ".", "/dev/zero"])

@@ -9,6 +9,7 @@ without an interval have only this form.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kullback.common.row_statistics import FURTHER
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
-from kullback.errors import BY_CALL, ArgumentValueError, quoted
+from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable, quoted
 from kullback.results.verdict import Outcome, Verdict, rows_to_decide
 
 if TYPE_CHECKING:
@@ -124,12 +125,14 @@ class Limit:
         column: the column of a table to which the limit applies; None for all columns, or for predictions.
         limit: the largest or the smallest number that passes.
         side: the side of the limit on which the gate fails.
+        place: the file and the key that state the limit; None for a limit of the command line.
     """
 
     metric: str
     column: str | None
     limit: float
     side: Side
+    place: str | None = None
 
     @property
     def number(self) -> str:
@@ -310,7 +313,7 @@ def _judged_without_noise(
         return Judgment("unclear", f"{name} is unknown, because not all classes are known")
     if metric.path.startswith("labels.") and comparison.labels is None:
         raise ArgumentValueError.at(
-            f"--fail-{limit.side} {name}=...",
+            f"{limit.place}: {name}=..." if limit.place else f"--fail-{limit.side} {name}=...",
             f"--fail-{limit.side}",
             wanted="labels",
             got="there are no labels",
@@ -440,12 +443,23 @@ OF_MISMATCH = Metrics(
 )
 
 
-def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
+def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | None = None) -> Gate:
     """Return the gate that a text describes: ``METRIC=LIMIT`` or, for tables, ``METRIC[COLUMN]=LIMIT``.
+
+    Arguments:
+        text: the description.
+        side: the side of the limit on which the gate fails.
+        metrics: the numbers on which limits can be set.
+        place: the file and the key that contain the text; None for the command line.
 
     Raises:
         ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.
     """
+
+    def written(gate: str) -> str:
+        return f"fail-{side} = [{json.dumps(gate, ensure_ascii=False)}]" if place else f"--fail-{side} {gate}"
+
+    where = f"{place}: {printable(text, LONGEST_NAME)}" if place else f"--fail-{side} {text}"
     name, _, number = text.rpartition("=") if "=" in text else (text, "", "")
     metric, bracket, column = name.partition("[")
     has_column = not bracket or (
@@ -455,11 +469,11 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
     if not has_column or not (metric in metrics.means or metric in metrics.estimates or is_of_user):
         changed = _new_form(metric, metrics) if has_column else None
         raise ArgumentValueError.at(
-            f"--fail-{side} {text}",
+            where,
             f"--fail-{side}",
             wanted=f"METRIC=LIMIT with a METRIC among {metrics.in_words}",
             got=repr(name),
-            instead=f"--fail-{side} {changed}{bracket}{column}={number}" if changed else "one of these",
+            instead=written(f"{changed}{bracket}{column}={number}") if changed else "one of these",
             wording="wanted {wanted}; got {got}" + "; write {instead}" * bool(changed),
         )
     try:
@@ -472,14 +486,14 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
         ends = "" if least == -math.inf else f" of {least:g} or more"
         ends = ends if most == math.inf else f" from {least:g} to {most:.6g}"
         raise ArgumentValueError.at(
-            f"--fail-{side} {text}",
+            where,
             f"--fail-{side}",
             wanted=f"a finite number{ends} after '='",
             got=f"{number!r}",
-            instead=f"--fail-{side} {name}={min(metrics.example, most)}",
+            instead=written(f"{name}={min(metrics.example, most)}"),
             wording=BY_CALL,
         )
-    return Gate(Limit(metric, column[:-1] if bracket else None, limit, side), metrics)
+    return Gate(Limit(metric, column[:-1] if bracket else None, limit, side, place), metrics)
 
 
 def _range_of(metric: str) -> Interval:
@@ -508,6 +522,12 @@ def _new_form(metric: str, metrics: Metrics) -> str | None:
 
 
 def gates_of(settings: Settings, metrics: Metrics) -> list[Gate]:
-    """Return the gates of the options ``--fail-above`` and ``--fail-below``."""
+    """Return the gates of the options ``--fail-above`` and ``--fail-below``, also if a file states them."""
     sides: tuple[Side, ...] = ("above", "below")
-    return [parse_gate(text, side, metrics) for side in sides for text in settings[f"--fail-{side}"]]
+    gates: list[Gate] = []
+    for side in sides:
+        flag = f"--fail-{side}"
+        place = settings.place_of(flag)
+        in_file = None if place == flag else place
+        gates += [parse_gate(text, side, metrics, in_file) for text in settings[flag]]
+    return gates

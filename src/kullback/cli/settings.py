@@ -31,6 +31,10 @@ class Settings:
         """Return the value of an option, such as ``settings["--seed"]``."""
         return {option.flag: value for option, value in self.values.items()}[flag]
 
+    def place_of(self, flag: str) -> str:
+        """Return the place of an option: the path of a file and a key if a file gives the option, else its flag."""
+        return {option.flag: place for option, place in self.places.items()}.get(flag, flag)
+
     def arguments(self, subject: Subject | None = None) -> dict[str, Any]:
         """Return the library's arguments from the options of a subject; arguments without a value are left out."""
         arguments = {

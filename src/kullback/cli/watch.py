@@ -147,7 +147,7 @@ def _refuse_reports(settings: Settings, gates: Sequence[Gate]) -> None:
     if gates:
         limit = gates[0].limit
         raise ArgumentValueError.at(
-            f"--fail-{limit.side}",
+            settings.place_of(f"--fail-{limit.side}"),
             f"--fail-{limit.side}",
             wanted="a batch to check",
             got="none",
