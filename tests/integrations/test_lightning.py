@@ -98,6 +98,45 @@ def test_a_language_model(tmp_path: Path, make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [DistillationLoss, LinearDistillationLoss])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_of_an_epoch_is_that_of_all_its_tokens(tmp_path: Path, make: Any, reduction: str) -> None:
+    pytest.importorskip("transformers")
+    student, teacher = language_models()
+    rows = examples(9)
+    for row in rows[:2]:
+        row["labels"] = row["labels"].where(torch.arange(len(row["labels"])) > 8, -100)
+    none = [row | {"labels": torch.full_like(row["labels"], -100)} for row in rows[:1]]
+    batches = [batch_of(rows[:2]), batch_of(rows[2:]), batch_of(none)]
+    with torch.no_grad():
+        sums = [
+            kl_by_hand(*(m(batch["input_ids"]).logits for m in (teacher, student)), batch["labels"])
+            for batch in batches
+        ]
+    total, count = sum(total for total, _ in sums), sum(count for _, count in sums)
+    means = [total / count for total, count in sums[:2]]
+    assert abs(2 / 9 * means[0] + 7 / 9 * means[1] - total / count) > 1e-3 * total / count  # by sequences
+    module = DistillationModule(student, teacher, make(reduction=reduction), causal=True)
+    runner = trainer(tmp_path)
+    want = float(total / count if reduction == "mean" else total)
+    assert runner.validate(module, loader(batches), verbose=False)[0]["val_loss"] == pytest.approx(
+        want, rel=1e-5
+    )
+    assert runner.test(module, loader(batches), verbose=False)[0]["test_loss"] == pytest.approx(
+        want, rel=1e-5
+    )
+
+
+def test_the_loss_of_an_epoch_of_unequal_tensors_is_that_of_all_rows(tmp_path: Path) -> None:
+    student, teacher, [(x, _), (y, _)] = classifiers()
+    module = DistillationModule(student, teacher)
+    p, q = (model(torch.cat([x[:3], y])).double().log_softmax(-1) for model in (teacher, student))
+    want = float((p.exp() * (p - q)).sum(-1).mean())
+    for batches in ([x[:3], y], [(x[:3],), (y,)], [{"input": x[:3]}, {"input": y}]):
+        result = trainer(tmp_path).validate(module, loader(batches), verbose=False)
+        assert result[0]["val_loss"] == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [DistillationLoss, LinearDistillationLoss])
 def test_packed_rows_do_not_see_each_other(make: Any) -> None:
     transformers = pytest.importorskip("transformers")
     student, teacher = language_models()

@@ -160,6 +160,8 @@ class BatchLoss:
         self._batches = 0
         # The student's entropy at each position of the last batch is stored here, if the loss returns entropies.
         self.entropy: Tensor | None = None
+        # The number of positions of the last batch that count.
+        self.tokens: Tensor | None = None
 
     def freeze_teacher(self, student: torch.nn.Module | None) -> None:
         """Freeze the teacher; raise if the teacher shares trainable parameters with the student."""
@@ -221,6 +223,7 @@ class BatchLoss:
             )
         loss = self.loss(**sides, **positions)
         loss, self.entropy = loss if isinstance(loss, tuple) else (loss, None)
+        self.tokens = self._number(sides["student"], positions)
         if self._is_checked():
             self._check_finite(sides, loss)
         self._batches += 1
@@ -231,6 +234,13 @@ class BatchLoss:
         if self._is_checked():
             check_apart(self.call, student, self.teacher)
             check_statistics(self.call, student, self.teacher)
+
+    def _number(self, student: Tensor, positions: Mapping[str, Any]) -> Tensor:
+        """Return the number of positions that count."""
+        labels, mask = positions.get("labels"), positions.get("mask")
+        if labels is not None:
+            return (labels != self.loss.ignore_index).sum()
+        return torch.tensor(student[..., 0].numel(), device=student.device) if mask is None else mask.sum()
 
     @torch.no_grad()
     def teach(self, *inputs: Any, **features: Any) -> Any:
@@ -294,12 +304,12 @@ class BatchLoss:
                 instead="model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration",
             )
         share: Tensor | float = 1.0
-        if normalizer is not None:
-            labels, mask = counted.get("labels"), counted.get("mask")
-            if labels is not None:
-                share = (labels != self.loss.ignore_index).sum() / normalizer
-            elif mask is not None:
-                share = mask.sum() / normalizer
+        if (
+            normalizer is not None
+            and self.tokens is not None
+            and any(x is not None for x in counted.values())
+        ):
+            share = self.tokens / normalizer
         return coefficient * auxiliary * share
 
     def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:

@@ -28,9 +28,11 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     A batch is a dict of the models' arguments, a tensor of inputs, or a tuple whose first entry is such a tensor; the
     other entries of a tuple are not used. In a dict, ``labels`` determine the positions that count, and are the labels
-    of ``label_weight``. The loss is logged as ``train_loss``, ``val_loss`` and
-    ``test_loss``. The teacher is not a part of the module: it is neither trained nor saved, and follows the student to
-    its device.
+    of ``label_weight``. The teacher is not a part of the module: it is neither trained nor saved, and follows the
+    student to its device.
+
+    The loss is logged as ``train_loss``, ``val_loss`` and ``test_loss``. The last two are the mean over all positions
+    of the epoch that count, in all processes. With ``reduction="sum"``, they are the sum.
 
     Arguments:
         student: the model to be trained.
@@ -123,5 +125,19 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
             sides = {"student": logits_of(self.student(x)), "teacher": logits_of(self.batch_loss.teach(x))}
             loss = self.batch_loss.of_sides(sides)
         if self._trainer is not None:
-            self.log(name, loss.detach(), prog_bar=True)
+            self._log_loss(name, loss.detach())
         return loss
+
+    def _log_loss(self, name: str, loss: Tensor) -> None:
+        tokens = self.batch_loss.tokens
+        assert tokens is not None  # noqa: S101 - for the type checker
+        if name == "train_loss":
+            self.log(name, loss, prog_bar=True)
+        elif self.batch_loss.loss.reduction == "sum":
+            self.log(name, loss, prog_bar=True, sync_dist=True, reduce_fx="sum")
+        else:
+            # Lightning divides the weights by the number of processes, which would truncate integers.
+            weight: Any = tokens.to(torch.float32 if tokens.device.type == "mps" else torch.float64)
+            # The mean of a batch without counted positions may be NaN, which no weight of 0 would remove.
+            loss = torch.where(tokens > 0, loss, 0.0)
+            self.log(name, loss, prog_bar=True, sync_dist=True, batch_size=weight)
