@@ -141,6 +141,59 @@ def test_sequences_of_different_lengths_are_padded_on_either_side() -> None:
         assert loss(student, batch)[0].item() == pytest.approx(right, rel=1e-4), side
 
 
+def numbered(*sequences: list[int]) -> list[dict[str, Tensor]]:
+    """Sequences whose stored predictions list each token's own number."""
+    tokens = [torch.tensor(sequence) for sequence in sequences]
+    return [
+        {"input_ids": x, "labels": x, "attention_mask": torch.ones_like(x)}
+        | {"teacher_indices": x[:, None], "teacher_log_probs": torch.zeros(len(x), 1)}
+        for x in tokens
+    ]
+
+
+def without_mask(side: str) -> Any:
+    def pad(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: x for name, x in left_or_right(side)(rows).items() if name != "attention_mask"}
+
+    return pad
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch_without_a_mask_is_padded_on_the_side_of_its_tokens(side: str) -> None:
+    # The tokens of the last row fit at both ends, so the other rows decide.
+    batch = StoredTeacherCollator(without_mask(side))(numbered([5, 0, 7], [8, 9], [0, 0]))
+    stored = batch["teacher_indices"][..., 0]
+    assert torch.equal(stored.clamp(min=0), batch["input_ids"])
+    assert stored.tolist()[1:] == ([[-1, 8, 9], [-1, 0, 0]] if side == "left" else [[8, 9, -1], [0, 0, -1]])
+    # A row without padding begins at 0 even if the collator changed its tokens.
+    alone = StoredTeacherCollator(lambda _: {"input_ids": torch.zeros(1, 2)})(numbered([8, 9]))
+    assert alone["teacher_indices"].tolist() == [[[8], [9]]]
+    # The row's own mask excludes a token, and shows no padding.
+    rows = numbered([5, 6, 7], [8, 9])
+    rows[1]["attention_mask"][0] = 0
+    stored = StoredTeacherCollator(left_or_right(side))(rows)["teacher_indices"][1, :, 0]
+    assert stored.tolist() == ([-1, 8, 9] if side == "left" else [8, 9, -1])
+
+
+def test_a_batch_that_does_not_show_its_padding_is_refused_and_the_remedy_works() -> None:
+    rows = numbered([5, 6, 7], [0, 0])
+    remedy = r"^StoredTeacherCollator\(\), whose default"
+    with refused(
+        ArgumentValueError, argument="collator", got="row 1, whose tokens fit at both", instead=remedy
+    ):
+        StoredTeacherCollator(without_mask("left"))(rows)
+    for changed in (
+        lambda rows: {"input_ids": torch.zeros(2, 3)},
+        lambda rows: {"input_ids": torch.zeros(2, 4)},
+    ):
+        with refused(ArgumentValueError, argument="collator", got="at neither end, without", instead=remedy):
+            StoredTeacherCollator(changed)(numbered([5, 6, 7], [8, 9]))
+    flat = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
+    with refused(ArgumentValueError, argument="collator", got="1 rows for 2 sequences", instead=remedy):
+        StoredTeacherCollator(lambda _: flat)(numbered([5, 6, 7], [8, 9]))
+    assert StoredTeacherCollator()(rows)["teacher_indices"][1, :, 0].tolist() == [0, 0, -1]
+
+
 def test_wrong_rows_are_refused() -> None:
     rows = drawn(language_models()[1], (5, 6))
     collator = StoredTeacherCollator(left_or_right("right"))

@@ -63,7 +63,7 @@ class StoredTeacherCollator:
     Raises:
         ArgumentTypeError: `collator` is not a function.
         ArgumentValueError: `rows_predict` is another word; in a call, a sequence has different numbers of rows and
-            tokens, or has no stored predictions.
+            tokens, or has no stored predictions; the batch of `collator` does not show the side of the padding.
 
     Example:
         >>> import torch
@@ -101,7 +101,7 @@ class StoredTeacherCollator:
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Return a batch of the padded sequences `features`."""
         batch = self.collator([{k: x for k, x in row.items() if k not in STORED} for row in features])
-        length = batch["input_ids"].shape[-1]
+        length, first = batch["input_ids"].shape[-1], _first_tokens(batch, features)
         for name in STORED:
             values = [row.get(name) for row in features]
             if all(x is None for x in values):
@@ -109,7 +109,6 @@ class StoredTeacherCollator:
             rows = [
                 self._tensor(name, x, len(row["input_ids"])) for x, row in zip(values, features, strict=True)
             ]
-            first = [self._first_token(batch, number, length - len(x)) for number, x in enumerate(rows)]
             batch[name] = self._padded(name, rows, first, length)
             for number, start in enumerate(first):
                 if start and isinstance(batch.get("labels"), Tensor):
@@ -127,17 +126,6 @@ class StoredTeacherCollator:
             rows[-1] = _PADDING[name]
         return rows
 
-    def _first_token(self, batch: Any, number: int, padding: int) -> int:
-        """Return the index of a sequence's first token in its padded row: `padding` if the collator pads on the left,
-        else 0.
-        """
-        if padding < 0:
-            raise _wrong(
-                "collator", "padded rows with all tokens", f"{-padding} fewer tokens in row {number}"
-            )
-        mask = batch.get("attention_mask")
-        return padding if isinstance(mask, Tensor) and padding and not bool(mask[number, 0]) else 0
-
     def _padded(self, name: str, rows: list[Tensor], first: list[int], length: int) -> Tensor:
         width = max(x.shape[-1] for x in rows)
         padded: list[Tensor] = []
@@ -146,6 +134,43 @@ class StoredTeacherCollator:
             sides = sides if x.ndim == 1 else (0, width - x.shape[1], *sides)
             padded.append(torch.nn.functional.pad(x, sides, value=_PADDING[name]))
         return torch.stack(padded)
+
+
+def _first_tokens(batch: Any, features: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the index of each sequence's first token in its padded row.
+
+    The row's tokens show the side of the padding. If they fit at both ends, or if the collator changed them, the
+    attention mask shows the side; without a mask, the other rows do.
+    """
+    padded, mask = batch["input_ids"], batch.get("attention_mask")
+    if len(padded) != len(features):
+        raise _unpadded("a row for each sequence", f"{len(padded)} rows for {len(features)} sequences")
+    lengths = [padded.shape[-1] - len(row["input_ids"]) for row in features]
+    starts: list[list[int]] = []
+    for number, (row, padding) in enumerate(zip(features, lengths, strict=True)):
+        if padding < 0:
+            got = f"{-padding} fewer tokens in row {number}"
+            raise _wrong("collator", "padded rows with all tokens", got)
+        tokens = _as_tensor(row["input_ids"]).to(padded)
+        ends = (0, padding) if padding else ()
+        fitting = [start for start in ends if torch.equal(padded[number, start:][: len(tokens)], tokens)]
+        if len(fitting) != 1 and isinstance(mask, Tensor):
+            fitting = [0 if bool(mask[number, 0]) else padding]
+        starts.append(fitting if padding else [0])
+    on_left = {fit[0] > 0 for fit, padding in zip(starts, lengths, strict=True) if padding and len(fit) == 1}
+    for number, (fitting, padding) in enumerate(zip(starts, lengths, strict=True)):
+        if len(fitting) == 2 and len(on_left) == 1:
+            starts[number] = [padding if True in on_left else 0]
+        elif len(fitting) != 1:
+            where = "at both ends" if fitting else "at neither end"
+            got = f"row {number}, whose tokens fit {where}, without attention_mask"
+            raise _unpadded("padded rows that show the side of the padding", got)
+    return [fitting[0] for fitting in starts]
+
+
+def _unpadded(wanted: str, got: str) -> ArgumentValueError:
+    instead = "StoredTeacherCollator(), whose default collator pads on the right and makes attention_mask"
+    return invalid_value(_CALL, "collator", wanted=wanted, got=got, instead=instead)
 
 
 def _wrong(name: str, wanted: str, got: str) -> ArgumentValueError:
