@@ -30,6 +30,10 @@ from kullback.samples import Samples
 # With more categories than this number, the covariance matrix of the categories is not computed, because the time is
 # cubic in the number of categories.
 _MOST_FOR_SPREAD = 1000
+# Above this number of draws, squares and cubes of counts in the formulas would be infinite.
+_MOST_DRAWS = 1e100
+# More draws than this number would need too much memory as `Samples`: 16 GiB for the labels alone.
+_MOST_SAMPLES = 2**31
 
 
 def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws | Counts) -> CategoryCounts:
@@ -51,11 +55,15 @@ def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws 
 
 
 def is_drawn(x: object) -> bool:
-    """Return whether x is `Counts` of draws, which have integer values and no prior."""
-    if not isinstance(x, Counts) or x.prior or not can_inspect(x.tensor):
+    """Return whether x is `Counts` of draws: integers without a prior, with at most `_MOST_DRAWS` draws in a row."""
+    if not isinstance(x, Counts) or x.prior or not can_inspect(x.tensor) or _has_too_many(x):
         return False
     counts = x.tensor.detach()
     return not counts.is_floating_point() or bool((counts == counts.round()).all())
+
+
+def _has_too_many(x: Counts) -> bool:
+    return bool((x.weights().detach().double().sum(-1) > _MOST_DRAWS).any())
 
 
 def table_of(p: Representation, q: Representation) -> CategoryCounts:
@@ -92,6 +100,14 @@ def drawn_one_by_one(call: str, x: Any) -> Any:
             got=f"{x!r}",
             instead=f"{call}(Counts(torch.bincount(x)), q), counts on both sides",
         )
+    if float(counts.detach().double().sum()) > _MOST_SAMPLES:
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted=f"at most {_MOST_SAMPLES:,} draws if the other side is draws",
+            got=f"{x!r} of {float(counts.detach().double().sum()):.3g} draws",
+            instead=f"{call}(Counts(torch.bincount(x)), q), counts on both sides",
+        )
     repeats = counts.detach().to("cpu", torch.int64)
     if x.labels is None:
         return Samples(
@@ -113,19 +129,29 @@ def drawn_one_by_one(call: str, x: Any) -> Any:
 
 
 def number_of_draws(total: Tensor) -> int | Tensor:
-    """Return the number of draws of each row: an int if all rows have the same number, otherwise a tensor."""
-    whole = total.to(torch.int64)
-    return int(whole.flatten()[0]) if bool((whole == whole.flatten()[0]).all()) else whole
+    """Return the number of draws of each row: an int if all rows have the same number, otherwise a tensor.
+
+    The tensor is float64 if int64 cannot hold a number.
+    """
+    first = total.flatten()[0]
+    if bool((total == first).all()):
+        return int(first)
+    return total.to(torch.int64) if float(total.max()) < 2.0**63 else total
 
 
 def _check_whole(call: str, *sides: Counts) -> None:
     for x in sides:
         if not is_drawn(x):
+            problem = (
+                f" of more than {_MOST_DRAWS:g} draws"
+                if _has_too_many(x)
+                else " of numbers that are not whole"
+            )
             raise invalid_value(
                 call,
                 "p, q",
-                wanted="counts of draws: whole numbers without a prior",
-                got=f"{x!r} with prior={x.prior:g}" if x.prior else f"{x!r} of numbers that are not whole",
+                wanted=f"counts of draws: whole numbers without a prior, with a sum of at most {_MOST_DRAWS:g}",
+                got=f"{x!r} with prior={x.prior:g}" if x.prior else f"{x!r}{problem}",
                 instead="kl_divergence(p, q), the divergence of the proportions, which has no interval",
             )
 
