@@ -54,6 +54,7 @@ from kullback.tables.table_findings import (
     schema_findings,
     size_findings,
     text_finding,
+    unseparated_numbers,
     unshared_categories,
 )
 from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
@@ -376,7 +377,11 @@ def _comparison(
     joint: list[JointComparison] = []
     if p.weight > 0 and q.weight > 0:
         shared = [name for name in p.columns if name in q.columns]
-        changed = {name: _changed_type(name, p.columns[name], q.columns[name]) for name in shared}
+        pairs = {name: (p.columns[name], q.columns[name]) for name in shared}
+        changed = {
+            name: _changed_type(name, *pair) or unseparated_numbers(name, *pair)
+            for name, pair in pairs.items()
+        }
         shared = [name for name in shared if changed[name] is None]
         reported += [each for each in changed.values() if each is not None]
         reported += [] if settings.independent else order_findings(p, q, shared)

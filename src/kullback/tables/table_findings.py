@@ -24,6 +24,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "no-common-column": ("error", "the tables share no column: there is no comparison"),
     "column-missing": ("error", "a column is in one table only"),
     "type-changed": ("error", "a column has one type in P and another in Q"),
+    "unseparated": ("error", "numbers of a column are too near to each other to be compared, below 2.3e-308"),
     "group-skipped": ("error", "a group with a column that cannot be compared"),
     "all-missing": ("warning", "a column has no values in a table"),
     "column-skipped": (
@@ -71,6 +72,10 @@ FINDINGS: dict[str, tuple[Level, str]] = {
 Version 2 of the JSON format may get new codes, but an existing code never changes.
 """
 MOST_NAMED = 100  # a result names at most this many new categories, and this many vanished categories
+# A column with a larger share of numbers that the grid does not separate is not compared. With a smaller share, total
+# variation is at most this share too small.
+_MOST_UNSEPARATED = 0.01
+_LARGEST_SCALED = 1e8  # numbers below this limit are finite after a multiplication by 1e300
 NAMED = 5  # a sentence names at most this many categories or columns
 
 
@@ -180,6 +185,23 @@ def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None 
     ]
     message = f"{quoted(name)} is {types[0]} in P and {types[1]} in Q: not compared"
     return finding("type-changed", message + (f"; the text is not read, because {why}" if why else ""), name)
+
+
+def unseparated_numbers(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
+    """Return the finding that a column has too many numbers that the grid does not separate, else None."""
+    if not any(column.unseparated > _MOST_UNSEPARATED * column.present for column in (p, q)):
+        return None
+    shares = [
+        f"{100 * column.unseparated / column.present:.3g} % of {side}'s"
+        for side, column in (("P", p), ("Q", q))
+        if column.unseparated
+    ]
+    ends = [abs(end) for column in (p, q) for end in (column.minimum, column.maximum) if end is not None]
+    remedy = "multiply it by 1e300" if max(ends) < _LARGEST_SCALED else "set the numbers below 2.3e-308 to 0"
+    message = f"numbers are less than 2.3e-308 away from {p.center:g}, which the comparison does not separate"
+    return finding(
+        "unseparated", f"{quoted(name)}: {' and '.join(shares)} {message}; {remedy} in both tables", name
+    )
 
 
 def column_findings(

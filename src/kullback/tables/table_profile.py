@@ -483,6 +483,7 @@ def _center_constant(column: ColumnProfile) -> None:
         and abs(column.minimum) < FARTHEST_CENTER
     ):
         column.center, column.buckets = column.minimum, {0: sum(column.buckets.values())}
+        column.unseparated = 0.0
 
 
 def _is_narrow(column: ColumnProfile) -> bool:

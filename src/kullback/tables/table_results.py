@@ -195,7 +195,7 @@ class JointComparison(_Comparison):
 
 
 # The codes of the findings that a column or a group of columns was not compared.
-NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipped")
+NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "unseparated", "group-skipped")
 
 
 @dataclass(frozen=True, repr=False)

@@ -54,6 +54,7 @@ class ColumnProfile(ShortRepr):
         written: the way in which numbers or dates are written if the column is text; None for other columns.
         unparsed: the weight of the texts that are not written in this way; `missing` includes this weight.
         unparsed_texts: the weights of the most frequent texts that are not written in this way.
+        unseparated: the weight of the numbers that differ from the center but share its bucket.
 
     Example:
         >>> import pyarrow as pa
@@ -80,6 +81,7 @@ class ColumnProfile(ShortRepr):
     written: Written | None = None
     unparsed: float = 0.0
     unparsed_texts: dict[str, float] = field(default_factory=dict[str, float])
+    unseparated: float = 0.0
 
     @property
     def gridded(self) -> bool:
@@ -212,8 +214,11 @@ class ColumnProfile(ShortRepr):
 
 
 # The attributes that hold a weight, and the attributes that JSON holds unchanged.
-_WEIGHTS = (*SPECIALS.values(), "other_categories", "unparsed")
-_PLAIN = ("center", *SPECIALS.values(), "minimum", "maximum", "other_categories", "integer", "unparsed")
+_WEIGHTS = (*SPECIALS.values(), "other_categories", "unparsed", "unseparated")
+_PLAIN = (
+    *("center", *SPECIALS.values(), "minimum", "maximum", "other_categories", "integer", "unparsed"),
+    "unseparated",
+)
 _MOST_UNPARSED = 5  # a profile names at most this many unparsed texts
 
 

@@ -18,7 +18,7 @@ from kullback.tables.columns.arrow import (
     strings_of,
 )
 from kullback.tables.columns.column_profile import ColumnProfile, combined
-from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
+from kullback.tables.columns.log_grid import CODES, PER_OCTAVE, SIGN, SMALLEST, bucket_codes, buckets_of_codes
 from kullback.tables.columns.text_types import MAX_CATEGORIES, is_text
 from kullback.tables.columns.types import ColumnType, FieldType, is_arrow_integer
 from kullback.tables.columns.ways_of_writing import Evidence, evidence_of
@@ -101,7 +101,7 @@ class GridCounter(ProfileCounter):
         self.center, self.integer = center, integer
         self.codes = np.zeros(CODES)
         self.words = np.zeros(WORD_GROUPS) if words and column_type == "text" else None
-        self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
+        self.not_a_number = self.minus_infinity = self.plus_infinity = self.unseparated = 0.0
         self.minimum: float = math.inf  # an int if the column holds integers
         self.maximum: float = -math.inf
 
@@ -143,7 +143,12 @@ class GridCounter(ProfileCounter):
     def _add(self, offsets: Floats, weights: Floats | None, low: float, high: float) -> None:
         """Count finite numbers, given as their differences from the center."""
         counts = np.bincount(bucket_codes(offsets), weights)
+        unseparated = 0.0
+        if self.column_type == "numeric" and (counts[:PER_OCTAVE].any() or counts[SIGN:][:PER_OCTAVE].any()):
+            near = (np.abs(offsets) < SMALLEST) & (offsets != 0)
+            unseparated = float(np.sum(near if weights is None else weights[near]))
         with self.lock:
+            self.unseparated += unseparated
             self.codes[: len(counts)] += counts
             self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
 
@@ -167,6 +172,7 @@ class GridCounter(ProfileCounter):
         self.not_a_number += other.not_a_number
         self.minus_infinity += other.minus_infinity
         self.plus_infinity += other.plus_infinity
+        self.unseparated += other.unseparated
         self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
 
@@ -187,6 +193,7 @@ class GridCounter(ProfileCounter):
             minimum=self.minimum + 0 if some else None,
             maximum=self.maximum + 0 if some else None,
             integer=self.integer,
+            unseparated=self.unseparated,
             words=None
             if self.words is None
             else {int(i): float(self.words[i]) for i in np.flatnonzero(self.words)},
