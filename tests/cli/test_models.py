@@ -86,9 +86,15 @@ def test_a_recorded_reference_is_a_base(words: Path, tmp_path: Path) -> None:
     path = tmp_path / "base.klref"
     result = run("record", folders.base(), "--text", words, "-o", path, "--context", 48)
     assert result.exit_code == 0, result.output
+    line = re.fullmatch(r"(.*): the predictions of ([\d,]+) tokens, ([\d.]+) kB\n", result.stdout)
+    assert line is not None, result.output
+    assert line[1] == str(path)
+    assert float(line[3]) == pytest.approx(path.stat().st_size / 1000, rel=0.01)
+    recorded = int(line[2].replace(",", ""))
     result = run("compare", path, folders.int8(), "--json")
     assert result.exit_code == 0, result.output
     held = json.loads(result.output)["candidates"][0]
+    assert held["comparison"]["rows"] == recorded
     assert held["known"] == "reference"
     assert held["certain"]["kl_pq"][0] <= held["drawn"]["kl_pq"]["mean"]
     refused = run("record", folders.base(), "--text", words, "-o", words)

@@ -50,6 +50,7 @@ def record(model: str, settings: Settings) -> None:
     these. With this file, you can compare another model with MODEL even where MODEL is not available.
     """
     from kullback.common.constraints import taken
+    from kullback.common.formats import byte_count, counted
     from kullback.models import Cut, Loading, record_reference
     from kullback.models.hidden_states import with_heads
 
@@ -70,9 +71,19 @@ def record(model: str, settings: Settings) -> None:
     arguments = settings.arguments()
     cut, loading = taken(Cut, arguments), taken(Loading, arguments)
     [opened] = with_heads([model], settings["--head"], cut=cut, loading=loading)
-    with progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress:
+    written = 0
+    with progress_bar("tokens", show=not settings["--no-progress"], patience=0) as update:
+
+        def progress(done: int, total: int | None) -> None:
+            nonlocal written
+            written = done
+            if update:
+                update(done, total)
+
         notes = record_reference(
             opened, text, output, cut=cut, loading=loading, progress=progress, **arguments
         )
+    size = byte_count(output.stat().st_size)
+    click.echo(f"{printable(output)}: the predictions of {counted(written, 'token')}, {size}")
     for note in notes:
         click.echo(note)
