@@ -22,6 +22,8 @@ NO_LABEL = -100
 # These fields of a batch replace a teacher. The first two contain the teacher's most probable tokens, shape (...,
 # tokens, k). The third, which may be missing, contains the true token that each row predicts, shape (..., tokens).
 STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
+# The two files of a card that `compare` reads: the record, and the reference of the base.
+CARD, CARD_REFERENCE = "card.json", "reference.klref"
 
 # A name with a word of `_IDS` is the name of a column that identifies rows. A name with a word of `_LABELS` is the name
 # of a column with the true classes of rows.
@@ -62,13 +64,24 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
     if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
         return True
     path = Path(text)
-    return (path / "config.json").is_file() or is_hidden_states(path) or (hub and not path.exists())
+    if (path / "config.json").is_file() or is_hidden_states(path) or is_card(path):
+        return True
+    return hub and not path.exists()
 
 
 def is_hidden_states(name: str | os.PathLike[str]) -> bool:
     """Return whether a name means a folder of hidden states: safetensors files without the config.json of a model."""
     path = Path(name)
-    return path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    if not path.is_dir() or (path / "config.json").is_file() or is_card(path):
+        return False
+    return any(path.glob("*.safetensors"))
+
+
+def is_card(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name means the folder of a card. A folder with the config.json of a model is a model."""
+    path = Path(name)
+    has_part = (path / CARD).is_file() or (path / CARD_REFERENCE).is_file()
+    return has_part and not (path / "config.json").is_file()
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

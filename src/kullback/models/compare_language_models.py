@@ -17,20 +17,25 @@ from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
 from kullback.common.extra_arguments import by_name
+from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.row_statistics import FURTHER
+from kullback.common.words import is_card
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
+from kullback.io import Reference, RowSource, TopKSource
 from kullback.io.windows import Windows
+from kullback.models.card import notes_of_card
 from kullback.models.differences import differences
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
-from kullback.models.model_results import Candidate, ModelComparison
+from kullback.models.model_results import Candidate, ModelComparison, Recorded
 from kullback.models.noise import NoisyModel
 from kullback.models.open_model import LOADING, Loading, Opened, is_reference, opened_in
 from kullback.models.pairing import DensePairing, Pairing, PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.passages import LENGTH
-from kullback.models.recording import record_reference
+from kullback.models.recording import copied, metadata_of, record_reference, recorded_by, recorded_in
+from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
 from kullback.models.sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.models.text import CUT, Cut, Text, take_texts
@@ -64,6 +69,7 @@ def compare_models(
     run: Run = RUN,
     noise_floor: bool | None = None,
     one_at_a_time: bool = False,
+    record: str | os.PathLike[str] | None = None,
 ) -> ModelComparison:
     r"""Compare causal language models with a base over a text, by the divergences between their predictions and the
     base's.
@@ -90,9 +96,9 @@ def compare_models(
 
     Arguments:
         base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module that is called with
-            ``input_ids`` and returns logits, or a reference file (``.klref``). P may also be a source from
-            `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream` such as `HiddenStates`,
-            with one row for each scored token.
+            ``input_ids`` and returns logits, a reference file (``.klref``), or the folder of a card. P may also be a
+            source from `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream` such as
+            `HiddenStates`, with one row for each scored token.
         candidates: Q, in the same forms as the base, or the address of a server (``http://...``) with vLLM's, SGLang's
             or OpenAI's completions API. Pass one candidate, a list, or a mapping from names to candidates. If two
             candidates in a list have the same name, the second is called ``"name (2)"``, and so on.
@@ -109,6 +115,8 @@ def compare_models(
         one_at_a_time: whether to keep only one model in memory. If so, the base's predictions are first recorded as a
             reference file in a temporary folder. Each candidate is then compared with this file. For a candidate that
             is a reference itself, this gives only bounds.
+        record: a reference file to write of the base while it is read, for `ModelComparison.to_card`; None for no file.
+            A base that is a reference is copied.
 
     Returns:
         a `ModelComparison`; divergences in nats.
@@ -150,17 +158,27 @@ def compare_models(
             instead="resume without one_at_a_time",
         )
     check_goal(run, len(every_candidate), one_at_a_time=one_at_a_time, noise_floor=noise_floor)
+    recorded = None
+    if record is not None:
+        path = _checked_record(record, [base, *every_candidate, texts], run)
+        further = {"noise_floor": noise_floor, "one_at_a_time": one_at_a_time}
+        recorded = recorded_by(path, [base, *every_candidate], texts, cut, loading, run, further)
+    card = base if isinstance(base, str | os.PathLike) and is_card(base) else None
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(
         torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
     )
-    settings = _Settings(cut, loading, run, seed)
+    settings = _Settings(cut, loading, run, seed, texts, recorded and recorded.path)
     with ExitStack() as stack:
         name = None
         if one_at_a_time and not is_reference(base):
             name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
             base = _recorded(stack, base, texts, settings)
         opened = opened_in(stack, base, "base", settings.loading)
+        if recorded is not None:
+            _require_recordable(opened)
+            if isinstance(opened, Reference):
+                stack.enter_context(copied(opened, recorded.path))
         # With `one_at_a_time`, each group is a single candidate. The text is the same for all groups.
         groups = [[each] for each in every_candidate] if one_at_a_time else [every_candidate]
         parts = [
@@ -174,7 +192,43 @@ def compare_models(
             )
             for place, group in enumerate(groups)
         ]
-    return _joined(parts, name, None if named is None else list(named))
+    result = _joined(parts, name, None if named is None else list(named), recorded)
+    notes = [] if card is None else notes_of_card(Path(card), result.candidates)
+    return replace(result, notes=[*result.notes, *notes])
+
+
+def _checked_record(record: object, read: Sequence[object], run: Run) -> Path:
+    """Return the path of the reference file to write; refuse a path that cannot be written or that is read, and a goal.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, FileError: the file cannot be written by this run.
+    """
+    if not isinstance(record, str | os.PathLike):
+        wanted, instead = "the path of a file, or None", "record='base.klref'"
+        raise invalid_type(CALL, "record", wanted=wanted, got=safe_repr(record), instead=instead)
+    if run.goal is not None:
+        raise invalid_value(
+            CALL,
+            "record",
+            wanted="a run that reads every window, as a card has all of them",
+            got="a run until sure, which stops early",
+            instead="until_sure=None (without --until-sure)",
+        )
+    paths = [each for each in read if isinstance(each, str | os.PathLike)]
+    refuse_overwriting([record], [each for each in paths if os.path.exists(each)])  # noqa: PTH110 - any text
+    check_writable(record)
+    return Path(record)
+
+
+def _require_recordable(base: Opened) -> None:
+    if isinstance(base, TopKSource | ServerModel):
+        raise invalid_value(
+            CALL,
+            "record",
+            wanted="a base that gives the probability of every class: a model, hidden states or a reference",
+            got=f"{printable(base.name)}, which gives only the most probable ones",
+            instead="record=None (without --card), or pass the model itself as the base",
+        )
 
 
 @dataclass(frozen=True)
@@ -185,6 +239,8 @@ class _Settings:
     loading: Loading
     run: Run
     seed: int
+    texts: object
+    record: Path | None
 
     def of_pairings(self, matched: Matched) -> PairingSettings:
         """Return the settings of each pair of a base and a candidate."""
@@ -221,6 +277,11 @@ def _compare_group(
             units = of_pairings.windows, of_pairings.clusters
             question = question_of(settings.run, *units, len(others), cut.most_windows)
         base, *sides = matched.sides
+        if settings.record is not None and isinstance(base, DenseSide):
+            known = {"context": str(matched.context), "score": matched.score}
+            known |= _tokenizer_of(others) if isinstance(base.model, RowSource) else {}
+            metadata = known | metadata_of(base.model, settings.texts, settings.loading)
+            base = recorded_in(stack, base, settings.record, metadata)
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
         pairings = [_pairing(base, side, of_pairings) for side in sides]
@@ -233,6 +294,13 @@ def _compare_group(
         if noise_floor is None:
             floor = _floor_of_few(opened, matched, settings)
         return _Group(matched, of_pairings, results, floor, pairings[0].passages.whole_text, question)
+
+
+def _tokenizer_of(sides: Sequence[Opened]) -> dict[str, str]:
+    """Return the fingerprint of the first model's tokenizer, for a base that does not know its own."""
+    models = (each for each in sides if isinstance(each, LanguageModel) and not isinstance(each, ServerModel))
+    first = next(models, None)
+    return {} if first is None else {"tokenizer": first.vocabulary.fingerprint}
 
 
 def _named(candidates: object) -> dict[str, object] | None:
@@ -252,13 +320,16 @@ def _named(candidates: object) -> dict[str, object] | None:
     return dict(named)
 
 
-def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> ModelComparison:
+def _joined(
+    parts: list[_Group], name: str | None, names: list[str] | None, recorded: Recorded | None
+) -> ModelComparison:
     """Return the result of all groups.
 
     Arguments:
         parts: the results of the groups.
         name: the original name of a base that was recorded in a temporary file; None for other bases.
         names: the names that the user gave to the candidates; None if the user gave no names.
+        recorded: the arguments, with the candidates in the order of the call; None if no file was written.
     """
     matched, settings, _, floor, whole_text, question = parts[0]
     base = matched.sides[0].info
@@ -276,6 +347,11 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         range(len(results)), key=lambda place: results[place][0].comparison.divergences["kl_pq"].mean
     )
     results = [results[place] for place in order]
+    if recorded is not None:
+        sides, heads = (
+            (of[0], *(of[place + 1] for place in order)) for of in (recorded.sides, recorded.heads)
+        )
+        recorded = replace(recorded, sides=sides, heads=heads)
     compared, outcome, windows = [candidate for candidate, _ in results], None, matched.windows
     distances = differences(results, settings)
     if question is not None:
@@ -297,6 +373,7 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         whole_text=whole_text,
         notes=matched.notes,
         until_sure=outcome,
+        recorded=recorded,
     )
 
 

@@ -87,6 +87,7 @@ class Code:
     text: str
     caption: tuple[str, ...] = ()
     is_main: bool = True
+    language: str = "python"
 
 
 @dataclass(frozen=True)
