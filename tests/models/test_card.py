@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import random
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -322,7 +322,7 @@ def test_a_failed_run_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_the_distance_of_a_badge_encloses_the_interval() -> None:
-    draw = random.Random(0)
+    draw = np.random.default_rng(0)
     for _ in range(2000):
         mean = 10 ** draw.uniform(-9, 2)
         low = mean * draw.uniform(0, 1)

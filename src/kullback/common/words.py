@@ -61,12 +61,17 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
         [True, True, False]
     """
     text = os.fspath(name)
-    if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
+    if is_address(text) or text.lower().endswith((".gguf", ".klref")):
         return True
     path = Path(text)
     if (path / "config.json").is_file() or is_hidden_states(path) or is_card(path):
         return True
     return hub and not path.exists()
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is the address of a server."""
+    return name.startswith(("http://", "https://"))
 
 
 def is_hidden_states(name: str | os.PathLike[str]) -> bool:

@@ -19,7 +19,7 @@ from kullback.common.constraints import FLAG, Arguments, OfType
 from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.row_statistics import FURTHER
-from kullback.common.words import is_card
+from kullback.common.words import is_address, is_card
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io import Reference, RowSource, TopKSource
 from kullback.io.windows import Windows
@@ -161,6 +161,7 @@ def compare_models(
     recorded = None
     if record is not None:
         path = _checked_record(record, [base, *every_candidate, texts], run)
+        _require_recordable(base)
         further = {"noise_floor": noise_floor, "one_at_a_time": one_at_a_time}
         recorded = recorded_by(path, [base, *every_candidate], texts, cut, loading, run, further)
     card = base if isinstance(base, str | os.PathLike) and is_card(base) else None
@@ -220,13 +221,14 @@ def _checked_record(record: object, read: Sequence[object], run: Run) -> Path:
     return Path(record)
 
 
-def _require_recordable(base: Opened) -> None:
-    if isinstance(base, TopKSource | ServerModel):
+def _require_recordable(base: object) -> None:
+    """Refuse a base that gives only some classes. The address of a server is refused before it is opened."""
+    if (isinstance(base, str) and is_address(base)) or isinstance(base, TopKSource | ServerModel):
         raise invalid_value(
             CALL,
             "record",
             wanted="a base that gives the probability of every class: a model, hidden states or a reference",
-            got=f"{printable(base.name)}, which gives only the most probable ones",
+            got=f"{printable(base if isinstance(base, str) else base.name)}, which gives only the most probable ones",
             instead="record=None (without --card), or pass the model itself as the base",
         )
 

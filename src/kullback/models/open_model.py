@@ -13,7 +13,7 @@ import torch
 from kullback.common.constraints import FLAG, Arguments
 from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
-from kullback.common.words import RepresentationName, is_card, is_hidden_states
+from kullback.common.words import RepresentationName, is_address, is_card, is_hidden_states
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
 from kullback.io.row_sources import checked
@@ -183,7 +183,7 @@ def open_side(side: object, argument: str, loading: Loading) -> Opened:
         path = Path(name)
         if is_reference(name):
             return open_card(path, argument) if is_card(path) else Reference(path, name=argument)
-        if name.startswith(("http://", "https://")):
+        if is_address(name):
             return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
         if path.is_file() and path.suffix.lower() != ".gguf":
             return _open_file(path, argument, loading)

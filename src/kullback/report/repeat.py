@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kullback.common.files import without_folders
+from kullback.common.words import is_address
 from kullback.errors import printable
 from kullback.models import ModelComparison, is_reference
 from kullback.models.model_results import Recorded
@@ -58,7 +59,7 @@ def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates
     card = os.path.basename(os.path.abspath(folder))  # noqa: PTH100, PTH119 - a link keeps its name
     repeatable = [place for place, is_so in enumerate(are_repeatable(result, recorded), 1) if is_so]
     sides = [recorded.sides[place] for place in repeatable]
-    needs_text = any(side is not None and side.startswith(("http://", "https://")) for side in sides)
+    needs_text = any(side is not None and is_address(side) for side in sides)
     repeat = [
         card,
         *(_names(sides) if sides and None not in sides else [ANY_CANDIDATE]),
