@@ -170,7 +170,6 @@ OPTIONS: tuple[Option, ...] = (
         accepts=FILE,
         job="Output",
         subjects=("models",),
-        common=True,
         metavar="FOLDER",
     ),
     options.HTML,
