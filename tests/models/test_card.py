@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from kullback import compare, compare_models, record_reference
-from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, KullbackError
+from kullback.common.formats import plus_minus
+from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, KullbackError, ModelError
 from kullback.io import Reference
-from kullback.models import Cut, ModelComparison, Run, is_reference
-from kullback.report.card import plus_minus
+from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
+from kullback.models.text import take_texts
 from tests.models.bytes_model import BytesModel
 from tests.refusals import refused
 
@@ -331,3 +332,45 @@ def test_the_distance_of_a_badge_encloses_the_interval() -> None:
         assert center - reach <= low * (1 + 1e-12)
         assert center + reach >= high * (1 - 1e-12)
         assert reach <= 1.2 * max(high - mean, mean - low)
+
+
+def test_the_badge_of_a_number_without_an_upper_end_is_its_lower_end(tmp_path: Path) -> None:
+    record_reference(FAR, WORDS, tmp_path / "far.klref", cut=CUT)
+    result = compare_models(BASE, tmp_path / "far.klref", WORDS, cut=CUT, record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    [candidate] = fields(tmp_path / "card")["candidates"]
+    low, high = candidate["kl_pq"]["interval"]
+    assert (candidate["known"], candidate["repeatable"], high) == ("reference", False, "Infinity")
+    assert [each["message"] for each in badges(tmp_path / "card")] == [f"KL ≥ {low:.3g} nats"]
+    readme = (tmp_path / "card" / "README.md").read_text("utf-8")
+    assert "Only a comparison with the base repeats far.klref: other classes, or a reference too." in readme
+
+
+def test_equal_names_of_files_get_numbers(tmp_path: Path) -> None:
+    candidates = [BytesModel(str(tmp_path / "a" / "near"), NEAR.table), BytesModel("near", FAR.table)]
+    result = compare_models(BASE, candidates, WORDS, cut=CUT, record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    of_cards = {each["name"]: each["kl_pq"]["mean"] for each in fields(tmp_path / "card")["candidates"]}
+    assert of_cards == {"near": means(result)[candidates[0].name][0], "near (2)": means(result)["near"][0]}
+    assert [each["label"] for each in badges(tmp_path / "card")] == ["near (2) vs. base", "near vs. base"]
+
+
+def test_a_file_of_predictions_is_recorded_with_the_tokenizer_of_the_candidate(tmp_path: Path) -> None:
+    windows, _ = CUT.windows(BASE, take_texts("", WORDS))
+    np.save(tmp_path / "base.npy", torch.cat(list(BASE.logits(windows, 100))).numpy())
+    options = {"cut": CUT, "loading": Loading(representation="logits")}
+    result = compare_models(tmp_path / "base.npy", NEAR, WORDS, record=tmp_path / "base.klref", **options)
+    result.to_card(tmp_path / "card")
+    assert means(compare_models(tmp_path / "card", NEAR)) == means(
+        compare_models(tmp_path / "base.klref", NEAR)
+    )
+    assert fields(tmp_path / "card")["base"]["tokenizer_sha256"] == NEAR.vocabulary.fingerprint
+    assert fields(tmp_path / "card")["base"]["name"] == "base.npy"
+    other = BytesModel("other", NEAR.table)
+    other.vocabulary = Vocabulary([Token(bytes([255 - byte])) for byte in range(256)])
+    with refused(ModelError, wanted="the tokenizer that"):
+        compare_models(tmp_path / "card", other)
+
+
+def test_a_long_address_is_no_card() -> None:
+    assert not is_reference("http://" + "a" * 5000)

@@ -84,9 +84,10 @@ def is_hidden_states(name: str | os.PathLike[str]) -> bool:
 
 def is_card(name: str | os.PathLike[str]) -> bool:
     """Return whether a name means the folder of a card. A folder with the config.json of a model is a model."""
-    path = Path(name)
-    has_part = (path / CARD).is_file() or (path / CARD_REFERENCE).is_file()
-    return has_part and not (path / "config.json").is_file()
+    # Unlike Path.is_file, os.path.isfile is False for an invalid path, such as a long address.
+    parts = (os.path.join(name, part) for part in (CARD, CARD_REFERENCE, "config.json"))  # noqa: PTH118
+    card, reference, model = map(os.path.isfile, parts)
+    return (card or reference) and not model
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kullback.common.extra_arguments import by_name
 from kullback.common.files import same_file, without_folders, write_all, write_errors
-from kullback.common.formats import byte_count, count, counted
+from kullback.common.formats import byte_count, count, counted, plus_minus, significant
 from kullback.common.optional import load
 from kullback.common.words import CARD, CARD_REFERENCE
 from kullback.errors import FileError, invalid_value, printable
@@ -168,12 +168,11 @@ def _without_folders(
     """Return a comparison and its verdicts, in which the names of models have no folders of this machine."""
     names = [result.base.name, *(each.model.name for each in result.candidates)]
     public = dict(zip(names, distinct([without_folders(name) for name in names]), strict=True))
-    longest_first = sorted(public, key=len, reverse=True)
+    # All names are replaced in one pass, because a new name may equal the old name of another model.
+    pattern = re.compile("|".join(map(re.escape, sorted(public, key=len, reverse=True))))
 
     def rewritten(text: str) -> str:
-        for name in longest_first:
-            text = text.replace(name, public[name])
-        return text
+        return pattern.sub(lambda found: public[found[0]], text)
 
     def renamed(candidate: Candidate) -> Candidate:
         comparison = candidate.comparison
@@ -239,26 +238,10 @@ def message_of(candidate: Candidate) -> str:
     kl = candidate.comparison.divergences[KL]
     low, high = kl.ends
     if candidate.is_lower_bound or high == math.inf:
-        return f"≥ {kl.mean if math.isnan(low) else low:.3g}"
+        return f"≥ {significant(kl.mean if math.isnan(low) else low, 3)}"
     if kl.interval is None or not math.isfinite(kl.mean):
-        return f"{kl.mean:.3g}"
+        return significant(kl.mean, 3)
     return plus_minus(kl.mean, low, high)
-
-
-def plus_minus(mean: float, low: float, high: float) -> str:
-    """Return a number with a distance of two digits that encloses an interval around it.
-
-    Example:
-        >>> plus_minus(0.0021345, 0.00189, 0.00241), plus_minus(0.0, 0.0, 0.0)
-        ('0.00213 ± 0.00028', '0 ± 0')
-    """
-    reach = max(high - mean, mean - low)
-    if reach <= 0:
-        return f"{mean:.4g} ± 0"
-    decimals = max(0, 1 - math.floor(math.log10(reach)))
-    rounded = round(mean, decimals)
-    reach = math.ceil(max(high - rounded, rounded - low) * 10**decimals) / 10**decimals
-    return f"{rounded:.{decimals}f} ± {reach:.{decimals}f}"
 
 
 def _readme(page: Document, record: JsonObject) -> Document:
