@@ -374,3 +374,20 @@ def test_a_file_of_predictions_is_recorded_with_the_tokenizer_of_the_candidate(t
 
 def test_a_long_address_is_no_card() -> None:
     assert not is_reference("http://" + "a" * 5000)
+
+
+def test_a_card_is_written_whole_or_not_at_all(
+    card: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = compare_models(FAR, NEAR, WORDS, cut=CUT, record=card.parent / "far.klref")
+    before = {path.name: path.read_bytes() for path in card.iterdir()}
+
+    def fail(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kullback.report.card.html.render", fail)
+    for folder in (tmp_path / "new", card):
+        with pytest.raises(KeyboardInterrupt):
+            result.to_card(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"card", "far.klref"}
+    assert {path.name: path.read_bytes() for path in card.iterdir()} == before

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments, OfType
 from kullback.common.extra_arguments import by_name
-from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.row_statistics import FURTHER
-from kullback.common.words import is_address, is_card
+from kullback.common.words import is_card
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
-from kullback.io import Reference, RowSource, TopKSource
+from kullback.io import Reference
 from kullback.io.windows import Windows
 from kullback.models.card import notes_of_card
 from kullback.models.differences import differences
@@ -34,8 +33,14 @@ from kullback.models.open_model import LOADING, Loading, Opened, is_reference, o
 from kullback.models.pairing import DensePairing, Pairing, PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.passages import LENGTH
-from kullback.models.recording import copied, metadata_of, record_reference, recorded_by, recorded_in
-from kullback.models.server import ServerModel
+from kullback.models.recording import (
+    copied,
+    metadata_of,
+    record_reference,
+    recorded_by,
+    recorded_in,
+    require_recordable,
+)
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
 from kullback.models.sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.models.text import CUT, Cut, Text, take_texts
@@ -160,10 +165,8 @@ def compare_models(
     check_goal(run, len(every_candidate), one_at_a_time=one_at_a_time, noise_floor=noise_floor)
     recorded = None
     if record is not None:
-        path = _checked_record(record, [base, *every_candidate, texts], run)
-        _require_recordable(base)
         further = {"noise_floor": noise_floor, "one_at_a_time": one_at_a_time}
-        recorded = recorded_by(path, [base, *every_candidate], texts, cut, loading, run, further)
+        recorded = recorded_by(record, [base, *every_candidate], texts, cut, loading, run, further)
     card = base if isinstance(base, str | os.PathLike) and is_card(base) else None
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(
@@ -177,7 +180,7 @@ def compare_models(
             base = _recorded(stack, base, texts, settings)
         opened = opened_in(stack, base, "base", settings.loading)
         if recorded is not None:
-            _require_recordable(opened)
+            require_recordable(opened)
             if isinstance(opened, Reference):
                 stack.enter_context(copied(opened, recorded.path))
         # With `one_at_a_time`, each group is a single candidate. The text is the same for all groups.
@@ -196,41 +199,6 @@ def compare_models(
     result = _joined(parts, name, None if named is None else list(named), recorded)
     notes = [] if card is None else notes_of_card(Path(card), result.candidates)
     return replace(result, notes=[*result.notes, *notes])
-
-
-def _checked_record(record: object, read: Sequence[object], run: Run) -> Path:
-    """Return the path of the reference file to write; refuse a path that cannot be written or that is read, and a goal.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError, FileError: the file cannot be written by this run.
-    """
-    if not isinstance(record, str | os.PathLike):
-        wanted, instead = "the path of a file, or None", "record='base.klref'"
-        raise invalid_type(CALL, "record", wanted=wanted, got=safe_repr(record), instead=instead)
-    if run.goal is not None:
-        raise invalid_value(
-            CALL,
-            "record",
-            wanted="a run that reads every window, as a card has all of them",
-            got="a run until sure, which stops early",
-            instead="until_sure=None (without --until-sure)",
-        )
-    paths = [each for each in read if isinstance(each, str | os.PathLike)]
-    refuse_overwriting([record], [each for each in paths if os.path.exists(each)])  # noqa: PTH110 - any text
-    check_writable(record)
-    return Path(record)
-
-
-def _require_recordable(base: object) -> None:
-    """Refuse a base that gives only some classes. The address of a server is refused before it is opened."""
-    if (isinstance(base, str) and is_address(base)) or isinstance(base, TopKSource | ServerModel):
-        raise invalid_value(
-            CALL,
-            "record",
-            wanted="a base that gives the probability of every class: a model, hidden states or a reference",
-            got=f"{printable(base if isinstance(base, str) else base.name)}, which gives only the most probable ones",
-            instead="record=None (without --card), or pass the model itself as the base",
-        )
 
 
 @dataclass(frozen=True)
@@ -281,8 +249,7 @@ def _compare_group(
         base, *sides = matched.sides
         if settings.record is not None and isinstance(base, DenseSide):
             known = {"context": str(matched.context), "score": matched.score}
-            known |= _tokenizer_of(others) if isinstance(base.model, RowSource) else {}
-            metadata = known | metadata_of(base.model, settings.texts, settings.loading)
+            metadata = known | metadata_of(base.model, settings.texts, settings.loading, others)
             base = recorded_in(stack, base, settings.record, metadata)
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
@@ -296,13 +263,6 @@ def _compare_group(
         if noise_floor is None:
             floor = _floor_of_few(opened, matched, settings)
         return _Group(matched, of_pairings, results, floor, pairings[0].passages.whole_text, question)
-
-
-def _tokenizer_of(sides: Sequence[Opened]) -> dict[str, str]:
-    """Return the fingerprint of the first model's tokenizer, for a base that does not know its own."""
-    models = (each for each in sides if isinstance(each, LanguageModel) and not isinstance(each, ServerModel))
-    first = next(models, None)
-    return {} if first is None else {"tokenizer": first.vocabulary.fingerprint}
 
 
 def _named(candidates: object) -> dict[str, object] | None:

@@ -15,9 +15,17 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.extra_arguments import by_name
-from kullback.common.files import check_writable, file_hash, open_output, without_folders, write_errors
-from kullback.errors import invalid_value
-from kullback.io import Reference, RowSource, RowStream
+from kullback.common.files import (
+    check_writable,
+    file_hash,
+    open_output,
+    refuse_overwriting,
+    without_folders,
+    write_errors,
+)
+from kullback.common.words import is_address
+from kullback.errors import invalid_type, invalid_value, printable, safe_repr
+from kullback.io import Reference, RowSource, RowStream, TopKSource
 from kullback.io.blocks import rows_from
 from kullback.io.reference_writer import STORED, ReferenceWriter
 from kullback.io.row_sources import checked
@@ -27,11 +35,12 @@ from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.model_results import Recorded
 from kullback.models.open_model import LOADING, Loading, open_model
+from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide
 from kullback.models.text import CUT, Cut, take_texts
 from kullback.predictions.run import BLOCK_BYTES, RUN, Progress, Run
 
-CALL = "record_reference"
+CALL, _COMPARE = "record_reference", "compare_models"
 HASHED_AT_ONCE = 1 << 22
 
 _ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES))
@@ -163,8 +172,43 @@ def copied(source: Reference, target: Path) -> Generator[None]:
         shutil.copyfileobj(original, file)
 
 
+def _checked_record(record: object, read: Sequence[object], run: Run) -> Path:
+    """Return the path of the reference file to write; refuse a path that cannot be written or that is read, and a goal.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, FileError: the file cannot be written by this run.
+    """
+    if not isinstance(record, str | os.PathLike):
+        wanted, instead = "the path of a file, or None", "record='base.klref'"
+        raise invalid_type(_COMPARE, "record", wanted=wanted, got=safe_repr(record), instead=instead)
+    if run.goal is not None:
+        raise invalid_value(
+            _COMPARE,
+            "record",
+            wanted="a run that reads every window, as a card has all of them",
+            got="a run until sure, which stops early",
+            instead="until_sure=None (without --until-sure)",
+        )
+    paths = [each for each in read if isinstance(each, str | os.PathLike)]
+    refuse_overwriting([record], [each for each in paths if os.path.exists(each)])  # noqa: PTH110 - any text
+    check_writable(record)
+    return Path(record)
+
+
+def require_recordable(base: object) -> None:
+    """Refuse a base that gives only some classes. The address of a server is refused before it is opened."""
+    if (isinstance(base, str) and is_address(base)) or isinstance(base, TopKSource | ServerModel):
+        raise invalid_value(
+            _COMPARE,
+            "record",
+            wanted="a base that gives the probability of every class: a model, hidden states or a reference",
+            got=f"{printable(base if isinstance(base, str) else base.name)}, which gives only the most probable ones",
+            instead="record=None (without --card), or pass the model itself as the base",
+        )
+
+
 def recorded_by(
-    path: Path,
+    record: object,
     sides: Sequence[object],
     texts: object,
     cut: Cut,
@@ -172,15 +216,20 @@ def recorded_by(
     run: Run,
     further: Mapping[str, bool | None],
 ) -> Recorded:
-    """Return the arguments of a comparison that writes a reference file.
+    """Return the arguments of a comparison that writes a reference file, which is checked first.
 
     Arguments:
-        path: the file to write.
+        record: the path of the file to write.
         sides: the base and the candidates.
         texts: the text.
         cut, loading, run: the settings.
         further: further settings of `compare_models`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, FileError: the comparison cannot write this file.
     """
+    path = _checked_record(record, [*sides, texts], run)
+    require_recordable(sides[0])
     settings: dict[str, str | float] = {name: value for name, value in further.items() if value}
     for chosen, default in ((cut, CUT), (loading, LOADING), (run, RUN)):
         values = {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "resume"}
@@ -212,10 +261,22 @@ def _seed_of(generator: torch.Generator | None) -> int | None:
     return generator.initial_seed() if torch.equal(unused.get_state(), generator.get_state()) else None
 
 
-def metadata_of(opened: LanguageModel | RowSource, texts: object, loading: Loading) -> dict[str, str]:
-    """Return the texts in a reference file about the model and the text."""
+def metadata_of(
+    opened: LanguageModel | RowSource, texts: object, loading: Loading, others: Sequence[object] = ()
+) -> dict[str, str]:
+    """Return the texts in a reference file about the model and the text.
+
+    Rows in a file may not know their tokenizer, which is then the tokenizer of the first model in `others`.
+    """
+    known: dict[str, object]
     if isinstance(opened, RowSource):
-        known = {**opened.metadata, "model": opened.name, "text_hash": _hash_of_text(texts)}
+        readers = (
+            each.vocabulary.fingerprint
+            for each in others
+            if isinstance(each, LanguageModel) and not isinstance(each, ServerModel)
+        )
+        known = {"tokenizer": next(readers, None), **opened.metadata}
+        known |= {"model": opened.name, "text_hash": _hash_of_text(texts)}
     else:
         info = opened.info
         known = {

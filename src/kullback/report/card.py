@@ -53,10 +53,11 @@ def write(result: ModelComparison, folder: str | os.PathLike[str]) -> None:
     """Write the folder of a card; `ModelComparison.to_card` describes the folder."""
     target, path = Path(folder), _recorded(result).path
     with made_folder(target):
+        texts = contents(result, (), target)
         if not same_file(path, target / CARD_REFERENCE):
             with Reference(path, name="record") as reference, copied(reference, target / CARD_REFERENCE):
                 pass
-        write_all(contents(result, (), target))
+        write_all(texts)
 
 
 @contextmanager
@@ -88,6 +89,8 @@ def made_folder(folder: Path) -> Generator[None]:
     except BaseException:
         if is_new:
             with suppress(OSError):
+                for path in [folder / name for name in FILES] + list(folder.glob("badge*.json")):
+                    path.unlink(missing_ok=True)
                 folder.rmdir()
         raise
     listed = {each["badge"] for each in _read(folder)["candidates"]}
@@ -113,7 +116,7 @@ def _read(folder: Path) -> Any:
 def contents(
     result: ModelComparison, verdicts: Sequence[Verdict], folder: Path, gates: Sequence[str] = ()
 ) -> dict[Path, str]:
-    """Return the texts of a card's files, by path. The reference is in the folder already.
+    """Return the texts of a card's files, by path.
 
     Arguments:
         result: a comparison that wrote a reference file.
@@ -131,18 +134,18 @@ def contents(
         for name, is_so in zip(names, are_repeatable(result, recorded), strict=True)
     }
     commands = commands_of(result, recorded, folder, gates)
-    with Reference(folder / CARD_REFERENCE, name="card") as reference:
+    with Reference(recorded.path, name="record") as reference:
         record = schema.fields(result, recorded, reference, commands, of_candidates)
     page = document(result, verdicts)
     texts = {
         PAGE: html.render(page),
         JSON: json.dumps(page),
         README: f"# {markdown.escaped(page.title)}\n\n{markdown.render(_readme(page, record))}",
-        CARD: _dumped(record),
     }
     for each in result.candidates:
         name = each.model.name
         texts[badges[name]] = _dumped(_badge(each, result.base, COLORS[outcomes[name]]))
+    texts[CARD] = _dumped(record)  # the last file: a folder without it is not whole
     return {folder / name: text for name, text in texts.items()}
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from kullback.common.files import file_hash, without_folders
 from kullback.common.plain_values import JsonObject, json_safe
+from kullback.common.words import CARD_REFERENCE
 from kullback.models.card import SCHEMA, tokens_hash
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def fields(
             "unit": "window" if result.candidates[0].comparison.clusters == len(windows) else "document",
         },
         "reference": {
-            "file": reference.ref.path.name,
+            "file": CARD_REFERENCE,
             "bytes": reference.ref.path.stat().st_size,
             "sha256": file_hash(reference.ref.path),
             "top": reference.top,
