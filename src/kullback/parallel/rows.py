@@ -118,6 +118,9 @@ class ShardedRows(RowOperation):
         of_p, of_q = (
             merged_log_sums(numbers, self.temperature) for numbers in (gathered[..., :2], gathered[..., 2:4])
         )
+        # If P or Q contains NaN or +inf, or has no mass, all results of the row are NaN.
+        is_valid = (of_p.total * of_q.total > 0) & (of_p.total < torch.inf) & (of_q.total < torch.inf)
+        of_p, of_q = (x._replace(total=torch.where(is_valid, x.total, torch.nan)) for x in (of_p, of_q))
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
         kernels = kernels_for(rule.kind, p, q)
@@ -132,7 +135,9 @@ class ShardedRows(RowOperation):
                 parts.append(rule.local(pair, tops))
             local = torch.cat(parts)
         numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
-        return SweepResults(of_p, of_q, rule.merge(numbers, needed), mixed)
+        merged = rule.merge(numbers, needed)
+        values = torch.where(of_p.total.isnan(), torch.nan, merged.values)
+        return SweepResults(of_p, of_q, merged._replace(values=values), mixed)
 
     def side_gradients(
         self,

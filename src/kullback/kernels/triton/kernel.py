@@ -317,7 +317,7 @@ def _renyi(value, sums, unit, state, numbers):
     change = value * order * exponent  # the sum of the affinities minus 1
     is_near = tl.abs(change) < 0.5
     near = tl.where(is_near, change, 0.0)
-    far = tl.where(state == 2, INF, weight * (unit + tl.log(sums[4])))
+    far = tl.where(state == 1, INF, weight * (unit + tl.log(sums[4])))
     value = tl.where(is_near, weight * _log1p(near), far)
     factor_p = tl.where(is_near, weight * order * exponent / (1.0 + near), weight * order)
     factor_q = tl.where(is_near, factor_p, -weight * exponent)
@@ -410,9 +410,9 @@ def row_kernel(
             )  # fmt: skip
     is_wide = False
     if FORM == POWER or FORM == RENYI:  # noqa: PLR1714, SIM109
-        is_wide = state == 1
+        is_wide = state == 2
     if FORM == RENYI:  # a sum of affinities that is so small may miss masses of P that underflow
-        is_wide = (state == 1) | (sums[4] < 1e-6)
+        is_wide = (state == 2) | (sums[4] < 1e-6)
     if is_wide:
         # A number of float64 takes two registers, so a thread has only two classes of a tile.
         span = first, end, tl.cdiv(end, TILE * 2)

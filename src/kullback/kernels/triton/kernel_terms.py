@@ -187,7 +187,8 @@ def _power_series(x, order):
 @triton.jit
 def _power_term(p, q, d, order, exponent):
     """Return the term of the power divergence, its derivatives, q - p, the affinity p^order q^-exponent, and a state: 2
-    if the class makes the value infinite, 1 if the class needs the range of float64, else 0.
+    if the class needs the range of float64, 1 if the class makes the value infinite, else 0. The largest state of a row
+    decides, and the sweep in float64 finds infinite classes again.
 
     A class that makes the value infinite has derivatives of 0.
     """
@@ -208,7 +209,7 @@ def _power_term(p, q, d, order, exponent):
         ((log_power > 16.0) & (affinity > 1e-3)) | ((log_power > 40.0) & (p < 1e-34)) | (log_power > 80.0)
     )
     is_wide = (exponent > 0.0) & is_large
-    state = tl.where(is_infinite, 2, tl.where(is_wide, 1, 0))
+    state = tl.where(is_infinite, 1, tl.where(is_wide, 2, 0))
     return tl.where(is_infinite, INF, term), box_cox, by_q, difference, affinity, state
 
 
@@ -231,7 +232,7 @@ def wide_power_term(log_p, log_q, d, order, exponent):
     term = tl.where(near, q * _power_series(d, order) * (d * d), (change / exponent + difference) / order)
     bounded = tl.where(change > 1e290, 1e290, change)  # so that sums stay finite
     by_q = tl.where(is_infinite, 0.0, (difference - bounded) / order)
-    state = tl.where(is_infinite, 2, 0)
+    state = tl.where(is_infinite, 1, 0)
     log_affinity = tl.where(is_infinite, -INF, log_affinity)
     return tl.where(is_infinite, INF, term), bounded / exponent, by_q, difference, log_affinity, state
 
