@@ -83,14 +83,11 @@ class Scored(TopK):
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows(TopKRows):
-    """The rows of a `Scored`; `rounding` is the relative rounding error of a log-probability."""
+    """The rows of a `Scored`."""
 
     def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
         """Return the logarithm of the teacher's mass outside the given classes, shape (rows, 1)."""
-        probs = log_probs.exp()
-        magnitudes = 1 + torch.where(probs > 0, log_probs, 0).abs()
-        error = self.rounding * (probs * magnitudes).sum(-1, keepdim=True).detach()
-        kept = probs.sum(-1, keepdim=True)
+        kept, error = log_probs.exp().sum(-1, keepdim=True), self.rounding_error(log_probs)
         is_known = (1 - kept > error) & ~is_whole
         log_q = (logits[:, -1:] - logits.logsumexp(-1, keepdim=True)).detach()
         return torch.where(

@@ -149,7 +149,10 @@ class TopK(PartialTeacher):
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows for a student that has `classes` classes."""
-        rounding = self.indices.shape[-1] * torch.finfo(self.log_probs.dtype).eps
+        own = self.log_probs.dtype
+        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding, because many
+        # exponentials are added (2,000 rows of 2 to 1,000 classes); so the factor is 4.
+        rounding = torch.finfo(own).eps + 4 * torch.finfo(torch.promote_types(own, torch.float32)).eps
         return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
 
     def flat_rows(self) -> tuple[Tensor, Tensor]:
@@ -247,7 +250,7 @@ class TopKRows(TeacherRows):
     """The rows of a `TopK`: the kept classes of each row, and the handling of the other classes."""
 
     tail: Tail
-    rounding: float  # 1 minus the kept mass is a rounding error if it is at most this number
+    rounding: float  # the relative rounding error of a log-probability
     vocabulary: int  # the number of all classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
@@ -265,6 +268,12 @@ class TopKRows(TeacherRows):
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
+    def rounding_error(self, log_probs: Tensor) -> Tensor:
+        """Return the error of the sum of the probabilities, shape (rows, 1), from the rounding of their logarithms."""
+        probs = log_probs.detach().exp()
+        magnitudes = 1 + torch.where(probs > 0, log_probs.detach(), 0).abs()
+        return self.rounding * (probs * magnitudes).sum(-1, keepdim=True)
+
     def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
         """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1). `is_whole` is True for
         rows that keep all classes.
@@ -272,7 +281,7 @@ class TopKRows(TeacherRows):
         # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
         # error, the teacher's mass counts as 0.
         kept = log_probs.exp().sum(-1, keepdim=True)
-        is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
+        is_more = (1 - kept > self.rounding_error(log_probs)) & ~is_whole
         some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
         return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
 
