@@ -579,6 +579,7 @@ def test_what_it_leaves_to_others() -> None:
     assert not triton_rows.serves(KL(), p.double(), p.double())
     assert not triton_rows.serves(KL(), p[:, :0], p[:, :0])
     assert not triton_rows.serves(KL(), p, p.to("meta"))
+    assert not triton_rows.serves(KL(), p, torch.complex(p, p).conj().imag)  # its memory has the other sign
 
 
 if DEVICE == "cuda":  # chosen when the cases are collected

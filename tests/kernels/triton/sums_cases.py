@@ -234,7 +234,12 @@ def test_offsets_beyond_32_bits() -> None:
 def test_what_the_kernels_leave_to_others() -> None:
     logits = on_device(torch.zeros(2, 3))
     assert triton_sums.serves(logits)
-    for other in (logits.double(), logits[:, :0], logits.to("meta")):
+    for other in (
+        logits.double(),
+        logits[:, :0],
+        logits.to("meta"),
+        torch.complex(logits, logits).conj().imag,  # its memory has the other sign
+    ):
         assert not triton_sums.serves(other)
     assert not triton_sums.serves(logits, 1e31)
     assert not triton_sums.serves(logits, 1.0, 2000)
