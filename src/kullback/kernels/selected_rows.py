@@ -13,12 +13,17 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect_all
 from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import LabelSums, cross_entropy_gradient, cross_entropy_of_block
+from kullback.kernels.label_terms import (
+    LabelSums,
+    cross_entropy_gradient,
+    cross_entropy_of_block,
+    subtractable,
+)
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, transformable, without_spoilt_rows
-from kullback.kernels.row_sums import log_sums, subtractable
+from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_sums
 
 _LIBRARY_SUMS = 5  # the number of a row's sums from C++ (see csrc/logits/task.h)

@@ -16,6 +16,7 @@ from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
     check_dense,
+    described,
     first_of,
     first_value,
     is_integer,
@@ -307,9 +308,8 @@ def _check_form(teacher: TopK) -> None:
         has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
         if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
             wanted = f"{kind}, shape (..., k) with k at least 1"
-            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
             instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
-            raise invalid_type(call, name, wanted=wanted, got=got, instead=instead)
+            raise invalid_type(call, name, wanted=wanted, got=described(x), instead=instead)
     if indices.shape != log_probs.shape:
         wanted, got = f"one for each index, shape {tuple(indices.shape)}", f"shape {tuple(log_probs.shape)}"
         instead = f"{call}(indices, log_probs) of the same positions and the same k"

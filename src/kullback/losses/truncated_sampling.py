@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Number, OneOf, Whole
 from kullback.common.extra_arguments import by_name
-from kullback.common.inputs import can_inspect, can_inspect_all, check_dense, recordable
+from kullback.common.inputs import can_inspect, can_inspect_all, check_dense, described, recordable
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
-from kullback.kernels.row_sums import subtractable
+from kullback.kernels.label_terms import subtractable
 
 Engine: TypeAlias = Literal["vllm", "sglang", "transformers"]
 
@@ -312,19 +312,12 @@ def _mask_of(call: str, kept: Tensor, logits: Tensor) -> Tensor:
             "kept",
             wanted=f"a boolean tensor of shape {tuple(logits.shape)}, or ids from 0 to {classes - 1} of shape "
             f"({rows}{', ' if rows else ''}k), filled up with -1",
-            got=f"dtype {kept.dtype}, shape {tuple(kept.shape)}" + ("" if ids is None else ", with other ids")
-            if isinstance(kept, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-            else type(kept).__name__,
+            got=described(kept) + ("" if ids is None else ", with other ids"),
             instead="kept=torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-1) for a list of the "
             "ids of each token",
         )
     marked = torch.zeros(*logits.shape[:-1], classes + 1, dtype=torch.bool, device=logits.device)
     return marked.scatter(-1, torch.where(ids < 0, classes, ids), value=True)[..., :classes]
-
-
-def _described(x: object) -> str:
-    """Return dtype and shape of a tensor, or the type of another object, for a message."""
-    return f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
@@ -339,7 +332,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "logits",
             wanted="a floating-point tensor of shape (..., classes)",
-            got=_described(logits),
+            got=described(logits),
             instead="logits=model(tokens).logits[:, :-1].float()",
         )
     rows = tuple(logits.shape[:-1])
@@ -353,7 +346,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "tokens",
             wanted=f"an integer tensor of shape {rows}, one token for each row of logits",
-            got=_described(tokens),
+            got=described(tokens),
             instead="sampling_log_probs(logits[:, :-1], tokens[:, 1:]), because row i gives the token i + 1",
         )
     if mask is not None and not (
@@ -363,7 +356,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "mask",
             wanted=f"a boolean tensor of shape {rows}, True for sampled tokens",
-            got=_described(mask),
+            got=described(mask),
             instead="mask=loss_mask.bool()",
         )
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
 from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.label_terms import HardLabels, subtractable
 from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
-from kullback.kernels.row_sums import log_sums, subtractable
+from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_parts
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of

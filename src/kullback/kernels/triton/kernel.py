@@ -364,7 +364,7 @@ def _finish(
 def row_kernel(
     p, q, weights, values, out_p, out_q,
     p_row, p_column, q_row, q_column, out_p_row, out_p_column, out_q_row, out_q_column,
-    classes, scale, scale_2, factor, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
+    factor, classes, scale, scale_2, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
     FORM: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
     TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -410,9 +410,9 @@ def row_kernel(
             )  # fmt: skip
     is_wide = False
     if FORM == POWER or FORM == RENYI:  # noqa: PLR1714, SIM109
-        is_wide = state == 2
+        is_wide = state == 1
     if FORM == RENYI:  # a sum of affinities that is so small may miss masses of P that underflow
-        is_wide = (state == 2) | (sums[4] < 1e-6)
+        is_wide = (state == 1) | (sums[4] < 1e-6)
     if is_wide:
         # A number of float64 takes two registers, so a thread has only two classes of a tile.
         span = first, end, tl.cdiv(end, TILE * 2)
