@@ -232,6 +232,8 @@ class SelectedClasses(RowOperation):
             added = torch.nn.functional.pad(added, (0, 1))
             peak, log_sum, by_others = (x.unsqueeze(-1) for x in by_labels)
             by_class = by_others * torch.exp(shifted * self.temperature + (origin - peak) - log_sum)
+            # Without any other class, `log_sum` is -inf, as is the logit of each other class.
+            by_class = torch.where(by_others == 0, 0, by_class)
             by_class = torch.where(classes == label, -by * of_labels.shares()[0].unsqueeze(-1), by_class)
             values = values + torch.where(by == 0, 0, by_class)
         entries = triton_sums.Entries(classes, values, added)

@@ -172,6 +172,15 @@ def test_a_row_with_nan_or_infinity_is_alone() -> None:
         assert (unused == 0).all()
 
 
+def test_a_label_without_any_other_class() -> None:
+    """The student gives no mass to a class that the teacher lists."""
+    logits = on_device(torch.tensor([[0.4, -INF, -INF], [-0.6, 0.8, -INF]]))
+    labels = on_device(torch.tensor([0, 1]))
+    for leaves_out in (False, True):
+        mine = check(SelectedClasses(on_device(torch.tensor([[1, 0], [2, 0]])), 2.0, leaves_out, labels), logits)
+        assert mine.gradient.isfinite().all()
+
+
 def test_any_strides_are_read_and_overwritten() -> None:
     indices, grad = indices_of(2, 300, 3), on_device(torch.randn(2, 4, dtype=torch.float64))
     classes = SelectedClasses(indices, 2.0, True, None)
