@@ -396,8 +396,8 @@ def overwritten(x: Tensor) -> Tensor:
 
 
 def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
-    """Return gradients multiplied in place by `factor`, a number. A factor of 0 gives 0, even where a gradient is
-    infinite.
+    """Return gradients multiplied in place by `factor`, a number. A factor of 0 on the CPU gives 0, even where a
+    gradient is infinite. On other devices, reading the factor would wait for the device.
     """
     number = factor.item() if factor.is_cpu else math.nan
     if number == 1:

@@ -46,6 +46,8 @@ class Mixture(PartialTeacher):
 
     .. math:: P = \sum_m w_m P_m, \quad P_m = \operatorname{softmax}(t_m / T) \text{ for logits } t_m
 
+    The argument ``classes`` of a loss, and ``vocabulary="truncate"``, leave classes out of each teacher's softmax.
+
     The divergence from the mixture is at most the weighted mean of the divergences from the teachers. For KL, both have
     the same gradient for the student. For other kinds, the gradients differ, too.
 

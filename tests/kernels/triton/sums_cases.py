@@ -177,7 +177,9 @@ def test_a_label_without_any_other_class() -> None:
     logits = on_device(torch.tensor([[0.4, -INF, -INF], [-0.6, 0.8, -INF]]))
     labels = on_device(torch.tensor([0, 1]))
     for leaves_out in (False, True):
-        mine = check(SelectedClasses(on_device(torch.tensor([[1, 0], [2, 0]])), 2.0, leaves_out, labels), logits)
+        mine = check(
+            SelectedClasses(on_device(torch.tensor([[1, 0], [2, 0]])), 2.0, leaves_out, labels), logits
+        )
         assert mine.gradient.isfinite().all()
 
 
