@@ -85,10 +85,8 @@ class Scored(TopK):
 class ScoredRows(TopKRows):
     """The rows of a `Scored`."""
 
-    def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
+    def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
         """Return the logarithm of the teacher's mass outside the given classes, shape (rows, 1)."""
-        kept, error = log_probs.exp().sum(-1, keepdim=True), self.rounding_error(log_probs)
-        is_known = (1 - kept > error) & ~is_whole
         log_q = (logits[:, -1:] - logits.logsumexp(-1, keepdim=True)).detach()
         return torch.where(
             is_known, torch.log1p(-torch.where(is_known, kept, 0)), torch.minimum(log_q, error.log())

@@ -263,27 +263,27 @@ class TopKRows(TeacherRows):
             )
         left = torch.full_like(logits[:, -1:], -torch.inf)
         if self.tail == "bucket":
+            probs = log_probs.exp()
+            kept = probs.sum(-1, keepdim=True)
+            magnitudes = probs * (1 + torch.where(probs > 0, log_probs, 0).abs())
+            error = self.rounding * magnitudes.sum(-1, keepdim=True).detach()
             # If a row keeps all classes, 1 minus the kept mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            left = self.log_rest(log_probs, logits, is_whole)
+            left = self.log_rest(kept, error, (1 - kept > error) & ~is_whole, logits)
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
-    def rounding_error(self, log_probs: Tensor) -> Tensor:
-        """Return the error of the sum of the probabilities, shape (rows, 1), from the rounding of their logarithms."""
-        probs = log_probs.detach().exp()
-        magnitudes = 1 + torch.where(probs > 0, log_probs.detach(), 0).abs()
-        return self.rounding * (probs * magnitudes).sum(-1, keepdim=True)
+    def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
+        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1).
 
-    def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
-        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1). `is_whole` is True for
-        rows that keep all classes.
+        Arguments:
+            kept: the mass of the kept classes.
+            error: the error of `kept` from the rounding of log-probabilities.
+            is_known: whether the mass outside is more than this error.
+            logits: the student's logits, as in `divergence`.
         """
-        # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
-        # error, the teacher's mass counts as 0.
-        kept = log_probs.exp().sum(-1, keepdim=True)
-        is_more = (1 - kept > self.rounding_error(log_probs)) & ~is_whole
-        some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
+        # If the student has no mass outside the kept classes, a rounding error of the teacher counts as 0.
+        some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_known)
         return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
 
 
