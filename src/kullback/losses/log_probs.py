@@ -156,7 +156,7 @@ def estimates(
     """Return two results: a list of the values of each estimator, and the weights of the actions, 1 or 0. The weights
     are None if all actions count.
     """
-    _check_log_probs(call, log_p, log_q)
+    check_log_probs(call, log_p, log_q)
     log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=6)
     first, second = _in_order(direction, log_p, log_q)
@@ -252,9 +252,9 @@ def kl_surrogate(
     call = "kl_surrogate"
     word = check_reduction(call, reduction)
     _SURROGATE.check(direction=direction, value=value, importance=importance)
-    _check_log_probs(call, log_p, log_q)
+    check_log_probs(call, log_p, log_q)
     if log_ratio is not None:
-        _check_log_probs(call, log_p, log_ratio, second="log_ratio")
+        check_log_probs(call, log_p, log_ratio, second="log_ratio")
     limits = _check_weighting(call, log_ratio, importance, clip_log_ratio)
     log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=5)
@@ -301,7 +301,7 @@ def log_importance_ratio(
         Monte Carlo Statistical Methods, section 3.3 (Robert and Casella, 2004)
     """
     call = "log_importance_ratio"
-    _check_log_probs(call, log_p, log_b, second="log_b")
+    check_log_probs(call, log_p, log_b, second="log_b")
     position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     log_p, log_b = _within_both(call, recordable(log_p), recordable(log_b), support, mask)
     return _log_p_over_q(log_p, log_b, mask)
@@ -503,7 +503,8 @@ def _check_weighting(
     return low, high
 
 
-def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
+def check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
+    """Raise unless both are floating-point tensors of the same shape on the same device."""
     for name, x in (("log_p", log_p), (second, other)):
         if isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             check_dense(call, name, x)
