@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from pathlib import Path
 
@@ -238,6 +239,27 @@ def test_the_command_reports_gates_and_files(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(kullback, ["mismatch", str(path), "--fail-above", "kl=1"])
     assert wrong.exit_code == 2
     assert "k1, k3, naive_k3" in wrong.output
+
+
+def test_gates_on_extreme_logs_never_pass_by_accident(tmp_path: Path) -> None:
+    sampler = -1 - torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def outcome(gate: str, *, zero: str = "", trainer: torch.Tensor = sampler) -> int:
+        sides = {"sampler_log_prob": sampler.tolist(), "trainer_log_prob": trainer.tolist()}
+        if zero:
+            sides[zero][3] = -math.inf
+        places = {"sequence": [i // 20 for i in range(400)], "position": [i % 20 for i in range(400)]}
+        path = write_rows(places | sides, tmp_path / "tokens.jsonl")
+        return CliRunner().invoke(kullback, ["mismatch", str(path), "--fail-above", gate]).exit_code
+
+    # The engine sampled a token of probability 0, so k1 has no meaning. It is no small divergence.
+    assert outcome("k1.value=0.1", zero="sampler_log_prob") == outcome("k1=0.1", zero="sampler_log_prob") == 3
+    assert outcome("k3=0.1", zero="sampler_log_prob") == 1
+    # An infinite divergence is above every limit.
+    assert outcome("k1=0.1", zero="trainer_log_prob") == outcome("k3=0.1", zero="trainer_log_prob") == 1
+    # Two equal sides are below every limit, as in comparisons of predictions.
+    assert outcome("k3=1e-9") == outcome("k1=1e-9") == outcome("naive_k3=1e-9") == 0
+    assert outcome("k3=1e-9", trainer=sampler - 0.1) == 1
 
 
 def test_the_error_of_the_library_names_the_option(tmp_path: Path) -> None:

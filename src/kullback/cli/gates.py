@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kullback.cli.settings import Settings
     from kullback.mismatch import Mismatch
     from kullback.predictions import Comparison
-    from kullback.results.value import Interval
+    from kullback.results.value import Interval, Value
     from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
 
 Side = Literal["above", "below"]
@@ -297,14 +297,20 @@ def _judged_without_noise(
         if bounds is None:
             return limit.judgment_of_estimate(name, value)
         return limit.judgment_of_interval(name, value, bounds, "its bounds")
-    # No interval is needed if all rows have divergence 0, or if an infinite number is beyond the limit.
     summary = comparison.divergences.get(metric.path)
     are_equal = summary is not None and summary.minimum == summary.maximum == 0
-    if are_equal or (math.isinf(value) and not limit.is_kept_by(value)):
+    if are_equal:
         return limit.judgment_of_estimate(name, value)
+    return _judged_value(limit, value, of, rows=comparison.rows)
+
+
+def _judged_value(limit: Limit, value: float, of: Value[float], *, rows: int = 0) -> Judgment:
+    """Return the outcome for a number, by its interval. An infinite number beyond the limit needs no interval."""
+    if math.isinf(value) and not limit.is_kept_by(value):
+        return limit.judgment_of_estimate(limit.metric, value)
     if of.interval is not None:
-        return limit.judgment_of_interval(name, value, of.interval, rows=comparison.rows)
-    return limit.without_interval(name, value, of.reason or "none was asked for")
+        return limit.judgment_of_interval(limit.metric, value, of.interval, rows=rows)
+    return limit.without_interval(limit.metric, value, of.reason or "none was asked for")
 
 
 def _possible(metric: Metric, value: float, certain: Mapping[str, Interval]) -> Interval | None:
@@ -404,11 +410,12 @@ def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
     """Return the outcome of a limit for a mismatch of engine and trainer."""
     name = limit.metric.removesuffix(".value")
     of = getattr(mismatch, _OF_MISMATCH[name])
-    if name != limit.metric:
+    # If both sides gave every token one probability, every estimate of KL is 0.
+    k3 = mismatch.naive_k3 if name == "naive_k3" else mismatch.k3
+    are_equal = name.endswith(("k1", "k3")) and k3.value == 0
+    if are_equal or name != limit.metric:
         return Judged([(None, limit.judgment_of_estimate(limit.metric, of.value))])
-    if of.interval is None:
-        return Judged([(None, limit.without_interval(name, of.value, of.reason or "not finite"))])
-    return Judged([(None, limit.judgment_of_interval(name, of.value, of.interval))])
+    return Judged([(None, _judged_value(limit, of.value, of))])
 
 
 OF_MISMATCH = Metrics(

@@ -15,7 +15,7 @@ from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number
 from kullback.common.display import Shown
 from kullback.common.dtypes import dtype_name, stored_step
 from kullback.common.extra_arguments import by_name
-from kullback.common.formats import significant
+from kullback.common.formats import counted, significant
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
 from kullback.losses.log_probs import estimates, shift_between
@@ -82,7 +82,8 @@ class Mismatch(ShortRepr, Shown):
         tokens: the number of sampled tokens.
         sequences: the number of sequences.
         prompts: the number of prompts, which are the independent units of the intervals.
-        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats.
+        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats; NaN if the engine
+            gave a token probability 0 that it sampled.
         k3: the mean of q/p - 1 - log(q/p), which varies less, in nats.
         naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if nothing is
             known about truncation.
@@ -203,13 +204,15 @@ def policy_mismatch(
     log_weights = torch.zeros(len(lengths), dtype=torch.float64, device="cpu").index_add(
         0, log.sequence, -own.k1
     )
+    # k1 of a token that the engine sampled with probability 0 is no evidence that KL is small.
+    means = own._replace(k1=own.k1.masked_fill(own.k1 == -math.inf, math.nan))
     exact, masses = log.exact_kl, [log.sampler_log_mass, log.trainer_log_mass]
     lowest = 0.0 if exact is None or bool((exact >= 0).all()) else -math.inf
     return Mismatch(
         tokens=len(log),
         sequences=len(lengths),
         prompts=measure.prompts,
-        k1=measure.mean(own.k1),
+        k1=measure.mean(means.k1),
         k3=measure.mean(own.k3, low=0.0),
         naive_k3=measure.mean(naive.k3, low=0.0),
         exact=None if exact is None else measure.mean(exact, low=lowest),
@@ -222,7 +225,7 @@ def policy_mismatch(
         log_mass_sampler=None if masses[0] is None else measure.mean(masses[0], high=0.0),
         log_mass_trainer=None if masses[1] is None else measure.mean(masses[1], high=0.0),
         parts=parts,
-        by=_by(log, own, past, measure),
+        by=_by(log, means, past, measure),
         notes=tuple(_notes(log, own, measure, untruncated=untruncated)),
     )
 
@@ -452,6 +455,12 @@ def _notes(log: TokenLog, own: _Columns, measure: _Measure, *, untruncated: bool
                 if len(masses) == 1
                 else " If it sampled from all tokens, say so (untruncated=True, --untruncated)."
             )
+        )
+    outside = int(own.k1.isinf().sum())
+    if outside:
+        yield (
+            f"{counted(outside, 'token')} of {len(log):,} have probability 0 on one side only, so k3 is infinite. Log "
+            "both sides before top-k, top-p and min-p."
         )
     for side, x in (("engine", log.sampler_log_prob), ("trainer", log.trainer_log_prob)):
         coarse = next((dtype for dtype in _COARSE if bool((x.to(dtype) == x).all())), None)
