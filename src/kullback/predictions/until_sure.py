@@ -219,7 +219,7 @@ class Question:
         )
         largest = float(means.max())
         ratio = largest / smallest if smallest else math.inf
-        if ratio > _LARGEST_RATIO:
+        if not ratio <= _LARGEST_RATIO:  # of two infinite means, the ratio is NaN
             return _Cap(math.inf, 0.0, first)
         step = math.ceil(math.log2(max(ratio, 1)))
         return _Cap(smallest * 2**step, self._error / 2 ** (step + 1), first)
