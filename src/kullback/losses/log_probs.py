@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -364,36 +364,23 @@ def _surrogate(
     return value + weight * (quotient * scores[0] - scores[1])
 
 
-class Shift(NamedTuple):
-    """Log-probabilities of the tokens one position before.
-
-    Attributes:
-        of_first: whether the first side has them; otherwise the second side.
-        own: the mean absolute difference of the sides, in nats.
-        shifted: the same after a shift by one position.
-    """
-
-    of_first: bool
-    own: float
-    shifted: float
-
-    @property
-    def in_words(self) -> str:
-        """The shift in words, for a message."""
-        return (
-            f"those of the tokens one position before: the sides differ by {self.own:.3g} on average, and by "
-            f"{self.shifted:.3g} after a shift by one"
-        )
-
-
-def shift_between(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Shift | None:
-    """Return the shift if one side belongs to the tokens one position before; tensors on the CPU only.
+def refuse_shifted(
+    call: str,
+    log_p: Tensor,
+    log_q: Tensor,
+    mask: Tensor | None,
+    *,
+    names: tuple[str, str] = ("log_p", "log_q"),
+    instead: str = "{name}[..., 1:] with {other}[..., :-1], and the mask of these tokens",
+) -> None:
+    """Raise if one side belongs to the tokens one position before; tensors on the CPU only.
 
     An engine may give the log-probability of token i at position i, and a trainer at position i - 1. Shifted sides
     differ as much as unrelated numbers do. A shift by one position then removes nearly all of the difference.
     """
     if log_p.device.type != "cpu" or torch.compiler.is_compiling() or log_p.shape[-1] < 2:
-        return None
+        return
+    log_p, log_q = log_p.detach(), log_q.detach()
     counts = log_p.isfinite() & log_q.isfinite()
     counts = counts if mask is None else counts & mask
 
@@ -404,28 +391,18 @@ def shift_between(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Shift | 
         return float(total) / max(size, 1), size
 
     own, _ = difference(slice(None), slice(None))
-    for of_first, p, q in (
-        (False, slice(None, -1), slice(1, None)),
-        (True, slice(1, None), slice(None, -1)),
-    ):
+    early, late = slice(None, -1), slice(1, None)
+    for (name, other), p, q in ((names[::-1], early, late), (names, late, early)):
         shifted, size = difference(p, q)
         if size >= _FEWEST_SHIFTED and own > _LEAST_SHIFTED and shifted < own * _MOST_LEFT:
-            return Shift(of_first, own, shifted)
-    return None
-
-
-def refuse_shifted(call: str, log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> None:
-    """Raise if one side's log-probabilities belong to the tokens one position before; tensors on the CPU only."""
-    shift = shift_between(log_p.detach(), log_q.detach(), mask)
-    if shift is not None:
-        name, other = ("log_p", "log_q") if shift.of_first else ("log_q", "log_p")
-        raise invalid_value(
-            call,
-            name,
-            wanted=f"the log-probabilities of the same tokens as in {other}",
-            got=shift.in_words,
-            instead=f"{name}[..., 1:] with {other}[..., :-1], and the mask of these tokens",
-        )
+            raise invalid_value(
+                call,
+                name,
+                wanted=f"the log-probabilities of the same tokens as in {other}",
+                got=f"those of the tokens one position before: the sides differ by {own:.3g} on average, and by "
+                f"{shifted:.3g} after a shift by one",
+                instead=instead.format(name=name, other=other),
+            )
 
 
 def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:

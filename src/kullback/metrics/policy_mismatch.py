@@ -3,6 +3,7 @@
 # Like kullback.metrics.metric, this module has no postponed annotations, because TorchScript reads the annotations.
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,21 +17,11 @@ from kullback.losses.positions import position_weights
 from kullback.losses.truncated_sampling import Support
 from kullback.metrics.metric import ExactMetric
 from kullback.mismatch.measure_mismatch import RATIO, Mismatch, policy_mismatch
-from kullback.mismatch.token_log import TokenLog
+from kullback.mismatch.token_log import WHOLE, TokenLog
 from kullback.results.value import Value
 
 _ARGUMENTS = Arguments("PolicyMismatch", ratio=RATIO, untruncated=FLAG)
-_FLOATS = (
-    "sampler_log_prob",
-    "trainer_log_prob",
-    "sampler_log_mass",
-    "trainer_log_mass",
-    "trainer_log_prob_old",
-    "old_log_mass",
-    "trainer_log_prob_again",
-    "sampler_log_prob_again",
-    "exact_kl",
-)
+_FLOATS = tuple(field.name for field in fields(TokenLog) if field.name not in (*WHOLE, "groups"))
 # The arguments of `update` that are called otherwise than the field of the log.
 _ARGUMENT = {
     "sampler_log_prob": "log_p",
@@ -179,7 +170,7 @@ class PolicyMismatch(ExactMetric):
                 got="none",
                 instead="metric.update(log_p, log_q, mask=mask)",
             )
-        fields: dict[str, Tensor] = {}
+        columns: dict[str, Tensor] = {}
         for names, table, is_missing in (
             (_FLOATS, floats.cpu(), lambda x: x.isnan()),
             (_WHOLE, whole.cpu(), lambda x: x == torch.iinfo(torch.int64).min),
@@ -196,11 +187,11 @@ class PolicyMismatch(ExactMetric):
                         got="NaN, or updates without it",
                         instead="mask= without the tokens of NaN; reset() before the fields change",
                     )
-                fields[name] = column
+                columns[name] = column
         # A sequence begins where the position does not grow.
-        starts = torch.nn.functional.pad(fields["position"].diff() <= 0, (1, 0), value=True)
-        fields["sequence"] = starts.cumsum(0) - 1
-        log = TokenLog(**fields)  # pyright: ignore[reportArgumentType] - no field is `groups`
+        starts = torch.nn.functional.pad(columns["position"].diff() <= 0, (1, 0), value=True)
+        columns["sequence"] = starts.cumsum(0) - 1
+        log = TokenLog(**columns)  # pyright: ignore[reportArgumentType] - no field is `groups`
         return policy_mismatch(log, ratio=self.ratio, untruncated=self.untruncated)
 
     def _fitting(self, name: str, x: Tensor, like: Tensor, *, whole: bool = True) -> Tensor:

@@ -17,8 +17,8 @@ from kullback.common.dtypes import dtype_name, stored_step
 from kullback.common.extra_arguments import by_name
 from kullback.common.formats import counted, significant
 from kullback.common.short_repr import ShortRepr
-from kullback.errors import invalid_type, invalid_value
-from kullback.losses.log_probs import estimates, shift_between
+from kullback.errors import invalid_type
+from kullback.losses.log_probs import estimates, refuse_shifted
 from kullback.losses.truncated_sampling import Support
 from kullback.mismatch.token_log import TokenLog, in_order
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimator, RatioOfSums
@@ -191,7 +191,14 @@ def policy_mismatch(
         ratio=ratio, untruncated=untruncated, generator=generator
     ).values()
     log = in_order(log)
-    _refuse_shift(log)
+    refuse_shifted(
+        CALL,
+        log.sampler_log_prob,
+        log.trainer_log_prob,
+        None,
+        names=("sampler_log_prob", "trainer_log_prob"),
+        instead="move {name} one token to the left in each sequence",
+    )
     # A known mass says more than the caller does.
     untruncated = untruncated and log.sampler_log_mass is log.trainer_log_mass is None
     naive = _columns(log, None, log.trainer_log_prob)
@@ -473,18 +480,3 @@ def _notes(log: TokenLog, own: _Columns, measure: _Measure, *, untruncated: bool
                 f"All log-probabilities of the {side} are {dtype_name(coarse)} numbers. Rounding to them adds up to "
                 f"about {significant(added, 2)} nats to k3. Log them in float32."
             )
-
-
-def _refuse_shift(log: TokenLog) -> None:
-    shift = shift_between(log.sampler_log_prob, log.trainer_log_prob, None)
-    if shift is None:
-        return
-    names = ("sampler_log_prob", "trainer_log_prob")
-    name, other = names if shift.of_first else names[::-1]
-    raise invalid_value(
-        CALL,
-        name,
-        wanted=f"the log-probabilities of the same tokens as in {other}",
-        got=shift.in_words,
-        instead=f"move {name} one token to the left in each sequence",
-    )

@@ -40,7 +40,7 @@ def until_sure(result: ModelComparison) -> list[str]:
     return [first, *(_candidate(run, name, each, name in infinite) for name, each in run.candidates.items())]
 
 
-def _candidate(run: UntilSure, name: str, candidate: SureCandidate, is_infinite: bool) -> str:  # noqa: FBT001
+def _candidate(run: UntilSure, name: str, candidate: SureCandidate, is_infinite: bool) -> str:
     sentence = f"{name}: {_OUTCOMES[candidate.outcome]} after {counted(candidate.units, run.unit)}."
     if candidate.outcome == "above" or is_infinite:
         return sentence  # the lower end assumes nothing
