@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,14 +165,7 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
             yield number, record
 
 
-def _reader_of_sequences(names: Sequences) -> Callable[[Path, Sequence[tuple[int, Record]]], TokenLog]:
-    def read(path: Path, records: Sequence[tuple[int, Record]]) -> TokenLog:
-        return _of_sequences(path, records, names)
-
-    return read
-
-
-def _of_sequences(path: Path, records: Sequence[tuple[int, Record]], names: Sequences) -> TokenLog:
+def _of_sequences(names: Sequences, path: Path, records: Sequence[tuple[int, Record]]) -> TokenLog:
     of_path = _STEP.findall(path.as_posix())
     step = int(of_path[-1]) if of_path else None
     numbers: list[tuple[int, int, int | None, str]] = []  # tokens, prompt, step and group of each sequence
@@ -321,7 +315,7 @@ class TokenLogFormat(NamedTuple):
 
 
 TOKEN_LOG_FORMATS: dict[str, TokenLogFormat] = {
-    "prime-rl": TokenLogFormat(lambda record: PRIME_RL.sampler in record, _reader_of_sequences(PRIME_RL)),
-    "nemo-rl": TokenLogFormat(lambda record: NEMO_RL.sampler in record, _reader_of_sequences(NEMO_RL)),
+    "prime-rl": TokenLogFormat(lambda record: PRIME_RL.sampler in record, partial(_of_sequences, PRIME_RL)),
+    "nemo-rl": TokenLogFormat(lambda record: NEMO_RL.sampler in record, partial(_of_sequences, NEMO_RL)),
     "tokens": TokenLogFormat(lambda record: "sampler_log_prob" in record, _of_tokens),
 }

@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -305,16 +306,9 @@ def with_heads(
             instead="--head MODEL" if stored else "leave --head out",
         )
     folders = iter(heads if len(heads) == len(stored) else [*heads] * len(stored))
-    known: dict[str | Path, OutputHead] = {}
-    opened: list[Any] = []
-    for name in sides:
-        if name not in stored:
-            opened.append(name)
-            continue
-        folder = next(folders)
-        known[folder] = known.get(folder) or open_head(folder, loading)
-        opened.append(HiddenStates(name, known[folder], cut=cut, loading=loading, name="hidden states"))
-    return opened
+    head_of = cache(lambda folder: open_head(folder, loading))
+    settings: dict[str, Any] = {"cut": cut, "loading": loading, "name": "hidden states"}
+    return [HiddenStates(x, head_of(next(folders)), **settings) if x in stored else x for x in sides]
 
 
 def _prompts(folder: FileReference) -> list[Prompt]:

@@ -207,13 +207,6 @@ def _fields(result: Mismatch) -> Fields:
 
 def _frame(result: Mismatch) -> Frame:
     shown = _known(result)
-    rows = [
-        {
-            "value": value.value,
-            "standard_error": value.standard_error,
-            "lower": value.ends[0],
-            "upper": value.ends[1],
-        }
-        for value in shown.values()
-    ]
+    columns = ("value", "standard_error", "lower", "upper")
+    rows = [dict(zip(columns, (x.value, x.standard_error, *x.ends), strict=True)) for x in shown.values()]
     return Frame.of_numbers(rows, list(shown))
