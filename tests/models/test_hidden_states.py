@@ -494,6 +494,12 @@ def test_the_layer_and_the_norm_are_checked_against_the_model(tmp_path: Path) ->
         path = tmp_path / f"shifted by {places}" / "0.safetensors"
         write(path, tokens, last.roll(places, 0))
         _refuse(path.parent, wanted="before the norm", got=got, instead="row i the state of token i")
+    unrelated = torch.randn(last.shape, generator=torch.Generator().manual_seed(0)) * last.std()
+    write(tmp_path / "unrelated" / "0.safetensors", tokens, unrelated)
+    _refuse(
+        tmp_path / "unrelated", got=r"differ from it by 1\d\d %, more than zeros do", instead="check=False"
+    )
+    HiddenStates(tmp_path / "unrelated", folders.base(), check=False).caveats()
     write(tmp_path / "right" / "0.safetensors", tokens, last)
     stream = HiddenStates(tmp_path / "right", folders.base())
     assert "differ by 0 %" in stream.caveats()[0]

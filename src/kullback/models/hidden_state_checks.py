@@ -142,6 +142,10 @@ def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -
         raise _wrong(
             ref, head, nearest, instead="store in row i the state of token i" if nearest in shifted else ""
         )
+    if distance > 1:
+        other = "name the model that made these files (--head), or in Python check=False"
+        got = f"states that differ from it by {100 * distance:.3g} %, more than zeros do"
+        raise _wrong(ref, head, got, instead=other)
     made = head.logits(sample.states[:, -1]).cpu()
     kl = float(logit_divergence(_KL, logits.float(), made.float()).mean())
     return (
