@@ -47,9 +47,10 @@ class PolicyMismatch(ExactMetric):
         kwargs: arguments of `torchmetrics.Metric`.
 
     Returns:
-        `compute` returns a dict of float64 scalars: ``"k1"``, ``"k3"``, ``"naive_k3"``, ``"mean_ratio"``,
-        ``"effective_share"``, ``"sequence_effective_share"`` and ``"past"``, each also with ``"_error"`` appended for
-        the standard error, ``"outside"``, and for each separable cause ``"k3_"`` with its name.
+        `compute` returns a dict of scalars, in float64 if the device supports it: ``"k1"``, ``"k3"``, ``"naive_k3"``,
+        ``"mean_ratio"``, ``"effective_share"``, ``"sequence_effective_share"`` and ``"past"``, each also with
+        ``"_error"`` appended for the standard error, ``"outside"``, and for each separable cause ``"k3_"`` with its
+        name.
 
     Raises:
         ArgumentValueError: an argument is out of range or, in `update`, shapes do not fit or the fields differ from
@@ -152,7 +153,7 @@ class PolicyMismatch(ExactMetric):
         for name, value in values.items():
             numbers |= {name: value.value, f"{name}_error": value.standard_error}
         return {
-            name: torch.tensor(x, dtype=torch.float64, device="cpu").to(self.device)
+            name: torch.tensor(x, dtype=accurate_dtype(self.device), device=self.device)
             for name, x in numbers.items()
         }
 
