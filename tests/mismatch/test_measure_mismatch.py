@@ -15,6 +15,7 @@ from kullback import errors
 from kullback.functional import sampling_log_probs
 from kullback.metrics import PolicyKL, PolicyMismatch
 from kullback.mismatch import Mismatch, TokenLog, policy_mismatch
+from kullback.mismatch.token_log import joined
 from tests.mismatch.dumps import Run, tiny_run
 
 
@@ -423,6 +424,8 @@ def test_sequences_may_have_any_numbers_in_any_order() -> None:
     one, other = policy_mismatch(log), policy_mismatch(moved)
     for name in ("k1", "k3", "effective_share", "sequence_effective_share", "past"):
         assert getattr(one, name).value == pytest.approx(getattr(other, name).value, rel=1e-12)
+    both = policy_mismatch(joined([replace(log, sequence=log.sequence - 30), moved]))
+    assert (both.sequences, both.prompts) == (2 * one.sequences, one.prompts)
     late = replace(log, sampler_log_prob=log.sampler_log_prob.roll(1)).select(order)
     with pytest.raises(errors.ArgumentValueError, match="one position before"):
         policy_mismatch(replace(late, trainer_log_prob=log.sampler_log_prob[order] + 0.001))

@@ -178,13 +178,14 @@ def joined(logs: Sequence[TokenLog]) -> TokenLog:
     if len(logs) == 1:
         return logs[0]
     names = tuple(dict.fromkeys(name for log in logs for name in log.groups))
-    firsts = torch.tensor([0] + [int(log.sequence.max()) + 1 for log in logs[:-1]], device="cpu").cumsum(0)
+    sequences = [torch.unique(log.sequence, return_inverse=True)[1] for log in logs]
+    firsts = torch.tensor([0, *(int(x.max()) + 1 for x in sequences[:-1])], device="cpu").cumsum(0)
     parts: dict[str, Tensor | None] = {}
     for field in fields(TokenLog):
         tensors = [getattr(log, field.name) for log in logs]
         if field.name != "groups":
             parts[field.name] = None if any(x is None for x in tensors) else torch.cat(tensors)
-    parts["sequence"] = torch.cat([log.sequence + first for log, first in zip(logs, firsts, strict=True)])
+    parts["sequence"] = torch.cat([x + first for x, first in zip(sequences, firsts, strict=True)])
     if parts["group"] is not None:
         places = [
             torch.tensor([names.index(name) for name in log.groups], device="cpu")[log.group] for log in logs
