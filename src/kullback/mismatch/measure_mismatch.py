@@ -15,7 +15,7 @@ from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number
 from kullback.common.display import Shown
 from kullback.common.dtypes import dtype_name, stored_step
 from kullback.common.extra_arguments import by_name
-from kullback.common.formats import counted, significant
+from kullback.common.formats import significant
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type
 from kullback.losses.log_probs import estimates, refuse_shifted
@@ -466,8 +466,8 @@ def _notes(log: TokenLog, own: _Columns, measure: _Measure, *, untruncated: bool
     outside = int(own.k1.isinf().sum())
     if outside:
         yield (
-            f"{counted(outside, 'token')} of {len(log):,} have probability 0 on one side only, so k3 is infinite. Log "
-            "both sides before top-k, top-p and min-p."
+            f"Tokens with probability 0 on one side only make k3 infinite: {outside:,} of {len(log):,}. Log both sides "
+            "before top-k, top-p and min-p."
         )
     for side, x in (("engine", log.sampler_log_prob), ("trainer", log.trainer_log_prob)):
         coarse = next((dtype for dtype in _COARSE if bool((x.to(dtype) == x).all())), None)
