@@ -8,13 +8,9 @@ import torch
 from scipy import stats
 from scipy.special import rel_entr
 
+from kullback.common.inference import noncentral_chi_square_cdf, unified_high, unified_low
 from kullback.estimators.discrete.formulas import zhang_grabchak
-from kullback.tables.inference.divergences import (
-    _chi_square_cdf,
-    _unified_interval,
-    compare_counts,
-    expected_rows,
-)
+from kullback.tables.inference.divergences import compare_counts, expected_rows
 from kullback.tables.inference.sampling_error import ClusteredRows, IndependentRows
 from kullback.tables.inference.significance import g_statistic, g_test
 
@@ -237,16 +233,16 @@ def test_few_clusters_reach_as_far_as_students_t():
 def test_the_unified_interval_covers_exactly(dof, noncentrality):
     draws = stats.ncx2.rvs(dof, noncentrality, size=1500, random_state=5) if noncentrality else None
     draws = stats.chi2.rvs(dof, size=1500, random_state=5) if draws is None else draws
-    intervals = [_unified_interval(float(x), dof, 0.05) for x in draws]
-    assert all(low <= high and high > 0 for low, high in intervals)
-    proportion = np.mean([low <= noncentrality <= high for low, high in intervals])
+    low, high = unified_low(draws, dof, 0.05), unified_high(draws, dof, 0.05)
+    assert ((low <= high) & (high > 0)).all()
+    proportion = ((low <= noncentrality) & (noncentrality <= high)).mean()
     assert proportion >= 0.935
     assert proportion <= 0.965 or noncentrality == 3  # near 0 an upper end is widened: never [0, 0]
 
 
 def test_the_interval_leaves_zero_exactly_where_the_test_rejects():
     for x in np.linspace(10, 50, 41):
-        low, _ = _unified_interval(float(x), 19.0, 0.05)
+        low = unified_low(x, 19.0, 0.05)
         assert (low > 0) == (stats.chi2.sf(x, 19) < 0.05)
 
 
@@ -254,7 +250,7 @@ def test_the_interval_leaves_zero_exactly_where_the_test_rejects():
     ("x", "dof", "noncentrality"), [(12e3, 19, 11.8e3), (5.1e4, 5e4, 300), (2e5, 40, 2e5)]
 )
 def test_the_cube_root_approximation_is_close(x, dof, noncentrality):
-    assert _chi_square_cdf(x, dof, noncentrality) == pytest.approx(
+    assert noncentral_chi_square_cdf(x, dof, noncentrality) == pytest.approx(
         stats.ncx2.cdf(x, dof, noncentrality), abs=2e-4
     )
 

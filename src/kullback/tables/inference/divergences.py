@@ -26,7 +26,13 @@ import numpy as np
 import torch
 
 from kullback.common.arrays import Flags, Floats
-from kullback.common.inference import normal_quantile, of_independent_tests, of_tests_on_the_same_rows
+from kullback.common.inference import (
+    normal_quantile,
+    of_independent_tests,
+    of_tests_on_the_same_rows,
+    unified_high,
+    unified_low,
+)
 from kullback.estimators.discrete.formulas import kl_influence, zhang_grabchak
 from kullback.results.value import Interval, Value
 from kullback.tables.inference.rare_values import GROUPS, RareValues
@@ -295,10 +301,11 @@ class _Comparison:
         if self.posterior is not None:
             low, high = self._of_posterior(function(*self.posterior)[0], plugin)
         else:
-            low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
+            alpha, x = 1 - self.confidence, dof + corrected / scale
+            low, high = float(unified_low(x, dof, alpha)), float(unified_high(x, dof, alpha))
             # For an empty bin, half a row is the continuity correction.
             if not (self.p.all() and self.q.all()):
-                low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
+                low = min(low, float(unified_low(plugin / scale, dof, alpha)))
             low, high = scale * low, scale * high
         low, high = min(low, value), max(high, value)
         return Value(
@@ -365,55 +372,6 @@ def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
     proportion, counts = proportion[positive], counts[positive]
     logarithms = np.log(proportion) - np.log(counts) + digamma(counts) - digamma(size) + np.log(size)
     return -float((proportion * logarithms).sum())
-
-
-def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
-    r"""Return the interval of :math:`\lambda` for one draw x of :math:`\chi'^2_\nu(\lambda)`.
-
-    At :math:`\lambda = 0`, the whole error probability is in the upper tail of x. For large :math:`\lambda`, half of
-    the error probability is in each tail. The interval therefore excludes 0 exactly if a test at level `alpha` rejects,
-    and the interval is never empty.
-    """
-
-    def below(noncentrality: float) -> float:
-        return alpha / 2 * noncentrality / (noncentrality + np.sqrt(2 * dof))
-
-    def low_misses(noncentrality: float) -> bool:
-        return 1 - _chi_square_cdf(x, dof, noncentrality) < alpha - below(noncentrality)
-
-    # If x is small by chance, a typical x replaces it. The interval is then wider, so it still has its coverage.
-    typical = max(x, dof * (1 - 2 / (9 * dof)) ** 3)
-
-    def high_covers(noncentrality: float) -> bool:
-        return _chi_square_cdf(typical, dof, noncentrality) > below(noncentrality)
-
-    return _last_where(low_misses, x), _last_where(high_covers, typical)
-
-
-def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """Return the number x such that a condition holds from 0 to x only; 0 if the condition does not hold at 0."""
-    if not holds(0.0):
-        return 0.0
-    low, high = 0.0, max(start, 1.0)
-    while holds(high):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return (low + high) / 2
-
-
-def _chi_square_cdf(x: float, dof: float, noncentrality: float) -> float:
-    """Return the distribution function of the noncentral chi-square, approximated by cube roots for large arguments."""
-    from scipy.special import chndtr, ndtr
-
-    if x <= 0:
-        return 0.0
-    if x + noncentrality < 1e4:
-        return float(chndtr(x, dof, noncentrality))
-    mean = dof + noncentrality
-    spread = 2 * (dof + 2 * noncentrality) / (9 * mean**2)
-    return float(ndtr((np.cbrt(x / mean) - 1 + spread) / np.sqrt(spread)))
 
 
 @dataclass(frozen=True)
