@@ -128,7 +128,9 @@ def unified_high(x: Any, dof: Any, alpha: float) -> Floats:
     typical = np.maximum(x, dof * (1 - 2 / (9 * dof)) ** 3)
 
     def covers(noncentrality: Floats) -> Flags:
-        return noncentral_chi_square_cdf(typical, dof, noncentrality) > _error_below(noncentrality, dof, alpha)
+        return noncentral_chi_square_cdf(typical, dof, noncentrality) > _error_below(
+            noncentrality, dof, alpha
+        )
 
     return _last_where(covers, typical)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 import torch
 
@@ -92,7 +93,19 @@ def test_the_ends_are_the_roots_of_their_equation(inflation, spread, confidence)
     variance = spread * float(CategoryCounts(a, b).second_order.variance) + float(change.variance)
     low, high = np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]))
     found = kl_interval(CategoryCounts(a, b, inflation, spread), confidence)
-    assert float(found[0]) == pytest.approx(low + min(0.0, float(change.predicted)), rel=1e-9)
+    # Where the noncentral chi-square with this variance has the longer tail, it gives the lower limit.
+    excess = 2 / 12 * float((1 / a + 1 / b).sum()) / 2
+    longer = 2 * scale * spread * (1 + 2 * excess)
+    rate = max(c, (c * (estimate + of_equal) + longer * of_equal) / (estimate + 2 * of_equal)) / 4
+    null = spread * float(CategoryCounts(a, b).second_order.variance)
+    dof = (null * (1 + excess) + float(change.variance)) / (2 * rate**2)
+
+    def excess_of_tail(t: float) -> float:
+        below = (1 - confidence) / 2 * t / (t + np.sqrt(2 * dof))
+        return scipy.stats.ncx2.sf(dof + estimate / rate, dof, t) - (1 - confidence - below)
+
+    low = min(low, rate * scipy.optimize.brentq(excess_of_tail, 1e-9, estimate / rate, xtol=1e-10))
+    assert float(found[0]) == pytest.approx(low + min(0.0, float(change.predicted)), rel=1e-8)
     assert float(found[1]) == pytest.approx(high + 1.5 * max(0.0, float(change.predicted)), rel=1e-9)
 
 

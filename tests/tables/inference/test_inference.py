@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -426,3 +428,44 @@ def test_expected_rows_are_those_of_the_smaller_side():
     assert expected_rows(np.array([90.0, 10]), np.array([900.0, 100]), (100, 1000)) == pytest.approx([90, 10])
     # Weights count by proportion: 1 % of 50 rows of equal weight.
     assert expected_rows(np.array([9.9, 0.1]), np.array([99.0, 1]), (50, 500)) == pytest.approx([49.5, 0.5])
+
+
+# Far in the tails
+
+
+def test_simulated_limits_have_draws_beyond_them_or_are_open():
+    """Ten draws are beyond each limit at 99.75 % too; with more confidence than the draws can show, limits are open."""
+    frequent = np.array([400.0, 300, 200]), np.array([380.0, 320, 200])
+    few = np.array([40.0, 8, 2, 30]), np.array([35.0, 10, 3, 32])
+    for counts, sparse in ((frequent, False), (few, True)):
+        ends = [
+            compared(*counts, sparse=sparse, confidence=level) for level in (0.95, 0.9975, 0.9999, 0.9999999)
+        ]
+        assert [each.open_limits for each in ends[:3]] == ["", "", ""]
+        assert ends[3].open_limits == ("all divergences" if sparse else "total variation")
+        assert ends[3].tv.interval == (0.0, 1.0)
+        for name in QUANTITIES:
+            intervals = [getattr(each, name).interval for each in ends]
+            assert [low for low, _ in intervals] == sorted((low for low, _ in intervals), reverse=True)
+            assert [high for _, high in intervals] == sorted(high for _, high in intervals)
+        assert math.isinf(ends[3].kl_pq.interval[1]) == sparse
+        assert ends[3].js.interval[1] == (
+            pytest.approx(math.log(2)) if sparse else pytest.approx(0.02, abs=0.02)
+        )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("confidence", [0.95, 0.9975])
+@pytest.mark.parametrize(("p", "q"), [(0.5, 0.5), (0.4, 0.45), (0.3, 0.7)])
+def test_all_tables_of_two_bins_are_seldom_wrong(p, q, confidence):
+    n = 60
+    expected = truth(np.array([p, 1 - p]), np.array([q, 1 - q]))
+    of_p, of_q = (stats.binom.pmf(np.arange(n + 1), n, share) for share in (p, q))
+    wrong = dict.fromkeys(QUANTITIES, 0.0)
+    for a, b in np.argwhere(np.outer(of_p, of_q) > 1e-6):
+        found = compared([a, n - a], [b, n - b], confidence=confidence)
+        for name, value in expected.items():
+            low, high = getattr(found, name).interval
+            wrong[name] += of_p[a] * of_q[b] * (low > value + 1e-12 or high < value - 1e-12)
+    # Total variation is simulated, and counts are discrete.
+    assert max(wrong.values()) <= 1.4 * (1 - confidence), wrong

@@ -73,7 +73,10 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
     has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near :math:`2
     (\frac1n + \frac1m)`, the value of c for P near Q.
 
-    The limits also allow for five problems:
+    For T > t, the tail is a noncentral chi-square's: the lower limit is the smaller one of this equation's and of
+    `unified_low`, with the same variance. Near P = Q, all of the error probability is at the lower limit.
+
+    The limits also allow for six problems:
 
     * Bias: a negative bias correction of T is added to the lower limit. A positive correction is multiplied by 1.5 and
       added to the upper limit.
@@ -81,6 +84,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
       with half a draw of Q added to the categories that only P drew. The smallest of these limits is used.
     * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
       limits of the probability of these categories.
+    * Few clusters: their variance is itself uncertain, so all variances are increased as for Student's t.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
     * Many rare categories: rare categories are merged for the lower limit in two cases: more than 5 % of P's draws are
       in categories without draws of Q, or in categories with a single draw of P. Merging cannot increase KL.
@@ -103,7 +107,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
-    z = two_sided_quantile(confidence)
+    z, table = two_sided_quantile(confidence), table.at(confidence)
     correction = table.correction
     low, high = _ends(table, z, correction)
     low = low + correction.predicted.clamp(max=0)
@@ -218,7 +222,10 @@ def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tens
     middle, null = estimate + z**2 * rate / 2, table.spread * second.variance
     reach = z * (null + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     low, high = middle - reach, middle + reach
-    low = _at_most_of_chi_square(low, estimate, null + added, torch.maximum(rate, (rate * plain + 2 * table.spread * scale * second.mean) / whole), z)
+    # Dependence and small counts make the upper tail at P = Q longer.
+    wider = 2 * scale * table.spread * (1 + 2 * table.small_counts)
+    longer = torch.maximum(rate, (rate * plain + wider * second.mean) / whole)
+    low = _at_most_of_chi_square(low, estimate, null * (1 + table.small_counts) + added, longer, z)
     # If P is known, the variance increases with the estimate and would be too small for low values of KL. So the lower
     # limit is also computed with the variance at the estimate.
     p_is_known = table.a.sum(-1) > KNOWN / 2

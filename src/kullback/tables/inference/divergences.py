@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,13 +53,19 @@ STRAY = 0.01  # an unbounded divergence has no upper limit if more than this pro
 MOST_UNSEEN = 0.5  # a divergence has no value if more than this proportion of rows have unknown values
 TV_DRAWS = 2000
 POSTERIOR_DRAWS = 4000
+DRAWS_BEYOND = 10  # a limit is a quantile of simulated draws only if this many draws are beyond it
+MOST_DRAWN = 1 << 24  # at most this many numbers are drawn for one simulation
 # If at most this many rows are expected in a bin, chance may explain that it is empty: exp(-3) is 5 %.
 MOST_MISSING = 3.0
 
 
 @dataclass(frozen=True)
 class BinStatistics:
-    """The divergences, the p-value of the test, and each bin's term of KL(P || Q)."""
+    """The divergences, the p-value of the test, and each bin's term of KL(P || Q).
+
+    Attributes:
+        open_limits: which limits are open, because the confidence is too far in the tail for simulated draws; or empty.
+    """
 
     kl_pq: Value[float | None]
     kl_qp: Value[float | None]
@@ -68,6 +74,7 @@ class BinStatistics:
     tv: Value[float | None]
     p_value: float
     contributions: Floats
+    open_limits: str = ""
 
 
 def compare_counts(
@@ -126,7 +133,8 @@ def compare_counts(
         p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
     p_value = of_tests_on_the_same_rows([p_value, ordered])
     n, m = errors.effective
-    posterior = (_posterior(a, random), _posterior(b, random)) if sparse else None
+    number = _number_of_draws(POSTERIOR_DRAWS, len(a), confidence)
+    posterior = (_posterior(a, random, number), _posterior(b, random, number)) if sparse else None
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
     contributions[occupied] = case.contributions()
     forward, backward = case.zhang_grabchak(), case.swapped_zhang_grabchak()
@@ -143,7 +151,10 @@ def compare_counts(
     ]
     if not p_value <= 1 - confidence:
         quantities = [_down_to_zero(each) for each in quantities]
-    return _statistics(quantities, hidden, p_value, contributions)
+    statistics = _statistics(quantities, hidden, p_value, contributions)
+    if quantities[0].interval is None or _number_of_draws(TV_DRAWS, len(a), confidence):
+        return statistics
+    return replace(statistics, open_limits="all divergences" if sparse and not number else "total variation")
 
 
 @dataclass(frozen=True)
@@ -298,7 +309,9 @@ class _Comparison:
             student = self.errors.inflation(of_p, of_q, self.confidence)
         error = float(np.sqrt(variance + 2 * dof * scale**2))
         scale *= student
-        if self.posterior is not None:
+        if self.posterior is not None and not len(self.posterior[0]):
+            low, high = 0.0, math.inf
+        elif self.posterior is not None:
             low, high = self._of_posterior(function(*self.posterior)[0], plugin)
         else:
             alpha, x = 1 - self.confidence, dof + corrected / scale
@@ -340,11 +353,11 @@ class _Comparison:
             return Value(value, None, None)
         certain = u > normal_quantile(1 - 0.005 / len(u))  # strict, so that no sign seems certain by chance
         signs = np.sign(difference)
-        up = np.empty(TV_DRAWS)
-        shift = np.empty(TV_DRAWS)
+        number = _number_of_draws(TV_DRAWS, len(u), self.confidence)
+        up, shift = np.empty(number or TV_DRAWS), np.empty(number or TV_DRAWS)
         # The estimated variance of a proportion from few rows is too small, so the variance of two rows is added.
         least = math.sqrt(2 / self.n**2 + 2 / self.m**2)
-        for rows, exact in self.errors.draws(random, TV_DRAWS):
+        for rows, exact in self.errors.draws(random, len(up)):
             errors = exact + least * random.standard_normal(exact.shape)
             shift[rows] = np.where(signs == 0, -abs(errors), errors * signs).sum(1) / 2
             up[rows] = np.where(certain, errors * signs, abs(errors)).sum(1) / 2
@@ -352,16 +365,24 @@ class _Comparison:
         low = plugin - float(np.quantile(up, 1 - (alpha / 2 if certain.any() else alpha)))
         high = plugin - float(np.quantile(shift, alpha / 2))
         error = float(shift.std())
+        if not number:
+            low, high = 0.0, 1.0
         return Value(value, error, (min(max(low, 0.0), value), max(min(high, 1.0), value)))
 
 
-def _posterior(counts: Floats, random: np.random.Generator) -> Floats:
-    """Return draws of the proportions given their counts, with Jeffreys' prior.
+def _number_of_draws(least: int, bins: int, confidence: float) -> int:
+    """Return how many draws show the limits at this confidence, `least` or more; 0 if these would be too many."""
+    needed = max(least, round(2 * DRAWS_BEYOND / (1 - confidence)))
+    return needed if needed <= max(least, MOST_DRAWN // bins) else 0
+
+
+def _posterior(counts: Floats, random: np.random.Generator, number: int) -> Floats:
+    """Return `number` draws of the proportions given their counts, with Jeffreys' prior.
 
     References:
         An Invariant Form for the Prior Probability in Estimation Problems (Jeffreys, 1946)
     """
-    return random.dirichlet(counts + 0.5, POSTERIOR_DRAWS)
+    return random.dirichlet(counts + 0.5, number)
 
 
 def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
