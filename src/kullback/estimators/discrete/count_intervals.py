@@ -101,7 +101,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
     Example:
         >>> import torch
         >>> kl_interval(CategoryCounts.of(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]])))
-        (tensor([0.0117, 0.0852], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
+        (tensor([0.0087, 0.0600], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
