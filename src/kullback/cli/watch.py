@@ -29,7 +29,7 @@ OPTIONS = (
     ),
     Option("--rebuild", "Count the reference again, even if there is a profile.", accepts=FLAG),
     Option("--merge", "Treat all batches as one: add their counts.", accepts=FLAG),
-    Option("--save-batch", "Write the profile of the batch to FILE; it can be merged later.", accepts=FILE),
+    Option("--save-batch", "Write the profile of the batch to PATH; it can be merged later.", accepts=FILE),
     options.COLUMNS,
     options.EXCLUDE,
     options.WEIGHTS,
@@ -151,7 +151,7 @@ def _refuse_reports(settings: Settings, gates: Sequence[Gate]) -> None:
             f"--fail-{limit.side}",
             wanted="a batch to check",
             got="none",
-            instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.limit:g}",
+            instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.number}",
             wording=BY_CALL,
         )
     for flag in ("--json", "--html", "--markdown", "--save-batch"):
