@@ -17,10 +17,12 @@ from click.testing import Result
 from safetensors.numpy import load_file
 
 from kullback.cli.compare_options import OPTIONS
+from kullback.cli.gates import Compared, parse_gate
 from kullback.models import Cut, Loading, Run
+from kullback.report.card import contents
 from kullback.report.repeat import FLAGS
 from tests.cli.calling import run, run_line
-from tests.models import folders
+from tests.models import folders, test_card as of_bytes
 from tests.models.tiny import REPOSITORY, text
 
 pytest.importorskip("transformers")
@@ -265,3 +267,23 @@ def test_the_commands_of_the_tutorial_run(
         assert result.exit_code == 0, (line, result.output)
     for name in re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE):
         assert (tmp_path / "card" / name).is_file(), name
+
+
+def test_a_candidate_for_which_a_gate_is_unclear_has_a_yellow_badge(tmp_path: Path) -> None:
+    result = of_bytes.compare_models(
+        of_bytes.BASE,
+        [of_bytes.NEAR, of_bytes.FAR],
+        of_bytes.WORDS,
+        cut=of_bytes.CUT,
+        record=tmp_path / "base.klref",
+    )
+    inside = of_bytes.means(result)["near"][0]
+    compared = [Compared(each.model.name, each.comparison) for each in result.candidates]
+    gate = parse_gate(f"mean={inside!r}", "above")
+    verdict = gate.verdict(compared)
+    assert (verdict.broken_by, verdict.unclear_for) == (("far",), ("near",))
+    texts = contents(result, [verdict], tmp_path / "card")
+    colors = {
+        name: json.loads(texts[tmp_path / "card" / f"badge-{name}.json"])["color"] for name in ("near", "far")
+    }
+    assert colors == {"near": "yellow", "far": "red"}
