@@ -107,10 +107,10 @@ class CategoryCounts:
     @cached_property
     def reversed(self) -> CategoryCounts:
         """The counts with P and Q exchanged, for KL(Q || P)."""
-        (of_p, of_q), (n, m) = self.inflation, self.n
+        (of_p, of_q), (n, m), (first, second) = self.inflation, self.n, self.groups
         return CategoryCounts(
             *(self.b, self.a, (of_q, of_p), self.spread, (m, n), self.notes, self.bins),
-            groups=self.groups[::-1],
+            groups=(second, first),
         )
 
     def at(self, confidence: float) -> Self:

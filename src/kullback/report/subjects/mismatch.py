@@ -199,6 +199,6 @@ def _fields(result: Mismatch) -> Fields:
 
 def _frame(result: Mismatch) -> Frame:
     shown = _known(result)
-    columns = ("value", "standard_error", "lower", "upper")
+    columns: tuple[str, ...] = ("value", "standard_error", "lower", "upper")
     rows = [dict(zip(columns, (x.value, x.standard_error, *x.ends), strict=True)) for x in shown.values()]
     return Frame.of_numbers(rows, list(shown))
