@@ -57,7 +57,7 @@ def write(result: ModelComparison, folder: str | os.PathLike[str]) -> None:
         if not same_file(path, target / CARD_REFERENCE):
             with Reference(path, name="record") as reference, copied(reference, target / CARD_REFERENCE):
                 pass
-        write_all(texts)
+        write_all({**texts})
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def contents(
     result, verdicts = _without_folders(result, verdicts)
     names = [each.model.name for each in result.candidates]
     badges = dict(zip(names, _badge_names(names), strict=True))
-    outcomes = {name: _outcome(name, verdicts) for name in names}
+    outcomes: dict[str, Outcome | None] = {name: _outcome(name, verdicts) for name in names}
     of_candidates: dict[str, Fields] = {
         name: {"repeatable": is_so, "badge": badges[name], "gates": outcomes[name]}
         for name, is_so in zip(names, are_repeatable(result, recorded), strict=True)

@@ -199,6 +199,9 @@ def _fields(result: Mismatch) -> Fields:
 
 def _frame(result: Mismatch) -> Frame:
     shown = _known(result)
-    columns: tuple[str, ...] = ("value", "standard_error", "lower", "upper")
-    rows = [dict(zip(columns, (x.value, x.standard_error, *x.ends), strict=True)) for x in shown.values()]
+    rows = [
+        {"value": x.value, "standard_error": x.standard_error, "lower": low, "upper": high}
+        for x in shown.values()
+        for low, high in [x.ends]
+    ]
     return Frame.of_numbers(rows, list(shown))
