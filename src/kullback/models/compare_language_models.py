@@ -20,7 +20,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.row_statistics import FURTHER
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
 from kullback.io.windows import Windows
-from kullback.models.differences import differences
+from kullback.models.differences import differences, differences_by_group
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
@@ -192,7 +192,7 @@ class _Settings:
         clusters = _clusters(matched.windows, matched.documents, independent=independent)
         # An interval for a fixed number of windows is wrong where the data decide the number.
         run = self.run if self.run.goal is None else replace(self.run, bootstrap=0)
-        return PairingSettings(matched.windows, clusters, run, self.seed)
+        return PairingSettings(matched.windows, clusters, run, self.seed, matched.groups)
 
 
 class _Group(NamedTuple):
@@ -277,7 +277,7 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
     )
     results = [results[place] for place in order]
     compared, outcome, windows = [candidate for candidate, _ in results], None, matched.windows
-    distances = differences(results, settings)
+    distances, by_group = differences(results, settings), differences_by_group(results, settings)
     if question is not None:
         outcome = outcome_of(question, order, [each.model.name for each in compared], settings.clusters)
         compared = [with_bounds(each, question, place) for each, place in zip(compared, order, strict=True)]
@@ -297,6 +297,7 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         whole_text=whole_text,
         notes=matched.notes,
         until_sure=outcome,
+        differences_by_group=by_group,
     )
 
 
@@ -316,10 +317,13 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 def _called(candidate: Candidate, base: str, name: str) -> Candidate:
     """Return a candidate with the names that the report uses for it and for the base."""
+    groups = {
+        key: replace(each, p_name=base, q_name=name) for key, each in candidate.comparison.groups.items()
+    }
     return replace(
         candidate,
         model=replace(candidate.model, name=name),
-        comparison=replace(candidate.comparison, p_name=base, q_name=name),
+        comparison=replace(candidate.comparison, p_name=base, q_name=name, groups=groups),
     )
 
 
@@ -358,7 +362,7 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
     of_pairings = replace(
         settings, run=replace(settings.run, llama_cpp=False, until_sure=None, runs=1)
-    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number]))
+    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number], groups=None))
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)

@@ -162,13 +162,22 @@ class MeanEstimator:
         self._sums = with_combined(self._sums, weights)
         return self._sums.shape[1] - 2
 
-    def estimates(self, quantities: Sequence[RatioOfSums]) -> list[MeanEstimate]:
-        """Return the standard error and the interval of each quantity, all from the same draws."""
+    def independent_units(self) -> Floats:
+        """Return the sums of the units that intervals assume to be independent, shape (units, columns + 1)."""
         units, dependence = self._units(), self.dependence
+        if dependence is None or dependence.kind == "pattern":
+            return units
+        return sums_of_blocks(units, dependence) if self._blocks is None else self._blocks.sums(dependence)
+
+    def estimates(self, quantities: Sequence[RatioOfSums], units: Floats | None = None) -> list[MeanEstimate]:
+        """Return the standard error and the interval of each quantity, all from the same draws.
+
+        Arguments:
+            quantities: the means to estimate.
+            units: other columns of the independent units; None for their sums.
+        """
+        units, dependence = self.independent_units() if units is None else units, self.dependence
         in_blocks = dependence is not None and dependence.kind != "pattern"
-        if dependence is not None and in_blocks:
-            blocks = self._blocks
-            units = sums_of_blocks(units, dependence) if blocks is None else blocks.sums(dependence)
         wider = math.sqrt(dependence.correction) if dependence is not None else 1.0
         clustered = self._group_of_row is not None or in_blocks
         of_rows = not clustered and self._rows > GROUPS  # random groups, whose sizes mean nothing

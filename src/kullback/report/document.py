@@ -252,9 +252,12 @@ class Frame:
     index: list[str] | None = None
 
     @classmethod
-    def of_numbers(cls, rows: Sequence[Mapping[str, float | None]], index: list[str]) -> Frame:
-        """Return a frame with the given rows of numbers; None becomes NaN."""
-        columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+    def of_numbers(
+        cls, rows: Sequence[Mapping[str, float | None]], index: list[str], groups: Sequence[str | None] = ()
+    ) -> Frame:
+        """Return a frame with the given rows of numbers; None becomes NaN. `groups` has the group of each row."""
+        columns: dict[str, Column] = {"group": groups} if any(groups) else {}
+        columns |= {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
         return cls(columns, index)
 
 
