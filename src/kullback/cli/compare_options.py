@@ -68,7 +68,7 @@ OPTIONS: tuple[Option, ...] = (
         common=True,
         metavar="FILE|RULE",
     ),
-    of_predictions("--group-key", "The name of the groups in their file.", into="groups_key"),
+    of_predictions("--group-key", "The name of the groups in their file.", into="group_key"),
     options.INDEPENDENT,
     options.COLUMNS,
     options.EXCLUDE,

@@ -147,7 +147,7 @@ def read_clusters(
 def read_groups(path: Path, key: str | None, rows: int | None) -> np.ndarray[Any, np.dtype[Any]]:
     """Read a value of each row from a file as for `read_clusters`; Booleans are allowed too."""
     wanted = "integers, Booleans or text, the group of each row"
-    ref = FileReference(path, "groups", "groups_key")
+    ref = FileReference(path, "groups", "group_key")
     return _read_vector(ref, key, rows, "iubU", wanted, "write names, or integers", exact=True)
 
 

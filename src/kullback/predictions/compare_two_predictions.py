@@ -62,7 +62,7 @@ def compare_predictions(
     cluster: object = None,
     cluster_key: str | None = None,
     groups: object = None,
-    groups_key: str | None = None,
+    group_key: str | None = None,
     independent: bool = False,
     worst: int = 10,
     bootstrap: int = 1000,
@@ -107,7 +107,7 @@ def compare_predictions(
         cluster_key: the name of the clusters in the file of `cluster`.
         groups: the group of each row, in which every statistic is computed too: a path, or integers, Booleans or text
             of shape (rows,). A text that is not a file is the name of a column of P, a Parquet or CSV file. At most 32.
-        groups_key: the name of the groups in the file of `groups`.
+        group_key: the name of the groups in the file of `groups`.
         independent: whether the rows are known to be independent, so that their order is not examined.
         worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
@@ -186,7 +186,7 @@ def compare_predictions(
                 run,
                 chunks=_chunks(sides) if llama_cpp else None,
                 further=list(FURTHER.values()),
-                groups=take_groups(groups, groups_key, rows, source_p),
+                groups=take_groups(groups, group_key, rows, source_p),
             )
             measured = RowMeasure(collector, source_p, source_q)
             reading = Reading(

@@ -115,8 +115,8 @@ class MeanEstimator:
         examined: Sequence[int] = (),
     ) -> None:
         generator = generator or torch.Generator().manual_seed(0)
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        self._draws, self._random = draws, np.random.default_rng(seed)
+        self._seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        self._draws, self._random = draws, np.random.default_rng(self._seed)
         # The last column counts rows.
         self._sums = torch.zeros(GROUPS, columns + 1, dtype=torch.float64, device="cpu")
         self._rows = 0
@@ -174,8 +174,9 @@ class MeanEstimator:
 
         Arguments:
             quantities: the means to estimate.
-            units: other columns of the independent units; None for their sums.
+            units: other columns of the independent units, for which every call has the same draws; None for their sums.
         """
+        random = self._random if units is None else np.random.default_rng(self._seed)
         units, dependence = self.independent_units() if units is None else units, self.dependence
         in_blocks = dependence is not None and dependence.kind != "pattern"
         wider = math.sqrt(dependence.correction) if dependence is not None else 1.0
@@ -186,11 +187,11 @@ class MeanEstimator:
             for quantity in quantities
         ]
         drawn = [ratio for ratio in ratios if self._draws and ratio.needs_draws]
-        sums = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
+        sums = self._drawn_sums(len(units), [ratio.products() for ratio in drawn], random)
         sums_of = dict(zip(map(id, drawn), sums, strict=True))
         return [ratio.estimate(sums_of.get(id(ratio)), asked=self._draws > 0) for ratio in ratios]
 
-    def _drawn_sums(self, units: int, products: list[Floats]) -> list[Floats]:
+    def _drawn_sums(self, units: int, products: list[Floats], random: np.random.Generator) -> list[Floats]:
         """For each matrix of shape (units, 5), return the sums over the units of each draw, shape (draws, 5)."""
         if not products:
             return []
@@ -199,7 +200,7 @@ class MeanEstimator:
         step = DRAWN_AT_ONCE // units  # at least 100: there are at most GROUPS units
         for first in range(0, self._draws, step):
             here = drawn_sums[first : first + step]
-            picked = self._random.integers(units, size=(len(here), units))
+            picked = random.integers(units, size=(len(here), units))
             picked += units * np.arange(len(here))[:, None]
             times = np.bincount(picked.ravel(), minlength=len(here) * units).reshape(len(here), units)
             here[:] = times @ table

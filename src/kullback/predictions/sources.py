@@ -329,7 +329,7 @@ def take_groups(groups: object, key: str | None, rows: int | None, p: RowSource)
         if key is None and not path.exists() and p.path.suffix.lower() in (".parquet", ".csv"):
             path, key = p.path, str(groups)
         return Groups.of(CALL, "groups", read_groups(path, key, rows))
-    _refuse_key("groups", key, groups)
+    _refuse_key("groups", key, groups, "group_key")
     if groups is None:
         return None
     wanted, instead = "integers, Booleans or text, without missing values", "groups=['code', 'prose', ...]"
@@ -349,17 +349,18 @@ def _ids(
     return array
 
 
-def _refuse_key(argument: str, key: str | None, value: object) -> None:
+def _refuse_key(argument: str, key: str | None, value: object, key_name: str = "") -> None:
     """Refuse the name of an array in a file if there is no file."""
+    key_name = key_name or f"{argument}_key"
     if key is not None:
         raise invalid_value(
             CALL,
-            f"{argument}_key",
+            key_name,
             wanted=f"none without {argument}="
             if value is None
             else f"none for {argument} that are not a file",
             got=safe_repr(key),
-            instead=f"{CALL}(p, q, {argument}=path, {argument}_key=...), or the call without {argument}_key",
+            instead=f"{CALL}(p, q, {argument}=path, {key_name}=...), or the call without {key_name}",
         )
 
 
