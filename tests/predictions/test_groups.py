@@ -375,8 +375,10 @@ def test_reports_have_the_groups() -> None:
     assert frame.group[4:].tolist() == [each for name in NAMES for each in [name] * 4]
     assert frame[frame.group == "code"].loc["kl_pq", "mean"] == whole.groups["code"].divergences["kl_pq"].mean
     assert "group" not in compared().to_pandas()
+    kl = whole.groups["code"].divergences["kl_pq"].mean
     for text in (str(whole), whole.to_markdown(), whole.to_html()):
-        assert all(name in text for name in (*NAMES, "minus the rest"))
+        assert all(part in text for part in (*NAMES, "By group", f"{kl:.4g}"))
+    assert "minus the rest" in whole.to_markdown()
     assert "By group" not in str(compared())
     assert "groups" not in str(whole.groups["code"])
 

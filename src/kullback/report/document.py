@@ -65,6 +65,7 @@ class Table:
         is_main: whether summaries and notebooks show the table.
         is_open: whether a page shows the table unfolded.
         ends_in_text: whether the last column also contains text, which may fold.
+        beside_figures: whether a summary shows the main table although it shows the main numbers.
     """
 
     title: str
@@ -77,6 +78,7 @@ class Table:
     is_main: bool = False
     is_open: bool = True
     ends_in_text: bool = False
+    beside_figures: bool = False
 
 
 @dataclass(frozen=True)

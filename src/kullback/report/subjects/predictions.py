@@ -268,6 +268,7 @@ def group_table(heading: str, groups: Sequence[tuple[Sequence[str], Comparison]]
         tuple(captions),
         dropped_first=(last + 1, last, last - 5, last - 1, last - 2),
         is_main=True,
+        beside_figures=True,
     )
 
 
