@@ -429,6 +429,9 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
         compared(records(["a", [1, 2, 3]]), "kind")
     with refused(ArgumentValueError, argument="groups", wanted="at most 32", instead="--cluster"):
         compared(records(list(range(33))), "kind")
+    crowd = [[{"role": f"guest {number}", "content": "Hello."} for number in range(40)]] * 2
+    with refused(ArgumentValueError, argument="groups", wanted="at most 32", got="41"):
+        compared(crowd, "role", cut={"context": 2048})
     with refused(ArgumentValueError, argument="groups", got="None in record 1"):
         compared(["some words of a text"] * 12, "kind")
     with refused(ArgumentValueError, argument="groups", got="None in record 1"):

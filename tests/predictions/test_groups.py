@@ -197,6 +197,8 @@ def test_few_units_infinite_rows_and_one_row() -> None:
     assert few.against_rest["js"].reason == "few units"
     assert one.rows == 1
     assert math.isnan(one.divergences["kl_pq"].standard_error)
+    assert math.isnan(one.against_rest["js"].standard_error)
+    assert one.against_rest["js"].interval is None
     assert one.divergences["kl_pq"].mean == pytest.approx(float(row_values()["kl_pq"][100]), rel=1e-9)
     assert many.divergences["kl_pq"].mean == math.inf
     assert many.infinite["kl_pq"] == 1

@@ -16,7 +16,7 @@ from kullback.errors import ArgumentValueError, invalid_value, printable, quoted
 from kullback.io.windows import Windows
 from kullback.models.conversations import TEMPLATE, Document, document_tokens, token_roles
 from kullback.models.language_model import LanguageModel
-from kullback.predictions.groups import Groups
+from kullback.predictions.groups import Groups, require_few
 
 ROLE, BY_PATTERN = "role", "re:"
 # The groups of a pattern without named groups: the tokens that overlap a match, and all others.
@@ -87,6 +87,7 @@ def groups_of(
     if rule == ROLE and len(present) == 1:
         got = f"those of {quoted(kept[0])} alone"
         raise _wrong("scored tokens of several roles", got, "score='all' (--score all)")
+    require_few("Cut", "groups", len(present), [*present])
     order = sorted(dict.fromkeys([*expected, *present]), key=lambda name: name in (REST, TEMPLATE))
     places = {name: place for place, name in enumerate(order)}
     groups = Groups.named(torch.tensor([places[name] for name in kept], device="cpu"), order)

@@ -126,4 +126,5 @@ def _root_of_sum(a: float, b: float, correlation: float) -> float:
     """Return the standard deviation of the difference of two values, or the distance of its end."""
     if math.isinf(a) or math.isinf(b):
         return math.inf
-    return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
+    square = a * a + b * b - 2 * correlation * a * b
+    return 0.0 if square < 0 else math.sqrt(square)  # NaN stays NaN

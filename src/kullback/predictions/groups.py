@@ -29,15 +29,9 @@ class Groups(NamedTuple):
             ArgumentValueError: there are too many different values.
         """
         unique, numbers = np.unique(values, return_inverse=True)
-        if len(unique) > MOST_GROUPS:
-            raise invalid_value(
-                call,
-                argument,
-                wanted=f"at most {MOST_GROUPS} groups",
-                got=f"{len(unique):,}, such as {quoted(str(unique[0]))} and {quoted(str(unique[-1]))}",
-                instead="cluster=... (--cluster) for documents whose rows may depend on each other",
-            )
-        return cls(torch.from_numpy(numbers.astype("int64")), [str(value) for value in unique])
+        names = [str(value) for value in unique[: MOST_GROUPS + 1]]
+        require_few(call, argument, len(unique), names)
+        return cls(torch.from_numpy(numbers.astype("int64")), names)
 
     @classmethod
     def named(cls, numbers: Tensor, names: Sequence[str]) -> Groups:
@@ -52,3 +46,15 @@ class Groups(NamedTuple):
     def masks(self) -> dict[str, Tensor]:
         """Return which rows are in each group, by name."""
         return {name: self.numbers == number for number, name in enumerate(self.names)}
+
+
+def require_few(call: str, argument: str, count: int, names: Sequence[str]) -> None:
+    """Refuse more groups than `MOST_GROUPS`; `names` are the first of `count` names."""
+    if count > MOST_GROUPS:
+        raise invalid_value(
+            call,
+            argument,
+            wanted=f"at most {MOST_GROUPS} groups",
+            got=f"{count:,}, such as {quoted(names[0])} and {quoted(names[1])}",
+            instead="cluster=... (--cluster) for documents whose rows may depend on each other",
+        )

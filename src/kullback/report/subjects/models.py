@@ -142,11 +142,12 @@ def _brief(result: ModelComparison) -> Brief:
         size = f"{counted(len(result.candidates), 'candidate')} against {result.base.name}: {tokens}"
         blocks = [_brief_scoreboard(result)]
     blocks += brief_remarks(best.comparison)
-    blocks += brief_groups(best.comparison)
     blocks += until_sure(result)
     if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
-    if (worst := _worst(result, best, several=False)) is not None:
+    if best.comparison.groups:
+        blocks.append(brief_groups(best.comparison))
+    elif (worst := _worst(result, best, several=False)) is not None:
         unit = Unit.of(best.comparison.divergences[KL_PQ].mean)
         kl = unit.write([row.kl for row in best.comparison.worst[:WORST_IN_BRIEF]])
         rows = [

@@ -156,12 +156,10 @@ def _plot(comparison: Comparison) -> Plot:
 
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
     size = _sizes(comparison, "")
-    blocks: list[str | Table] = [
-        brief_numbers(comparison),
-        *brief_remarks(comparison),
-        *brief_groups(comparison),
-    ]
-    if rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
+    blocks: list[str | Table] = [brief_numbers(comparison), *brief_remarks(comparison)]
+    if comparison.groups:
+        blocks.append(brief_groups(comparison))
+    elif rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
         unit = Unit.of(comparison.divergences[KL_PQ].mean)
         cells = [
             [
@@ -219,11 +217,9 @@ def brief_remarks(comparison: Comparison) -> list[str]:
     return [f"Not in the interval: kinds of rows that these data lack, up to {percent(comparison.unseen)}."]
 
 
-def brief_groups(comparison: Comparison) -> list[Table]:
-    """Return a table of the groups with the largest mean KL(P||Q), in one unit; an empty list without groups."""
+def brief_groups(comparison: Comparison) -> Table:
+    """Return a table of the groups with the largest mean KL(P||Q), in one unit."""
     groups = sorted(comparison.groups.items(), key=lambda item: -item[1].divergences[KL_PQ].mean)
-    if not groups:
-        return []
     unit = Unit.of(comparison.divergences[KL_PQ].mean)
     rows: list[list[str]] = []
     for name, group in groups[:GROUPS_IN_BRIEF]:
@@ -231,9 +227,9 @@ def brief_groups(comparison: Comparison) -> list[Table]:
         value, *ends = unit.write([kl.mean, *(kl.interval or ())])
         cells = [shortened(name, LONGEST_TOKEN), f"{value} {unit.name}", " to ".join(ends) or "n/a"]
         rows.append([*cells, percent(group.top1_agreement.value), count(group.rows)])
-    more = f", {len(groups) - len(rows)} more" if len(rows) < len(groups) else ""
-    headings = (f"group{more}", "mean KL(P||Q)", "95% CI", "same top", "rows")
-    return [Table("", headings, rows, dropped_first=(4, 3))]
+    first = "group" if len(rows) == len(groups) else "farthest groups"
+    headings = (first, "mean KL(P||Q)", "95% CI", "same top", "rows")
+    return Table("", headings, rows, dropped_first=(4, 3))
 
 
 def group_table(heading: str, groups: Sequence[tuple[Sequence[str], Comparison]]) -> Table:
