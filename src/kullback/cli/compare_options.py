@@ -65,7 +65,6 @@ OPTIONS: tuple[Option, ...] = (
         into="groups",
         job="Predictions",
         subjects=("predictions", "models"),
-        common=True,
         metavar="FILE|RULE",
     ),
     of_predictions("--group-key", "The name of the groups in their file.", into="group_key"),
