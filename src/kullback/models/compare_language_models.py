@@ -99,7 +99,7 @@ def compare_models(
         texts: a text, a `pathlib.Path` of a text file or JSONL file, or a list of texts, records or conversations. A
             record, such as a line of a JSONL file, has ``"text"``, or ``"messages"`` and ``"tools"``, or ``"prompt"``
             and ``"completion"``. None if a side is a reference file, which contains the tokens.
-        cut: how the text is cut into windows, and which tokens are scored.
+        cut: how the text is cut into windows, which tokens are scored, and their groups.
         loading: settings for opening models and files, such as a module's tokenizer, the dtype and the device.
         run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
         noise_floor: whether to compare the base also with a copy of the base that has rounding noise of the model's
