@@ -376,31 +376,37 @@ def test_copies_with_rounding_errors_are_exact_copies() -> None:
         assert float(known.value) < 0.2, case
 
 
-def test_grids_and_panels_with_gaps_are_open() -> None:
+def grid(rng: np.random.Generator) -> Array:
+    return gaussian_filter(rng.standard_normal((40, 40)), 2, mode="wrap").ravel()
+
+
+def panel_with_gaps(rng: np.random.Generator) -> Array:
+    x = rng.standard_normal((1, 80)) + rng.standard_normal((12, 80))
+    return x.ravel()[rng.random(960) > 0.15]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("draw", "reason", "most"), [(grid, "as in a grid", 0), (panel_with_gaps, "a panel sorted by time", 3)]
+)
+def test_grids_and_panels_with_gaps_are_open(
+    draw: Callable[[np.random.Generator], Array], reason: str, most: int
+) -> None:
     """P = Q: before, tests at 5 % rejected 38 % of the grids and half of the panels."""
-
-    def grid(rng: np.random.Generator) -> Array:
-        return gaussian_filter(rng.standard_normal((40, 40)), 2, mode="wrap").ravel()
-
-    def panel(rng: np.random.Generator) -> Array:
-        x = rng.standard_normal((1, 80)) + rng.standard_normal((12, 80))
-        return x.ravel()[rng.random(960) > 0.15]
-
-    for draw, reason, most in ((grid, "as in a grid", 0), (panel, "a panel sorted by time", 3)):
-        rejected = closed = 0
-        for seed in range(12):
-            rng = np.random.default_rng([seed, 21])
-            p, q = Samples(draw(rng)), Samples(draw(rng))
-            found, test = kl_estimate(p, q), two_sample_test(p, q, permutations=99)
-            closed += found.interval is not None
-            rejected += test.p_value <= 0.05
-            if found.interval is None:
-                assert any(reason in note for note in found.notes)
-                assert not any("clusters carry" in note for note in found.notes)
-                assert math.isnan(test.p_value)
-                assert any("inconclusive" in note for note in test.notes)
-        assert closed <= most, reason
-        assert rejected <= 1, reason
+    rejected = closed = 0
+    for seed in range(12):
+        rng = np.random.default_rng([seed, 21])
+        p, q = Samples(draw(rng)), Samples(draw(rng))
+        found, test = kl_estimate(p, q), two_sample_test(p, q, permutations=99)
+        closed += found.interval is not None
+        rejected += test.p_value <= 0.05
+        if found.interval is None:
+            assert any(reason in note for note in found.notes)
+            assert not any("clusters carry" in note for note in found.notes)
+            assert math.isnan(test.p_value)
+            assert any("inconclusive" in note for note in test.notes)
+    assert closed <= most
+    assert rejected <= 1
 
 
 def test_a_panel_beside_rows_in_blocks_is_open() -> None:

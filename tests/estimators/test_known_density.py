@@ -371,30 +371,31 @@ def gamma(shape):
     return lambda rng, n: rng.gamma(shape, 1.0, n) + 1e-12
 
 
-def test_unequal_clusters_and_weights_have_no_bias():
+SHIFTED = Normal(double(0.5), double(1.0))
+PLANE = MultivariateNormal(torch.full((2,), 0.5).double(), torch.eye(2).double())
+FEW_LARGE, MILD = unequal((150, 1), (10, 30)), unequal((60, 2), (60, 5))
+UNEQUAL = {
+    "10 large clusters": (drawn_in_clusters(FEW_LARGE, ()), SHIFTED, 0.04),
+    "10 large clusters, correlated": (drawn_in_clusters(FEW_LARGE, (), 0.5), SHIFTED, 0.06),
+    "clusters of 2 and 5": (drawn_in_clusters(MILD, ()), SHIFTED, 0.04),
+    "weights gamma(0.2)": (drawn_with_weights(450, (), gamma(0.2)), SHIFTED, 0.06),
+    "weights gamma(1)": (drawn_with_weights(450, (), gamma(1.0)), SHIFTED, 0.06),
+    "both": (drawn_with_weights(450, (), gamma(0.2), FEW_LARGE), SHIFTED, 0.06),
+    "weights that depend on x": (weighted_to_standard(500, 1.3, gamma(50.0)), SHIFTED, 0.04),
+    "weights that depend on x in part": (weighted_to_standard(1000, 1.3, gamma(1.0)), SHIFTED, 0.04),
+    "2-D, 10 large clusters": (drawn_in_clusters(FEW_LARGE, (2,)), PLANE, 0.06),
+    "2-D, weights gamma(1)": (drawn_with_weights(450, (2,), gamma(1.0)), PLANE, 0.06),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_unequal_clusters_and_weights_have_no_bias(name):
     """The mean value of 20 data sets is near the truth, and the intervals cover, for imbalances of every kind."""
-    shifted = Normal(double(0.5), double(1.0))
-    few_large, mild = unequal((150, 1), (10, 30)), unequal((60, 2), (60, 5))
-    plane = MultivariateNormal(torch.full((2,), 0.5).double(), torch.eye(2).double())
-    cases = {
-        "10 large clusters": (drawn_in_clusters(few_large, ()), shifted, 0.04),
-        "10 large clusters, correlated": (drawn_in_clusters(few_large, (), 0.5), shifted, 0.06),
-        "clusters of 2 and 5": (drawn_in_clusters(mild, ()), shifted, 0.04),
-        "weights gamma(0.2)": (drawn_with_weights(450, (), gamma(0.2)), shifted, 0.06),
-        "weights gamma(1)": (drawn_with_weights(450, (), gamma(1.0)), shifted, 0.06),
-        "both": (drawn_with_weights(450, (), gamma(0.2), few_large), shifted, 0.06),
-        "weights that depend on x": (weighted_to_standard(500, 1.3, gamma(50.0)), shifted, 0.04),
-        "weights that depend on x in part": (weighted_to_standard(1000, 1.3, gamma(1.0)), shifted, 0.04),
-        "2-D, 10 large clusters": (drawn_in_clusters(few_large, (2,)), plane, 0.06),
-        "2-D, weights gamma(1)": (drawn_with_weights(450, (2,), gamma(1.0)), plane, 0.06),
-    }
-    for name, (draw, q, near) in cases.items():
-        estimates = [estimated(draw(np.random.default_rng([seed, 7])), q, seed) for seed in range(20)]
-        truth = 0.125 if q is shifted else 0.25
-        mean = np.mean([float(estimate.value) for estimate in estimates])
-        assert abs(mean - truth) < near, (name, mean)
-        covered = sum(covers(estimate, truth) for estimate in estimates)
-        assert covered >= 18, (name, covered)
+    draw, q, near = UNEQUAL[name]
+    estimates = [estimated(draw(np.random.default_rng([seed, 7])), q, seed) for seed in range(20)]
+    truth = 0.125 if q is SHIFTED else 0.25
+    assert abs(np.mean([float(estimate.value) for estimate in estimates]) - truth) < near
+    assert sum(covers(estimate, truth) for estimate in estimates) >= 18
 
 
 def test_a_few_heavy_weights_leave_an_estimate():

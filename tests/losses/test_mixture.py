@@ -219,8 +219,17 @@ def test_gradients_reach_the_student_and_all_teachers(form: int, loss: Any) -> N
         return loss(student, everything(list(teachers), student)[form], JensenShannon())
 
     assert torch.autograd.gradcheck(value, (student, *teachers))
-    if loss is values:
-        assert torch.autograd.gradgradcheck(value, (student, *teachers))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("form", range(4))
+def test_second_derivatives_reach_the_student_and_all_teachers(form: int) -> None:
+    student, *teachers = (x.requires_grad_() for x in drawn(2, 5))
+
+    def value(student: Tensor, *teachers: Tensor) -> Tensor:
+        return values(student, everything(list(teachers), student)[form], JensenShannon())
+
+    assert torch.autograd.gradgradcheck(value, (student, *teachers))
 
 
 @pytest.mark.parametrize("form", range(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -62,13 +63,18 @@ def words(count: int = 6000) -> str:
     return text()[:count]
 
 
+@functools.cache
+def of_int8() -> ModelComparison:
+    return compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
+
+
 def as_json(found: ModelComparison) -> Any:
     return json.loads(report.dumps(found))
 
 
 @pytest.mark.sweep
 def test_the_numbers_are_those_of_a_plain_run() -> None:
-    found = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
+    found = of_int8()
     windows = windows_by_hand(folders.base(), words(), CONTEXT)
     p, q = (
         log_softmax(logits_of(folder, torch.from_numpy(windows)))
@@ -328,7 +334,7 @@ def test_tokens_in_another_order_are_matched_by_their_bytes() -> None:
     assert candidate.shared_classes == 500
     assert candidate.comparison.divergences["kl_pq"].maximum < 1e-9
     back = compare_models(folders.shuffled(), folders.int8(), words(), cut=Cut(context=CONTEXT))
-    same = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
+    same = of_int8()
     # The classes without a token, which random weights give some mass, are one class here: a lower bound.
     assert 0.9 * mean_kl(same) < mean_kl(back) <= mean_kl(same)
 
@@ -369,7 +375,7 @@ def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
         cut=Cut(context=CONTEXT),
         loading=Loading(representation="logits"),
     )
-    same = compare_models(folders.base(), folders.int8(), words(), cut=Cut(context=CONTEXT))
+    same = of_int8()
     assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-5)
     np.save(tmp_path / "short.npy", stored[:-1].astype("float32"))
     with refused(FileError, wanted="one for each scored token"):

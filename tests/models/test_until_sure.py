@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,13 @@ def compared(sides: list[Counted], goal: str | None, **settings: Any) -> ModelCo
     base, *others = sides
     cut, words = settings.pop("cut", CUT), settings.pop("words", WORDS)
     return compare_models(base, others, words, cut=cut, run=Run(until_sure=goal, **settings))
+
+
+@functools.cache
+def whole_run() -> tuple[list[Counted], ModelComparison]:
+    """The models of a run that is not stopped, which have noted their windows, and its result."""
+    sides = models(0.02, 0.3)
+    return sides, compared(sides, "width=20%")
 
 
 def exact(noises: tuple[float, ...]) -> dict[str, float]:
@@ -153,8 +161,7 @@ def test_documents_are_read_whole_in_random_order() -> None:
 
 def test_a_resumed_run_reads_more_windows_and_none_twice(tmp_path: Path) -> None:
     state = tmp_path / "run.state"
-    whole = models(0.02, 0.3)
-    expected = compared(whole, "width=20%")
+    whole, expected = whole_run()
     total = len(whole[0].read)
     assert 60 < total < 200
     read: list[bytes] = []
@@ -175,7 +182,7 @@ def test_a_run_that_was_stopped_continues_and_less_text_than_before_is_read_from
     tmp_path: Path,
 ) -> None:
     state = tmp_path / "run.state"
-    expected = compared(models(0.02, 0.3), "width=20%")
+    _, expected = whole_run()
     with pytest.raises(KeyboardInterrupt):
         compared(models(0.02, 0.3, most=40), "width=20%", resume=state)
     fewer = models(0.02, 0.3)

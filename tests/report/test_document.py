@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json as standard_json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -58,7 +59,7 @@ def of_coin(coin: Coin, verdicts: Sequence[Verdict] = ()) -> Document:
     )
 
 
-SUBJECTS: dict[str, Callable[[], Any]] = {
+MAKE: dict[str, Callable[[], Any]] = {
     "predictions": lambda: compare_predictions(P, Q),
     "models": lambda: compare_models(
         TableModel("base", 0, 0.0), [TableModel("near", 1, 0.1)], TEXT, cut=Cut(context=40)
@@ -70,6 +71,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "diagnosis": lambda: diagnose(P.tensor, Q.tensor, reduction="mean"),
     "outside": lambda: Coin(3, 7),
 }
+SUBJECTS = {name: functools.cache(make) for name, make in MAKE.items()}
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)

@@ -230,9 +230,9 @@ def half_on_atoms(rng: np.random.Generator, shift: float, first: float, last: fl
     return pa.table({"x": np.where(rng.random(1500) < 0.5, at, shift + rng.standard_normal(1500))})
 
 
-def test_atoms_beside_a_density_are_no_repeated_rows() -> None:
+def rejections_of_equal_atoms(data_sets: int) -> int:
     rejected = 0
-    for seed in range(30):
+    for seed in range(data_sets):
         rng = np.random.default_rng([seed, 16])
         p, q, other = (half_on_atoms(rng, *shares) for shares in ((0, 1, 3), (0, 1, 3), (0.3, 3, 1)))
         same, apart = compare_tables(p, q), compare_tables(p, other)
@@ -240,7 +240,16 @@ def test_atoms_beside_a_density_are_no_repeated_rows() -> None:
         assert apart["x"].p_value <= 0.05, seed
         for comparison in (same, apart):
             assert not any(finding.code == "duplicate-rows" for finding in comparison.findings), seed
-    assert rejected <= 5  # Binomial(30, 0.05) is above 5 with chance 0.003
+    return rejected
+
+
+def test_atoms_beside_a_density_are_no_repeated_rows() -> None:
+    assert rejections_of_equal_atoms(6) <= 2  # Binomial(6, 0.05) is above 2 with chance 0.002
+
+
+@pytest.mark.sweep
+def test_equal_atoms_beside_a_density_are_seldom_rejected() -> None:
+    assert rejections_of_equal_atoms(30) <= 5  # Binomial(30, 0.05) is above 5 with chance 0.003
 
 
 def test_copies_with_rounding_errors_are_repeated_rows() -> None:

@@ -23,7 +23,8 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_cases(name: str, *options: str, **environment: str) -> None:
-    """Run a file of this folder with pytest."""
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name), *options, **environment)
+def run_cases(names: str, *options: str, **environment: str) -> None:
+    """Run files of this folder, or tests of them, with pytest."""
+    files = [str(HERE / name) for name in names.split()]
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *options, **environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,7 @@
-"""The Triton kernels of sums: interpreted, and on the GPU where there is one, each in a process of its own."""
+"""The Triton kernels of sums: interpreted, and on the GPU where there is one, each in a process of its own.
+
+`test_rows_in_short` has small cases.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,6 @@ from tests.kernels.triton.processes import run_cases
 from tests.kernels.triton.test_rows import DEVICES
 
 if importlib.util.find_spec("triton") is not None:
-
-    def test_small_cases_hold_in_the_interpreter() -> None:
-        small = "(small_rows and bfloat16 and True-1.0) or (fifty_digits and float32)"
-        run_cases("sums_cases.py", "-k", small, KULLBACK_TRITON_DEVICE="cpu", TRITON_INTERPRET="1")
 
     @pytest.mark.heavy
     @pytest.mark.parametrize("device", DEVICES)

@@ -44,7 +44,7 @@ from torch.distributions import (
 from kullback import kl_divergence, kl_estimate, register_kl
 from kullback.errors import ArgumentValueError
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
-from kullback.pairs.densities.density import densities_of
+from kullback.pairs.densities.density import Density, densities_of, density_of
 from kullback.pairs.families.infinite import ALWAYS_INFINITE
 from kullback.pairs.family import FAMILIES
 from kullback.pairs.registry import plan_for
@@ -138,26 +138,37 @@ MAPS = (
 )
 
 
-def where_infinite(p: Distribution, q: Distribution, order: float | None = None) -> Tensor:
+def where_infinite(p: Density, q: Density, order: float | None = None) -> Tensor:
     """Return where KL, or Renyi's divergence of an order, is infinite by the one function."""
-    densities = densities_of(p, q)
-    assert densities is not None
-    infinite = is_infinite(*densities) if order is None else is_power_infinite(*densities, order)
-    none = torch.zeros(p.batch_shape, dtype=torch.bool)
+    infinite = is_infinite(p, q) if order is None else is_power_infinite(p, q, order)
+    none = torch.zeros(12, dtype=torch.bool)
     return none if infinite is None else infinite.expand_as(none)
+
+
+def with_densities(kind: type, *parameters: Tensor) -> tuple[Distribution, list[Density]]:
+    """Return a distribution, its density, and for a variable on the line those of its images."""
+    made = MADE[kind](*parameters)
+    images = (
+        [] if FAMILIES[kind].has_integers else [TransformedDistribution(made, [change]) for change in MAPS]
+    )
+    densities = [density for d in (made, *images) if (density := density_of(d)) is not None]
+    assert len(densities) == 1 + len(images)
+    return made, densities
 
 
 @settings(max_examples=2)
 @given(st.lists(st.sampled_from(EDGES), min_size=48, max_size=48))
 def test_every_rule_is_infinite_where_supports_and_tails_say_so(drawn: list[float]) -> None:
     numbers = torch.tensor(drawn, dtype=torch.float64).reshape(4, 12)
+    sides_p, sides_q = ({kind: with_densities(kind, *pair) for kind in MADE} for pair in numbers.split(2))
     for kind_p, kind_q in product(MADE, MADE):
         records = FAMILIES[kind_p], FAMILIES[kind_q]
         if records[0].has_integers != records[1].has_integers:
             continue
         pair = f"{kind_p.__name__} || {kind_q.__name__} at {drawn}"
-        p, q = MADE[kind_p](numbers[0], numbers[1]), MADE[kind_q](numbers[2], numbers[3])
-        infinite = where_infinite(p, q)
+        (p, densities_p), (q, densities_q) = sides_p[kind_p], sides_q[kind_q]
+        densities = densities_p[0], densities_q[0]
+        infinite = where_infinite(*densities)
         assert not is_always_infinite(*records) or bool(infinite.all()), pair
         assert not is_always_finite(kind_p, kind_q) or not bool(infinite.any()), pair
         by_kernel = fused_divergence(p, q)
@@ -170,10 +181,9 @@ def test_every_rule_is_infinite_where_supports_and_tails_say_so(drawn: list[floa
         for order in (0.5, 1.5, 2.0, 3.0):
             of_order = renyi_in_closed_form(p, q, order, 1 - order, wants_error=False)
             if of_order is not None:
-                assert torch.equal(of_order[0].isposinf(), where_infinite(p, q, order)), (pair, order)
-        for change in () if records[0].has_integers else MAPS:
-            images = (TransformedDistribution(d, [change]) for d in (p, q))
-            assert torch.equal(where_infinite(*images), infinite), (pair, change)
+                assert torch.equal(of_order[0].isposinf(), where_infinite(*densities, order)), (pair, order)
+        for place, images in enumerate(zip(densities_p[1:], densities_q[1:], strict=True)):
+            assert torch.equal(where_infinite(*images), infinite), (pair, MAPS[place])
 
 
 @pytest.mark.parametrize("of_q", [False, True])

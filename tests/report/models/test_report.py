@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ class Table(LanguageModel):
             yield from self.table[tokens[scored.nonzero().squeeze(-1) - 1]].split(rows)
 
 
+@functools.cache
 def near_and_far() -> ModelComparison:
     text = "".join(chr(40 + (7 * i * i + 3 * i) % 80) for i in range(900))
     near, far = Table("near<b>", 1, 0.1), Table("far|x", 2, 0.8)

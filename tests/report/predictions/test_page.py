@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kullback.report import html, write
 from tests.report.pages import DESK, WIDTHS, boxes, overlap, too_faint
 
 
+@functools.cache
 def infinite_and_identical() -> Comparison:
     """A comparison in which everything happens: infinite rows, identical rows, labels, names of any length."""
     generator = torch.Generator().manual_seed(1)

@@ -95,18 +95,19 @@ def test_ticks_are_few_different_and_short(values):
 SPANS = np.geomspace(1e3, 6e16, 60)  # from a millisecond to 1,900 years, in microseconds
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("start", [-80_000.25, 0.0, 20_500.9])
+@style.context(["default", STYLE])
 def test_labels_of_dates_are_two_or_more_and_do_not_overlap(start):
     for span in SPANS:
         edges = (86_400_000_000 * start + span * np.linspace(0, 1, 21)).astype(int).tolist()
         bins = tuple(HistogramBin(low, high, 1.0, 2.0) for low, high in pairwise(edges))
         column = dataclasses.replace(DATES, histogram=bins)
-        with style.context(["default", STYLE]):
-            figure = Figure(figsize=SIZE)
-            FigureCanvasAgg(figure)
-            axes = figure.add_subplot()
-            draw_column(column, "name").draw(axes)
-            figure.canvas.draw()
+        figure = Figure(figsize=SIZE)
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        draw_column(column, "name").draw(axes)
+        figure.draw_without_rendering()
         texts = [label.get_text() for label in axes.get_xticklabels()]
         boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
         assert len(set(texts)) == len(texts) >= 2, span

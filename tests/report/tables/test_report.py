@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -44,6 +45,7 @@ def frame(seed: int, rows: int, shift: float) -> pd.DataFrame:
     )
 
 
+@functools.cache
 def everything() -> TableComparison:
     """A comparison in which everything happens: new categories, missing columns and values, groups of columns."""
     before, after = frame(0, 1500, 0), frame(1, 1200, 0.5)
