@@ -133,8 +133,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     name = page.file.src_uri
     file = ROOT / MIRRORED[name] if name in MIRRORED else DOCS / name
     PAGES.links.page, PAGES.links.written_in = name, file.parent
-    if name == "index.md":
-        page.meta["hide"] = ["toc"]  # its cards need the room
     if name in MIRRORED:
         return file.read_text(encoding="utf-8")
     described = NAMED.sub(lambda m: f"{m[1]}(#{m[2].replace(' ', '-')})", markdown)

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import mpmath
+import pandas as pd
 import pytest
 import torch
 from torch import distributions as td
@@ -24,8 +25,10 @@ from kullback import (
     Probs,
     Renyi,
     ReverseKL,
+    Samples,
     SkewKL,
     TotalVariation,
+    compare_tables,
     dispatch,
     divergence,
     errors,
@@ -115,6 +118,14 @@ def test_base_changes_the_unit() -> None:
     assert estimate.value == 1
 
 
+TABLE = pd.DataFrame({"age": [1.0, 2.0, 3.0] * 20, "height": [2.0, 5.0, 1.0, 4.0] * 15})
+
+
+def test_both_remedies_for_a_table_work() -> None:
+    assert compare_tables(TABLE, TABLE).columns
+    assert kl_divergence(Samples(TABLE), Samples(TABLE)) >= 0
+
+
 @pytest.mark.parametrize(
     ("call", "error", "parts"),
     [
@@ -127,7 +138,17 @@ def test_base_changes_the_unit() -> None:
             ],
         ),
         (lambda: kl_divergence(Logits([0.0]), torch.zeros(1)), TypeError, ["kl_divergence(q=...)"]),
-        (lambda: kl_divergence([0.5, 0.5], Probs([0.5, 0.5])), TypeError, ["got list", "wrap it"]),
+        (lambda: kl_divergence([0.5, 0.5], Probs([0.5, 0.5])), TypeError, ["got list", "wrap them"]),
+        (
+            lambda: kl_divergence(TABLE, TABLE),
+            TypeError,
+            ["got DataFrame", "kullback.compare_tables(p, q)", "Samples(x)"],
+        ),
+        (
+            lambda: kl_divergence(td.Normal(torch.zeros(2), 1.0), td.Dirichlet(torch.ones(2))),
+            ValueError,
+            ["one shape; got Normal with event_shape () and Dirichlet with event_shape (2,)", "Independent("],
+        ),
         (lambda: kl_divergence(Logits([0.0, 1.0]), Logits([0.0])), ValueError, ["2 in p", "1 in q", "dim="]),
         (
             lambda: kl_divergence(Logits(torch.zeros(2, 3)), Logits(torch.zeros(4, 3))),

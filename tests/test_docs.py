@@ -33,10 +33,8 @@ PAGES = [
     ROOT / "docs" / "index.md",
     ROOT / "docs" / "why.md",
     ROOT / "docs" / "library_reports.md",
-    ROOT / "docs" / "torch_issues.md",
     ROOT / "docs" / "cheatsheet.md",
     ROOT / "docs" / "api" / "divergences.md",
-    ROOT / "docs" / "pictures.md",
     ROOT / "docs" / "gallery.md",
     ROOT / "docs" / "integrations.md",
     *sorted((ROOT / "docs" / "migrate").glob("*.md")),
@@ -186,6 +184,55 @@ def test_each_task_of_the_index_is_on_the_page_that_it_names() -> None:
         words = {word for match in WRITTEN.findall(code) for word in match if word}
         assert words, task
         assert {word for word in words if word not in text} == set(), task
+
+
+LIMIT = re.compile(r"--fail-(above|below)[= ]([\w.]+(?:\[\w+\])?=[\d.]+\d)")
+CALL = re.compile(r"\bkullback (\w+)((?:[^`\n]|\\\n)*)")
+
+
+def all_pages() -> dict[str, str]:
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    }
+
+
+def test_every_limit_of_a_page_is_a_gate() -> None:
+    """Also in prose and in calls that need a large model: a limit with a wrong name would be refused."""
+    from kullback.cli.gates import OF_MISMATCH, OF_ROWS, OF_TABLES, parse_gate
+    from kullback.errors import ArgumentValueError
+
+    def is_gate(side: Any, text: str) -> bool:
+        for metrics in (OF_ROWS, OF_TABLES, OF_MISMATCH):
+            try:
+                parse_gate(text, side, metrics)
+            except ArgumentValueError:
+                continue
+            return True
+        return False
+
+    limits = [(page, *limit) for page, text in all_pages().items() for limit in LIMIT.findall(text)]
+    assert len(limits) > 20
+    assert [limit for limit in limits if not is_gate(*limit[1:])] == []
+    assert not is_gate("below", "p_adjusted=0.002")
+
+
+def test_every_option_of_a_call_on_a_page_exists() -> None:
+    from kullback.cli.commands import kullback
+
+    written = [
+        (page, name, option)
+        for page, text in all_pages().items()
+        for name, rest in CALL.findall(text)
+        if name in kullback.commands
+        for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", rest)
+    ]
+    assert len(written) > 50
+    options = {
+        name: {flag for parameter in command.params for flag in parameter.opts}
+        for name, command in kullback.commands.items()
+    }
+    assert [each for each in written if each[2] not in options[each[1]] | {"--help", "--help-all"}] == []
 
 
 @pytest.mark.parametrize("language", ["python", "console"])

@@ -111,8 +111,10 @@ def test_the_wording_of_each_kind_of_message(tmp_path: Path) -> None:
         f"kl_divergence(p=...): a tensor does not say what it holds; {wrap}": (
             lambda: kullback.kl_divergence(torch.zeros(3), torch.zeros(3))
         ),
-        f"kl_divergence(q=...): wanted a distribution; got int. Numbers do not say what they hold; {wrap}, or pass a "
-        "torch.distributions object": lambda: kullback.kl_divergence(Normal(0.0, 1.0), 3),
+        "kl_divergence(q=...): wanted a distribution; got int. Numbers do not say what they hold; "
+        f"{wrap.replace('it', 'them', 1)}, or pass a torch.distributions object": (
+            lambda: kullback.kl_divergence(Normal(0.0, 1.0), 3)
+        ),
         "divergence(kind=...): wanted a divergence or the name of one; got 3. Write: kind=KL(), kind='js:0.5' or "
         "another of kullback's kinds": lambda: kullback.divergence(Normal(0.0, 1.0), Normal(0.0, 1.0), 3),
         f"p = {tmp_path / 'c.npy'}: wanted a file; got no such file; check the path": (

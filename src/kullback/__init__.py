@@ -1,4 +1,15 @@
-"""Kullback-Leibler divergences for PyTorch: tensors, distributions, losses, metrics and files of predictions.
+"""Kullback-Leibler divergences for PyTorch: of tensors, distributions, data, models and losses.
+
+P comes first, and values are in nats, one for each row or element of the batch::
+
+    kl_divergence(Logits(p), Logits(q))            tensors; also Probs, LogProbs and Counts
+    kl_divergence(Normal(0.0, 1.0), q)             distributions of torch or SciPy
+    kl_estimate(Samples(x), Samples(y))            draws: a value with an interval
+    divergence(p, q, JensenShannon())              other divergences
+    compare(a, b)                                  two tables, files of predictions or language models
+    fit(Normal(0.0, 1.0), to=target)               the nearest member of a family
+    functional.distillation_loss(student=, teacher=), nn.KLRegularizer
+    diagnose(input, target)                        explains a call of torch.nn.functional.kl_div
 
 Each public name is imported at its first use, so that ``import kullback`` is fast.
 """

@@ -17,7 +17,7 @@ from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.other_objects import line_for
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
 from kullback.representations import Logits, Probs, Representation
-from kullback.samples import Samples
+from kullback.samples import Samples, column_names
 
 Operand = Representation | Samples | Distribution | Frozen
 _OPERANDS = (Representation, Samples, Distribution)
@@ -77,7 +77,8 @@ def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
 
 def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeError:
     """Return the error for a tensor whose meaning is not declared, or for another object that is not a distribution."""
-    wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
+    wrappers = "Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
+    wrap = f"wrap it: {wrappers}"
     if isinstance(x, Tensor):
         wording = "{got} does not say what it holds; {instead}"
         return invalid_type(
@@ -94,9 +95,14 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
         return invalid_type(
             call, argument, wanted="a distribution, with its parameters", got=got, instead=line
         )
-    wording = "wanted {wanted}; got {got}. Numbers do not say what they hold; {instead}"
-    instead = f"{wrap}, or pass a torch.distributions object"
     got = type(x).__name__
+    if column_names(x) is not None:
+        instead = "kullback.compare_tables(p, q) for two tables"
+        if hasattr(x, "to_numpy"):
+            instead += ", or Samples(x) if the rows are draws of vectors"
+        return invalid_type(call, argument, wanted="a distribution", got=got, instead=instead)
+    wording = "wanted {wanted}; got {got}. Numbers do not say what they hold; {instead}"
+    instead = f"wrap them: {wrappers}, or pass a torch.distributions object"
     return invalid_type(call, argument, wanted="a distribution", got=got, instead=instead, wording=wording)
 
 

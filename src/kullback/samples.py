@@ -72,7 +72,7 @@ class Samples:
         self.columns, self.labels, values = None, None, x
         if not (isinstance(x, Tensor) and weights is cluster is None):  # tensors lack names and masks
             _check_indices(x, weights=weights, cluster=cluster)
-            self.columns = _column_names(x) if dim != 0 else None
+            self.columns = column_names(x) if dim != 0 else None
             x, weights, cluster = _without_masked(x, dim, weights, cluster)
             self.labels, values = _encoded(x)
         draws = as_tensor("Samples", "x", values)
@@ -107,7 +107,7 @@ class Samples:
         return f"Samples(n={n}, d={d}, dtype={self.tensor.dtype}, device={self.tensor.device})"
 
 
-def _column_names(x: object) -> tuple[object, ...] | None:
+def column_names(x: object) -> tuple[object, ...] | None:
     """Return the names of the columns of a data frame; None for other objects."""
     columns = None if isinstance(x, Tensor) else getattr(x, "columns", None)
     return None if columns is None else tuple(columns)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,23 @@ def test_a_name_means_the_kind(call: str) -> None:
         CALLS[call]("reverse_kll")
     with refused(ArgumentTypeError, wanted="^a divergence or the name of one"):
         CALLS[call](ReverseKL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (ReverseKL, "ReverseKL()"),
+        (kullback.JensenShannon, "JensenShannon(0.5)"),
+        (kullback.Renyi, "Renyi(2)"),
+        (Divergence, "KL()"),
+        (lambda r: (r - 1) ** 2, "FDivergence(f)"),
+    ],
+)
+def test_a_class_or_a_function_is_refused_with_the_value_to_write(kind: Any, remedy: str) -> None:
+    with refused(ArgumentTypeError, argument="kind", instead=re.escape(f"kind={remedy}")):
+        estimate(Logits(X), Logits(Y), kind=kind)
+    written = eval(remedy, {**vars(kullback), "f": kind})  # noqa: S307  the remedy of the error
+    assert estimate(Logits(X), Logits(Y), kind=written).value >= 0
 
 
 def test_an_estimate_says_its_kind_by_that_name() -> None:

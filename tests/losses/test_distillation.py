@@ -262,7 +262,11 @@ X = torch.zeros(2, 3)
         ({"mask": torch.ones(2)}, TypeError, r"mask=...\): wanted a boolean tensor"),
         ({"reduction": "average"}, ValueError, r"'batchmean'; got 'average'"),
         ({"temperature": 0.0}, ValueError, r"temperature=...\): wanted a positive number"),
-        ({"kind": KL}, TypeError, r"kind=...\): wanted a divergence or the name of one; got <class"),
+        (
+            {"kind": KL},
+            TypeError,
+            r"kind=...\): wanted a divergence or the name of one; got the class KL itself. Write: kind=KL\(\)$",
+        ),
         ({"kind": "kld"}, ValueError, r"kind=...\): wanted one of 'kl', 'reverse_kl', .*; got 'kld'"),
         ({"vocabulary": "pad"}, ValueError, r"'truncate', 'mask'; got 'pad'"),
         ({"reduction": "none", "normalizer": 3}, ValueError, r"normalizer=...\)"),

@@ -29,7 +29,7 @@ OPTIONS = (
     ),
     Option("--rebuild", "Count the reference again, even if there is a profile.", accepts=FLAG),
     Option("--merge", "Treat all batches as one: add their counts.", accepts=FLAG),
-    Option("--save-batch", "Write the profile of the batch to FILE; it can be merged later.", accepts=FILE),
+    Option("--save-batch", "Write the profile of the batch to PATH; it can be merged later.", accepts=FILE),
     options.COLUMNS,
     options.EXCLUDE,
     options.WEIGHTS,

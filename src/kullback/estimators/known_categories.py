@@ -314,7 +314,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the theta nearest to 0, with the sign `sign`, that `number` draws reject; 0 if d is constant."""
+        """Return the theta nearest to 0 among those of sign `sign` that `number` draws reject; 0 if d is constant."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0

@@ -62,9 +62,14 @@ def as_divergence(call: str, kind: object) -> Divergence:
         kind = _parsed(call, "kind", kind)
     if isinstance(kind, Divergence):
         return with_limits(kind)
-    wanted = "a divergence or the name of one"
-    instead = "kind=KL(), kind='js:0.5' or another of kullback's kinds"
-    raise invalid_type(call, "kind", wanted=wanted, got=safe_repr(kind), instead=instead)
+    got, instead = safe_repr(kind), "kind=KL(), kind='js:0.5' or another of kullback's kinds"
+    if isinstance(kind, type) and issubclass(kind, Divergence):
+        got = f"the class {kind.__name__} itself"
+        if kind.example or not (kind.__match_args__ or kind.__abstractmethods__):
+            instead = f"kind={kind.__name__}({kind.example.partition(':')[2]})"
+    elif callable(kind):
+        instead = "kind=FDivergence(f), if f is a convex function with f(1) = 0"
+    raise invalid_type(call, "kind", wanted="a divergence or the name of one", got=got, instead=instead)
 
 
 def _parsed(call: str, argument: str, text: str) -> Divergence:

@@ -45,8 +45,8 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
         raise invalid_value(
             call,
             "p, q",
-            wanted=f"events of one shape; {_event(p)}",
-            got=_event(q),
+            wanted="events of one shape",
+            got=f"{_event(p)} and {_event(q)}",
             instead="Independent(d, 1) to make the last batch dimension an event dimension, or equally many classes",
         )
     plan = plan or plan_for(type(p), type(q))

@@ -122,7 +122,9 @@ def test_the_json_is_strict_and_reads_back_as_the_same_numbers(comparison):
 
 def test_a_comparison_of_nothing_has_all_reports(nothing):
     assert json.loads(tables_json.dumps(nothing))["columns"] == []
-    assert printed(nothing).startswith("Nothing was compared; 2 columns could not be compared.\n")
+    assert printed(nothing).startswith(
+        "Nothing was compared; 2 columns could not be compared.\nNo test was made.\n"
+    )
     assert "Nothing was compared; 2 columns could not be compared." in tables_html.render(nothing)
 
 

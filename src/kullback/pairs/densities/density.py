@@ -45,7 +45,7 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the points center + steps width and, if a width exceeds 6, points around `bend`.
+    """Return the points `center + steps * width` and, if a width exceeds 6, points around `bend`.
 
     At the point `bend`, the slope of the log-density changes quickly.
     """
@@ -291,7 +291,7 @@ class Density(ABC):
         """Return the approximate center and width of the density in t, the variable of its `coordinate`."""
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        """Return the points center + steps width for each peak of the density, in t, the variable of its `coordinate`.
+        """Return the points `center + steps * width` of each peak of the density, in the variable of its `coordinate`.
 
         The parameters need a last dimension of size 1, which becomes the dimension of the steps.
         """

@@ -165,8 +165,9 @@ def _shortened(steps: list[Any]) -> list[Transform] | None:
 
 
 def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
-    """Return the steps of log(a + b e^y) for b > 0, or None if a or b is unknown or has different signs in the batch.
+    """Return transforms that together map y to log(a + b e^y), for b > 0.
 
+    The result is None if a or b is unknown, if b is not positive, or if the sign of a differs within the batch.
     For a > 0 the result is log a + softplus(y + log(b / a)). For a < 0 the result is log |a| + g(y + log(b / |a|)),
     where g is the inverse of softplus. For a = 0 the result is y + log b.
     """

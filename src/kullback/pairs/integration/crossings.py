@@ -115,9 +115,9 @@ def last_where(holds: Callable[[Tensor], Tensor], first: Tensor, second: Tensor)
     """Return, for each interval, the last point where the condition `holds` is true, and the next float.
 
     The condition is true at the end `first` of an interval, and false at its end `second`. The function `holds` gets
-    the same number of points of each interval, one interval after the other along the last dimension. If there are few
-    intervals, each step cuts an interval into four parts, and `holds` is called half as often. If there are many
-    intervals, each step bisects an interval, and `holds` gets fewer points.
+    the same number of points of each interval, one interval after the other along the last dimension. Each step
+    bisects many intervals, or cuts few intervals into four parts. The second way calls `holds` half as often, with more
+    points.
     """
     if not first.numel():
         return first, second

@@ -139,8 +139,9 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: boo
 def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
     """Return an exponent s for p / q near 0, and an exponent s for p / q near infinity.
 
-    In these limits, the derivative of the divergence with respect to log q, without multiples of q, is about p^s q^(1 -
-    s). If this derivative is 0, s is infinite. If Q's support is smaller than P's, P and Q are exchanged.
+    In these limits, the derivative of the divergence with respect to log q is about p^s q^(1 - s), up to a multiple of
+    q. If the derivative is a multiple of q alone, s is infinite. If Q's support is smaller than P's, P and Q are
+    exchanged.
     """
     order = order_of(kind)
     if order is not None:

@@ -380,8 +380,9 @@ def _reason(comparison: TableComparison) -> str:
     """Return why the column that differs most is a shift: the PSI, its largest contributors, and the rule of thumb."""
     different = differing(comparison)
     if not different:
-        few = "" if comparison.columns else ", because there is none"
-        return f"No column has p < {SIGNIFICANT:g} after the correction for the number of tests{few}."
+        if not comparison.columns:
+            return "No test was made."
+        return f"No column has p < {SIGNIFICANT:g} after the correction for the number of tests."
     rules = {
         "large shift": f"a PSI of {LARGE:g} or more is a large shift",
         "shift": f"a PSI from {MODERATE:g} to {LARGE:g} is a shift",
