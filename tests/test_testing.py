@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributions import Laplace, Normal, StudentT
 
-from kullback import Counts, Logits, Probs, Samples, register_kl
+from kullback import Counts, Logits, Probs, Samples, estimate, register_kl
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.models import Cut
 from kullback.testing import _parts_of_draws, assert_close_distributions
@@ -117,10 +117,10 @@ def test_a_divergence_at_the_limit_seldom_passes() -> None:
     assert passed <= 11
 
 
-@pytest.mark.parametrize("below", [0, -0.1, float("nan"), None, torch.tensor(0.1), True])
+@pytest.mark.parametrize("below", [0, -0.1, float("nan"), float("inf"), None, torch.tensor(0.1), True])
 def test_the_limit_is_a_positive_number(below: Any) -> None:
     with refused(
-        ArgumentValueError, call="assert_close_distributions", argument="below", wanted="^a positive"
+        ArgumentValueError, call="assert_close_distributions", argument="below", wanted="^a finite positive"
     ):
         assert_close_distributions(NORMAL, NORMAL, below=below)
 
@@ -239,10 +239,10 @@ def test_too_few_draws_say_about_how_many_would_decide() -> None:
 
 @pytest.mark.parametrize("runs", [20, 1000])
 def test_parts_for_runs_are_whole_clusters_and_all_counts(runs: int) -> None:
-    parts = 2 if runs == 20 else 3
+    parts, generator = 2 if runs == 20 else 3, np.random.default_rng(0)
     clusters = torch.arange(300) // 10
     side = Samples(torch.arange(300.0), cluster=clusters, weights=torch.arange(300.0) + 1)
-    divided = _parts_of_draws(side, parts)
+    divided = _parts_of_draws(side, parts, generator)
     assert sorted(x for each in divided for x in each.tensor[:, 0].tolist()) == list(range(300))
     for each in divided:
         assert len(each) == 300 // parts
@@ -251,13 +251,34 @@ def test_parts_for_runs_are_whole_clusters_and_all_counts(runs: int) -> None:
         assert each.cluster is not None
         assert len(each.weights) == len(each.cluster) == len(each)
     counts = torch.tensor([[5, 0, 70], [1, 2, 3]])
-    of_counts = _parts_of_draws(Counts(counts), parts)
+    of_counts = _parts_of_draws(Counts(counts), parts, generator)
     assert torch.equal(sum(each.tensor for each in of_counts), counts)
     assert all((each.tensor >= 0).all() for each in of_counts)
     assert (of_counts[0].tensor.sum(-1) - counts.sum(-1) // parts).abs().max() <= 1
-    named = _parts_of_draws(Counts({"a": 4, "b": 40}), parts)
+    named = _parts_of_draws(Counts({"a": 4, "b": 40}), parts, generator)
     assert [each.labels is not None and list(each.labels) for each in named] == [["a", "b"]] * parts
-    assert _parts_of_draws(NORMAL, parts) == [NORMAL] * parts
+    assert _parts_of_draws(NORMAL, parts, generator) == [NORMAL] * parts
+
+
+def test_counts_of_any_size_are_divided_for_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    # NumPy's hypergeometric draws end at a billion.
+    many = Counts([600_000_000, 700_000_000])
+    assert_close_distributions(many, many, below=1e-6, runs=1000)
+    assert capsys.readouterr().out.startswith("below 1e-06: KL = 0 nats (99.995 % ")
+    divided = _parts_of_draws(many, 3, np.random.default_rng(0))
+    assert torch.equal(sum(each.tensor for each in divided), many.tensor)
+    for each in divided:  # within ten standard deviations of a binomial
+        assert (each.tensor.double() - many.tensor.double() / 3).abs().max() < 10 * (7e8 * 2 / 9) ** 0.5
+
+
+def test_parts_of_equal_counts_are_independent_on_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = torch.tensor([500.0, 300.0, 200.0])
+    assert_close_distributions(Counts(counts), Counts(counts), below=0.1, runs=10)
+    upper = float(capsys.readouterr().out.partition(" to ")[2].partition(")")[0])
+    # Equal parts of 500 draws have the divergence 0, whose upper end is half as far from 0 as that of 1000 draws.
+    of_equal_parts = estimate(Counts(counts // 2), Counts(counts // 2)).interval
+    assert of_equal_parts is not None
+    assert upper > float(of_equal_parts[1]) * 1.001
 
 
 def test_runs_pair_named_counts_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:

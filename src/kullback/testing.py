@@ -25,6 +25,8 @@ from kullback.samples import Samples
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from kullback.models import ModelComparison
     from kullback.predictions import Comparison
     from kullback.results.value import Interval
@@ -34,9 +36,18 @@ __all__ = ["assert_close_distributions"]
 
 _ARGUMENTS = Arguments(
     "assert_close_distributions",
-    below=Number(above=0, example=0.01, instead="below=0.01, the largest divergence in nats that you accept"),
+    below=Number(
+        above=0,
+        below=math.inf,
+        example=0.01,
+        instead="below=0.01, the largest divergence in nats that you accept",
+    ),
     runs=RUNS,
 )
+
+
+# NumPy draws from the hypergeometric distribution only for fewer draws.
+_MOST_HYPERGEOMETRIC = 10**9
 
 
 def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, **options: Any) -> None:
@@ -68,7 +79,8 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
 
     Raises:
         AssertionError: the verdict is "not below" or "cannot tell".
-        ArgumentValueError: `below` is not a positive number, or `runs` is above 1 for tables or files of predictions.
+        ArgumentValueError: `below` is not a finite positive number, or `runs` is above 1 for tables or files of
+            predictions.
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `estimate` or `compare`.
 
     Gradient:
@@ -119,7 +131,8 @@ def _for_runs(result: Estimate, p: Any, q: Any, runs: int, options: dict[str, An
     confidence = options.get("confidence", 0.95)
     error = (1 - confidence) / 2
     parts = math.ceil(math.log(error / runs) / math.log(error))
-    sides = zip(_parts_of_draws(p, parts), _parts_of_draws(q, parts), strict=True)
+    generator = np.random.default_rng(0)
+    sides = zip(*(_parts_of_draws(side, parts, generator) for side in (p, q)), strict=True)
     intervals = [estimate(*side, **options).interval for side in sides]
     known = [each for each in intervals if each is not None]
     interval = None
@@ -129,7 +142,7 @@ def _for_runs(result: Estimate, p: Any, q: Any, runs: int, options: dict[str, An
     return replace(result, interval=interval, confidence=1 - (1 - confidence) / runs)
 
 
-def _parts_of_draws(side: Any, parts: int) -> list[Any]:
+def _parts_of_draws(side: Any, parts: int, generator: np.random.Generator) -> list[Any]:
     """Return independent parts of draws or counts, of about equal size; a known distribution is every part."""
     if isinstance(side, Samples):
         # Neighbors stay together, so that their dependence is still seen. Clusters stay whole.
@@ -137,14 +150,11 @@ def _parts_of_draws(side: Any, parts: int) -> list[Any]:
         of_draw = places * parts // (int(places.max()) + 1)
         return [_selected(side, of_draw == part) for part in range(parts)]
     if isinstance(side, Counts):
-        generator, counts = np.random.default_rng(0), side.tensor.detach().movedim(side.dim, -1)
+        counts = side.tensor.detach().movedim(side.dim, -1)
         rows = counts.reshape(-1, counts.shape[-1]).cpu().numpy().astype(np.int64)
         divided: list[Counts] = []
         for left in range(parts, 0, -1):
-            pairs = zip(rows, rows.sum(-1) // left, strict=True)
-            drawn = np.stack(
-                [generator.multivariate_hypergeometric(*pair, method="marginals") for pair in pairs]
-            )
+            drawn = np.stack([_drawn(row, left, generator) for row in rows])
             rows = rows - drawn
             part = copy.copy(side)
             tensor = torch.from_numpy(drawn).reshape(counts.shape).to(counts).movedim(-1, side.dim)
@@ -154,6 +164,14 @@ def _parts_of_draws(side: Any, parts: int) -> list[Any]:
             divided.append(part)
         return divided
     return [side] * parts
+
+
+def _drawn(counts: NDArray[np.int64], parts: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return the counts of one of several random parts of draws, whose sizes are equal, or nearly so for many draws."""
+    size = int(counts.sum())
+    if size < _MOST_HYPERGEOMETRIC:
+        return generator.multivariate_hypergeometric(counts, size // parts, method="marginals")
+    return generator.binomial(counts, 1 / parts)
 
 
 def _selected(side: Samples, mask: Tensor) -> Samples:

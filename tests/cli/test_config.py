@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kullback.cli.commands import kullback
+from kullback.cli.config_file import TABLES as TABLES_OF_COMMANDS
 from tests.cli.calling import one_line
 from tests.models import folders
 from tests.models.tiny import text as words
@@ -63,6 +64,17 @@ def test_a_file_gives_the_result_of_its_flags(call: tuple[str, ...], config: str
     assert (of_file.exit_code, of_file.stderr) == (0, "") == (of_flags.exit_code, of_flags.stderr)
     assert of_file.stdout == of_flags.stdout
     assert Path("file.json").read_text() == Path("flags.json").read_text()
+
+
+def test_a_file_may_have_a_table_for_each_command_that_takes_one() -> None:
+    takers = {
+        name for name, each in kullback.commands.items() if any(x.name == "config" for x in each.params)
+    }
+    assert takers == set(TABLES_OF_COMMANDS)
+    record = {"sequence": 0, "position": 0, "sampler_log_prob": -1.0, "trainer_log_prob": -1.5}
+    Path("run.jsonl").write_text(f"{json.dumps(record)}\n")
+    config = "[mismatch]\nratio = 1.5\n[compare]\nbins = 3"
+    assert json.loads(run("mismatch", "run.jsonl", "--json", config=config).stdout)["ratio"] == 1.5
 
 
 def test_an_array_names_a_column_with_a_comma() -> None:

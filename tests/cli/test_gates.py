@@ -18,13 +18,14 @@ from click.testing import CliRunner, Result
 
 from kullback import Logits, compare_predictions
 from kullback.cli.commands import kullback
-from kullback.cli.gates import OF_ROWS, OF_TABLES, Compared, Metrics, Side, parse_gate
+from kullback.cli.gates import OF_MISMATCH, OF_ROWS, OF_TABLES, Compared, Metrics, Side, parse_gate
 from kullback.errors import ArgumentValueError
 from kullback.predictions import Comparison
 from kullback.tables import compare_tables
 from tests.forked import command
 from tests.models import folders
 from tests.models.tiny import text
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +316,52 @@ def test_an_old_form_is_refused_with_the_new_one(metrics: Metrics, old: str, new
     parse_gate(new, "above", metrics)
 
 
+@pytest.mark.parametrize(
+    ("metrics", "side", "text", "wanted", "instead"),
+    [
+        (OF_ROWS, "above", "mean=-1", "a finite number of 0 or more", "mean=0.01"),
+        (OF_ROWS, "above", "mean=0_1", "a finite number of 0 or more", "mean=0.01"),
+        (OF_ROWS, "above", "mean=1e400", "a finite number of 0 or more", "mean=0.01"),
+        (OF_ROWS, "below", "top1=99", "a finite number from 0 to 1", "top1=0.01"),
+        (OF_ROWS, "above", "js.p99.value=0.7", "a finite number from 0 to 0.693147", "js.p99.value=0.01"),
+        (OF_ROWS, "above", "labels.delta_prob.min.value=-2", "a finite number from -1 to 1", "=0.01"),
+        (OF_TABLES, "above", "tv[x]=20", "a finite number from 0 to 1", r"tv\[x\]=0.2"),
+        (OF_TABLES, "below", "p_value.value=5", "a finite number from 0 to 1", "p_value.value=0.2"),
+        (OF_MISMATCH, "above", "past=50", "a finite number from 0 to 1", "past=0.001"),
+    ],
+)
+def test_a_limit_that_no_number_reaches_is_refused(
+    metrics: Metrics, side: Side, text: str, wanted: str, instead: str
+) -> None:
+    """Such a gate could never fail, or never pass: the percentage in past=50 would pass every run."""
+    with refused(
+        ArgumentValueError, wanted=f"^{wanted} after", got=text.rpartition("=")[2], instead=f"{instead}$"
+    ) as e:
+        parse_gate(text, side, metrics)
+    parse_gate(e.value.instead.removeprefix(f"--fail-{side} "), side, metrics)
+
+
+def test_limits_that_numbers_reach_are_accepted() -> None:
+    for limit in (
+        "mean=0",
+        "top1=1",
+        "js.mean=0.6931",
+        "labels.difference=-3",
+        "ppl_difference=-0.5",
+        "ppl_ratio=7",
+    ):
+        parse_gate(limit, "above")
+    parse_gate("k1=-0.1", "above", OF_MISMATCH)
+
+
+def test_a_limit_is_shown_with_all_its_digits_and_its_column() -> None:
+    found = compare_tables(pa.table({"x": [1, 2] * 4}), pa.table({"x": [1, 2, 2, 2] * 2}))
+    verdict = parse_gate("psi[x]=0.12345678", "above", OF_TABLES).verdict(found)
+    assert verdict.limit == "psi of 'x' at most 0.12345678"
+    assert "--fail-above psi.value[x]=0.12345678 checks the estimate alone" in verdict.unclear[0]
+    assert parse_gate("psi=1", "above", OF_TABLES).limit.words == "psi at most 1"
+
+
 def test_an_unclear_gate_has_its_own_status_and_can_be_allowed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +391,7 @@ def test_an_unclear_gate_has_its_own_status_and_can_be_allowed(
 def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -> None:
     from kullback.report import markdown
 
-    names = ["a|b", "<img src=x>", "*c*\n# d", *(f"x{place}" for place in range(60))]
+    names = ["a|b", "<img src=x>", "*c*\n# d", "$x$", *(f"x{place}" for place in range(59))]
     draws = np.random.default_rng(0)
     tables = [pa.table({name: draws.integers(0, 3, size=200) for name in names}) for _ in range(2)]
     found = compare_tables(*tables)
@@ -354,6 +401,7 @@ def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -
     assert "- ❌ psi.value of 'a\\|b' at most 0: psi.value of 'a\\|b' is" in text
     assert "\n#" not in text
     assert text.count("<") == text.count("\\<") > 0
+    assert text.count("$") == text.count("\\$") > 0  # GitHub shows $x$ as a formula
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + 40
     assert "23 rows more in the JSON and on the page." in text

@@ -805,3 +805,50 @@ def test_a_softmax_along_the_batch_is_found(rows, classes, scale, seed):
     wrong = x.log_softmax(0)
     assume(bool(((wrong.exp().sum(-1) - 1).abs() > 2e-4).any()))
     assert "input-wrong-dimension" in diagnose(wrong, y.softmax(-1)).codes
+
+
+@pytest.mark.parametrize("of_target", [0.0, -0.01, 0.2])
+@pytest.mark.parametrize("of_input", [0.0, -0.01])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+def test_the_suggestion_takes_negative_probabilities_as_zeros(
+    of_target: float, of_input: float, reduction: str
+) -> None:
+    target, input = (
+        torch.tensor([[x, 0.3, 0.5 - x + 0.2], [0.2, 0.3, 0.5]], dtype=torch.float64)
+        for x in (of_target, of_input)
+    )
+    # KL(P || Q) after negative entries become 0, and rows are normalized.
+    p, q = ([[max(x, 0.0) for x in row] for row in side.tolist()] for side in (target, input))
+    meant = mean_kl(*([[x / sum(row) for x in row] for row in side] for side in (p, q)))
+    suggestion = diagnose(input, target, reduction=reduction).suggestion
+    assert suggestion is not None
+    for code in (suggestion.kullback, suggestion.torch):
+        value = run(code, input=input, target=target)
+        value = value.mean() if reduction == "none" else value / 2 if reduction == "sum" else value
+        assert float(value) == pytest.approx(meant, rel=1e-9), code
+
+
+def test_independent_labels_that_broadcast() -> None:
+    input, target = scores(4, 3, seed=8).double().sigmoid(), scores(3, seed=9).double().sigmoid()
+    diagnosis = diagnose(input, target, reduction="batchmean")
+    assert "labels-are-independent" in diagnosis.codes
+    rows = [[[1 - x, x] for row in side.expand(4, 3).tolist() for x in row] for side in (target, input)]
+    assert diagnosis.suggestion is not None
+    for code in (diagnosis.suggestion.kullback, diagnosis.suggestion.torch):
+        value = run(code, input=input, target=target)
+        assert float(value) == pytest.approx(3 * mean_kl(*rows), rel=1e-9), code
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "batchmean"])
+def test_labels_that_are_certainly_wrong_are_infinitely_far_in_both_suggestions(reduction: str) -> None:
+    input, target = torch.tensor([[0.0, 0.3], [0.9, 0.2]]), torch.tensor([[0.5, 0.4], [0.6, 0.8]])
+    diagnosis = diagnose(input, target, reduction=reduction)
+    assert "labels-are-independent" in diagnosis.codes
+    assert diagnosis.suggestion is not None
+    for code in (diagnosis.suggestion.kullback, diagnosis.suggestion.torch):
+        value = run(code, input=input, target=target)
+        assert value.isinf().any(), code
+        assert not value.isnan().any(), code
+        if reduction == "none":
+            true = mean_kl([[0.4, 0.6], [0.2, 0.8]], [[0.1, 0.9], [0.8, 0.2]]) * 2
+            assert float(value[1]) == pytest.approx(true, rel=1e-5)

@@ -76,6 +76,15 @@ def test_nemo_calls_by_position_with_the_number_of_labels(temperature: float, co
     assert loss.temperature == temperature
 
 
+@pytest.mark.filterwarnings("ignore:.*no position counts")
+@pytest.mark.parametrize("count", [0, torch.tensor(0)])
+def test_the_loss_of_a_nemo_step_without_labels_is_zero(count: Any) -> None:
+    student, teacher = logits()
+    loss = KDLoss()(student, teacher, torch.full_like(LABELS, -100), count)
+    assert loss.item() == 0
+    assert not torch.autograd.grad(loss, student)[0].any()
+
+
 def test_nemos_own() -> None:
     own = file_of("nemo_automodel", "components/loss/kd_loss.py").KDLoss
     mine, theirs = (list(inspect.signature(x).parameters) for x in (KDLoss, own))

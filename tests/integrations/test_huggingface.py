@@ -112,6 +112,25 @@ def test_micro_batches_add_up_to_the_whole_batch(tmp_path: Path, make: Any) -> N
         assert not torch.equal(a, start)
 
 
+def test_micro_batches_add_up_for_a_model_whose_own_loss_takes_no_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The Trainer itself passes no number of labels for such a model, such as Gemma 3 or Qwen 3 with images.
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "accepts_loss_kwargs", False, raising=False)
+    test_micro_batches_add_up_to_the_whole_batch(tmp_path, DistillationLoss)
+
+
+def test_only_labels_that_the_trainer_does_not_count_are_ignored(tmp_path: Path) -> None:
+    student, teacher = language_models()
+    for make in LOSSES:
+        with refused(ArgumentValueError, wanted="ignore_index=-100", got="^one with ignore_index=0$"):
+            DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=make(ignore_index=0))
+    with refused(
+        ArgumentValueError, got="^one with ignore_index=0$", instead=r"masked_fill\(labels == 0, -100"
+    ):
+        compute_loss_func(DistillationLoss(ignore_index=0))
+
+
 def test_processes_average_a_loss_divided_by_the_tokens_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +392,9 @@ def test_router_losses_of_mixtures_of_experts_count_as_in_the_trainers_own_loss(
     # A micro-batch has the weight of its tokens.
     part = trainer.compute_loss(student, dict(batch), num_items_in_batch=torch.tensor(4 * count))
     torch.testing.assert_close(4 * part, loss, rtol=1e-5, atol=0)
+    summed = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=make(reduction="sum"))
+    items = torch.tensor(4 * count)  # divide a sum too
+    torch.testing.assert_close(summed.compute_loss(student, dict(batch), num_items_in_batch=items), part)
 
 
 class Router(torch.nn.Module):

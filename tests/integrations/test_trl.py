@@ -182,6 +182,23 @@ def test_generated_batches_are_divided_by_their_own_tokens_and_trls_by_others(
     assert loss == pytest.approx(float(total) / 500, rel=1e-4)  # wrong by 500 / count
 
 
+def test_a_sum_is_divided_by_tokens_whether_they_were_generated_or_not(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(
+        GKDTrainer,
+        tmp_path,
+        tokenizer,
+        DistillationLoss(kind="kl", reduction="sum"),
+        lmbda=1.0,
+        temperature=0.9,
+    )
+    for lmbda, own in ((1.0, True), (-1.0, False)):
+        trainer.lmbda = lmbda
+        loss, total, count = generated_loss(trainer, monkeypatch)
+        assert loss == pytest.approx(float(total) / (2 * count if own else 500), rel=1e-4)
+
+
 def test_what_was_not_generated_after_what_was_is_counted_as_given(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

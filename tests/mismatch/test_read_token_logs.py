@@ -176,6 +176,12 @@ def test_the_command_reports_gates_and_files(tmp_path: Path) -> None:
     assert "KL of the engine from the trainer" in files["markdown"].read_text()
     unclear = CliRunner().invoke(kullback, ["mismatch", str(path), "--fail-above", f"k3={expected.k3.value}"])
     assert unclear.exit_code == 3
+    for name in (path, path.parent):  # no report may replace what is read
+        for flag in ("--json", "--html", "--markdown"):
+            before = path.read_bytes()
+            report = CliRunner().invoke(kullback, ["mismatch", str(name), flag, str(path)])
+            assert (report.exit_code, path.read_bytes()) == (2, before)
+            assert report.stderr.startswith("kullback: cannot write ")
     wrong = CliRunner().invoke(kullback, ["mismatch", str(path), "--fail-above", "kl=1"])
     assert wrong.exit_code == 2
     assert "k1, k3, naive_k3" in wrong.output

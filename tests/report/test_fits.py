@@ -147,6 +147,23 @@ def test_everything_of_one_or_two_dimensions_is_drawn_and_has_a_history(make: An
     assert drawn(found, "history").get_xlabel() == "step"
 
 
+@pytest.mark.parametrize("of_samples", [False, True])
+def test_the_bars_of_a_wide_range_are_of_the_whole_range(of_samples: bool) -> None:
+    target = Poisson(torch.tensor(1e6))
+    if of_samples:
+        torch.manual_seed(0)
+        target = Samples(target.sample((3000,)))
+    bars = drawn(fit(Poisson(9e5), to=target), "fit").patches
+    half = len(bars) // 2
+    assert 200 <= half <= 401
+    for of in (bars[:half], bars[half:]):
+        step = of[1].get_x() - of[0].get_x()
+        # All but 0.2 % beyond each end, within the error of the quantiles of draws.
+        assert sum(bar.get_height() for bar in of) * step == pytest.approx(0.996, abs=0.01)
+        mean = sum(bar.get_x() * bar.get_height() for bar in of) * step
+        assert mean == pytest.approx(1e6, abs=0.012 * 1e6)
+
+
 def test_more_dimensions_have_their_history_alone() -> None:
     three = fit(
         MultivariateNormal(torch.zeros(3), torch.eye(3)), to=MultivariateNormal(torch.ones(3), torch.eye(3))

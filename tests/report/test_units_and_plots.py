@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -19,11 +20,14 @@ import torch
 
 import kullback
 from kullback import Counts, Estimate, TwoSampleTest, compare_tables, estimate
+from kullback.cli.gates import OF_TABLES, parse_gate
 from kullback.errors import ArgumentValueError, OptionalDependencyError
 from kullback.mismatch import policy_mismatch
 from kullback.predictions import Comparison
 from kullback.report import document, markdown
 from kullback.report.document import drawings
+from kullback.report.plots.mismatch import draw_parts, draw_positions
+from kullback.report.plots.models import draw_plots as draw_of_models
 from kullback.report.subjects.batches import Batches
 from kullback.results.value import Value
 from kullback.tables import TableComparison
@@ -217,6 +221,30 @@ def test_an_unknown_end_is_an_arrow_beyond_the_value() -> None:
     assert tips[1] < 2.0
 
 
+def test_an_open_end_is_an_arrow_in_the_plots_of_a_mismatch_and_of_sizes() -> None:
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.figure import Figure
+
+    number = Value(0.2, 0.1, (0.1, math.inf))
+    bucket = SimpleNamespace(name="0 to 3", k3=number)
+    run: Any = SimpleNamespace(
+        by={"position": [bucket] * 2}, parts=[SimpleNamespace(name="rest", value=number)]
+    )
+    compared = SimpleNamespace(divergences={"kl_pq": number})
+    model = SimpleNamespace(
+        model=SimpleNamespace(name="q4", file_bytes=10**9), comparison=compared, is_lower_bound=False
+    )
+    models: Any = SimpleNamespace(candidates=[model] * 2, noise_floor=None, until_sure=None)
+    plots = [*draw_parts(run), *draw_positions(run), draw_of_models(models)[-1]]
+    assert [each.name for each in plots] == ["causes", "positions", "sizes"]
+    for plot in plots:
+        axes = Figure().add_subplot()
+        plot.draw(axes)
+        bars = [each for each in axes.containers if isinstance(each, ErrorbarContainer)]
+        tips = [x for bar in bars for cap in bar[1] for x in (*cap.get_xdata(), *cap.get_ydata())]
+        assert any(0.2 < x < 0.5 for x in tips), plot.name
+
+
 def test_a_value_that_is_not_known_is_written_at_the_edge() -> None:
     ids = [pd.DataFrame({"id": [f"{side}{i}" for i in range(500)]}) for side in "pq"]
     _, axes = compare_tables(*ids).plot()
@@ -267,6 +295,27 @@ def test_a_name_of_a_column_is_text_and_no_formula() -> None:
     figure, axes = compare_tables(table, table).plot()
     figure.canvas.draw()
     assert axes.get_yticklabels()[0].get_text() == r"a \$x_1\$ \x1b[31m"
+
+
+def test_the_legend_names_columns_that_begin_with_an_underscore() -> None:
+    before, after = (pd.DataFrame({"_id": [1 + by, 2] * 30, "b": [1, 2] * 30}) for by in (0, 1))
+    legend = (
+        Batches((compare_tables(before, before), compare_tables(before, after)), ((), ()))
+        .plot()[1]
+        .get_legend()
+    )
+    assert legend is not None
+    assert [each.get_text().strip() for each in legend.get_texts()] == ["_id", "b"]
+
+
+def test_the_frame_of_batches_has_their_gates() -> None:
+    compared = tuple(replace(week(n), q_name=name) for n, name in ((0, "monday"), (9, "tuesday")))
+    gate = parse_gate("psi.value=0.1", "above", OF_TABLES)
+    frame = Batches(compared, tuple((gate.verdict(each),) for each in compared)).to_pandas()
+    assert frame.attrs["gates"] == {
+        "monday: psi.value at most 0.1": "passed",
+        "tuesday: psi.value at most 0.1": "failed",
+    }
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:

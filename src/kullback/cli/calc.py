@@ -28,7 +28,7 @@ OPTIONS = (
     Option(
         "--base",
         "The base of the logarithm: 2 gives bits. Without it: nats.",
-        accepts=Number(above=0, below=math.inf, example=2),
+        accepts=Number(above=1, below=math.inf, example=2),
     ),
     Option(
         "--kind",

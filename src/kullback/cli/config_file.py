@@ -23,7 +23,7 @@ from kullback.errors import (
 )
 
 # The commands that take ``--config``. The file may contain a table for each command.
-TABLES = ("compare", "record", "watch")
+TABLES = ("compare", "record", "watch", "mismatch")
 
 
 def read_config(ctx: click.Context, path: Path, options: Sequence[Option]) -> dict[str, object]:

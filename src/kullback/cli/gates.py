@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kullback.cli.settings import Settings
     from kullback.mismatch import Mismatch
     from kullback.predictions import Comparison
-    from kullback.results.value import Interval
+    from kullback.results.value import Interval, Value
     from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
 
 Side = Literal["above", "below"]
@@ -136,14 +136,41 @@ class Limit:
     side: Side
 
     @property
+    def number(self) -> str:
+        """The limit as text, short but exact."""
+        short = f"{self.limit:g}"
+        return short if float(short) == self.limit else repr(self.limit)
+
+    @property
     def words(self) -> str:
         """The limit in words: ``mean at most 0.01``."""
         name = self.metric if self.column is None else f"{self.metric} of {quoted(self.column)}"
-        return f"{name} {'at most' if self.side == 'above' else 'at least'} {self.limit:g}"
+        return f"{name} {'at most' if self.side == 'above' else 'at least'} {self.number}"
 
     def is_kept_by(self, value: float) -> bool:
         """Return whether a number is on the right side of the limit, or equal to the limit."""
         return value <= self.limit if self.side == "above" else value >= self.limit
+
+    def judgment(
+        self, what: str, of: Value[Any], value: float, reason: str, *, rows: int = 0, is_exact: bool = False
+    ) -> Judgment:
+        """Return the outcome for a number that may have an interval.
+
+        Arguments:
+            what: the name of the number, for the sentence.
+            of: the number with its interval.
+            value: the estimate.
+            reason: why there is no interval.
+            rows: the number of rows from which the interval comes.
+            is_exact: whether the number has no sampling error.
+        """
+        # No interval is needed if an infinite number is beyond the limit.
+        is_beyond = math.isinf(value) and not self.is_kept_by(value)
+        if is_exact or is_beyond or self.metric.endswith(".value"):
+            return self.judgment_of_estimate(what, value)
+        if of.interval is None:
+            return self.without_interval(what, value, reason)
+        return self.judgment_of_interval(what, value, of.interval, rows=rows)
 
     def judgment_of_estimate(self, what: str, value: float) -> Judgment:
         """Return the outcome for an estimate without its interval; for NaN, the outcome is unclear."""
@@ -151,7 +178,7 @@ class Limit:
             return Judgment("unclear", f"{what} is {value:.6g}, not a number")
         if self.is_kept_by(value):
             return PASSED
-        by = f"{self.side} {self.limit:g} by {abs(value - self.limit):.3g}"
+        by = f"{self.side} {self.number} by {abs(value - self.limit):.3g}"
         return Judgment("failed", f"{what} is {value:.6g}, {by}")
 
     def judgment_of_interval(
@@ -172,7 +199,7 @@ class Limit:
         needed = rows_to_decide(value, interval, self.limit, rows) if any(inside) and rows else None
         return Judgment(
             "unclear" if any(inside) else "failed",
-            f"{number} {name}, {low:.6g} to {high:.6g}, {whole} {self.limit:g}"
+            f"{number} {name}, {low:.6g} to {high:.6g}, {whole} {self.number}"
             + (f"; about {needed:,} rows would decide" if needed else ""),
         )
 
@@ -188,13 +215,14 @@ class Limit:
             return judgment
         return Judgment(
             "unclear",
-            f"{self.metric} at most {self.limit:g} is below the noise floor: rounding alone moves P by {floor:.3g}; "
+            f"{self.words} is below the noise floor: rounding alone moves P by {floor:.3g}; "
             f"--fail-above {self.metric}={_LEAST_ABOVE_NOISE * floor:.2g} can be checked",
         )
 
     def without_interval(self, what: str, value: float, reason: str) -> Judgment:
         """Return an unclear outcome for a number without an interval; the sentence has the reason and a remedy."""
-        alone = f"--fail-{self.side} {self.metric}.value={self.limit:g} checks the estimate alone"
+        column = "" if self.column is None else f"[{self.column}]"
+        alone = f"--fail-{self.side} {self.metric}.value{column}={self.number} checks the estimate alone"
         return Judgment("unclear", f"{what} is {value:.6g} without an interval ({reason}); {alone}")
 
 
@@ -316,14 +344,10 @@ def _judged_without_noise(
         if bounds is None:
             return limit.judgment_of_estimate(name, value)
         return limit.judgment_of_interval(name, value, bounds, "its bounds")
-    # No interval is needed if all rows have divergence 0, or if an infinite number is beyond the limit.
     summary = comparison.divergences.get(metric.path)
     are_equal = summary is not None and summary.minimum == summary.maximum == 0
-    if are_equal or (math.isinf(value) and not limit.is_kept_by(value)):
-        return limit.judgment_of_estimate(name, value)
-    if of.interval is not None:
-        return limit.judgment_of_interval(name, value, of.interval, rows=comparison.rows)
-    return limit.without_interval(name, value, of.reason or "none was asked for")
+    reason = of.reason or "none was asked for"
+    return limit.judgment(name, of, value, reason, rows=comparison.rows, is_exact=are_equal)
 
 
 def _possible(metric: Metric, value: float, certain: Mapping[str, Interval]) -> Interval | None:
@@ -374,12 +398,8 @@ def _judge_column(
     if of_words.outcome == "failed":
         return of_words
     # If both tables contain only one value, the number has no sampling error.
-    if limit.metric in TABLE_ESTIMATES or len(compared.bins) < 2:
-        judgment = limit.judgment_of_estimate(what, value)
-    elif number.interval is None:
-        judgment = limit.without_interval(what, value, "too few independent rows or clusters")
-    else:
-        judgment = limit.judgment_of_interval(what, value, number.interval, rows=rows)
+    is_exact, reason = len(compared.bins) < 2, "too few independent rows or clusters"
+    judgment = limit.judgment(what, number, value, reason, rows=rows, is_exact=is_exact)
     return judgment if judgment.outcome != "passed" else of_words
 
 
@@ -398,7 +418,7 @@ def _judge_words(
         return PASSED
     return Judgment(
         "unclear",
-        f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.limit:g}",
+        f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}",
     )
 
 
@@ -421,15 +441,13 @@ _OF_MISMATCH = {
 
 def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
     """Return the outcome of a limit for a mismatch of engine and trainer."""
-    name = limit.metric.removesuffix(".value")
-    of = getattr(mismatch, _OF_MISMATCH[name])
-    if name != limit.metric:
-        return Judged([(None, limit.judgment_of_estimate(limit.metric, of.value))])
-    if of.interval is None:
-        return Judged([(None, limit.without_interval(name, of.value, of.reason or "not finite"))])
-    return Judged([(None, limit.judgment_of_interval(name, of.value, of.interval))])
+    of = getattr(mismatch, _OF_MISMATCH[limit.metric.removesuffix(".value")])
+    return Judged([(None, limit.judgment(limit.metric, of, of.value, of.reason or "not finite"))])
 
 
+_PROPORTIONS = {
+    "tv", "top1", "acceptance", "delta_prob_rms", *P_VALUES, "effective_share", "sequence_effective_share", "past",
+}  # fmt: skip
 OF_MISMATCH = Metrics(
     _OF_MISMATCH,
     [f"{name}.value" for name in _OF_MISMATCH],
@@ -445,7 +463,7 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
     """Return the gate that a text describes: ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``, with a column or group.
 
     Raises:
-        ArgumentValueError: no metric has this name, or the limit is not a finite number.
+        ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.
     """
     name, _, number = text.rpartition("=") if "=" in text else (text, "", "")
     metric, bracket, column = name.partition("[")
@@ -464,19 +482,36 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS) -> Gate:
             wording="wanted {wanted}; got {got}" + "; write {instead}" * bool(changed),
         )
     try:
-        limit = float(number)
+        limit = math.nan if "_" in number else float(number)  # float("0_1") is 1
     except ValueError:
         limit = math.nan
-    if not math.isfinite(limit):  # a gate with an infinite limit could never fail, or never pass
+    least, most = _range_of(metric)
+    # A gate with an infinite limit, or another limit that no number reaches, could never fail, or never pass.
+    if not (math.isfinite(limit) and least <= limit <= most):
+        ends = "" if least == -math.inf else f" of {least:g} or more"
+        ends = ends if most == math.inf else f" from {least:g} to {most:.6g}"
         raise ArgumentValueError.at(
             f"--fail-{side} {text}",
             f"--fail-{side}",
-            wanted="a finite number after '='",
+            wanted=f"a finite number{ends} after '='",
             got=f"{number!r}",
-            instead=f"--fail-{side} {name}={metrics.example}",
+            instead=f"--fail-{side} {name}={min(metrics.example, most)}",
             wording=BY_CALL,
         )
     return Gate(Limit(metric, column[:-1] if bracket else None, limit, side), metrics)
+
+
+def _range_of(metric: str) -> Interval:
+    """Return the smallest and the largest number that a metric can be."""
+    name = metric.removesuffix(".value")
+    names = name.split(".")
+    if name in FURTHER or {"k1", "difference", "ppl_difference"}.intersection(names):
+        return -math.inf, math.inf
+    if "delta_prob" in names:
+        return -1.0, 1.0
+    if _PROPORTIONS.intersection(names):
+        return 0.0, 1.0
+    return 0.0, math.log(2) if "js" in names else math.inf
 
 
 def _new_form(metric: str, metrics: Metrics) -> str | None:

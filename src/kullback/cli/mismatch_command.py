@@ -56,7 +56,7 @@ def mismatch(runs: tuple[Path, ...], settings: Settings) -> None:
     """
     gates = gates_of(settings, OF_MISMATCH)
     outputs = Outputs.of(settings)
-    check_outputs(outputs, [])
+    check_outputs(outputs, runs)
     from kullback.mismatch import policy_mismatch, read_token_log
 
     with in_options({"log": "RUN", **settings.flags}):

@@ -151,7 +151,7 @@ def _refuse_reports(settings: Settings, gates: Sequence[Gate]) -> None:
             f"--fail-{limit.side}",
             wanted="a batch to check",
             got="none",
-            instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.limit:g}",
+            instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.number}",
             wording=BY_CALL,
         )
     for flag in ("--json", "--html", "--markdown", "--save-batch"):

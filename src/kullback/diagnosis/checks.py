@@ -12,7 +12,7 @@ from torch import Tensor
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading, interval, number
 from kullback.diagnosis.values import largest_cut
-from kullback.results.finding import Finding, Level
+from kullback.results.finding import LEVELS, Finding, Level
 
 _Subject = TypeVar("_Subject")
 
@@ -336,4 +336,4 @@ def findings_of(case: Case) -> list[Finding]:
     if case.error and not any(finding.level == "error" for finding in findings):
         message = f"torch raises: {case.error}"
         findings.append(Finding("call-raises", message, "error", "Fix the error in the message."))
-    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))

@@ -67,6 +67,11 @@ class Reading(Scan):
         return self.normalized and self.other_dim is None and not self.row_sums.all_exact
 
     @property
+    def has_zeros(self) -> bool:
+        """Whether an entry has probability 0. A negative probability counts as 0."""
+        return bool(self.zeros.count or (not self.in_logs and self.negative.count))
+
+    @property
     def empty_rows(self) -> Occurrences:
         """The rows with probability 0 for every class."""
         only_masked = self.representation == "nothing" and not self.zero_rows.count

@@ -115,10 +115,15 @@ def _independent_labels(case: Case, readings: tuple[Reading, Reading]) -> Sugges
     )
     probs = [f"{code}.exp()" if r.in_logs else code for code, r in zip(codes, readings, strict=True)]
     entropies = (f'F.binary_cross_entropy({x}, {probs[1]}, reduction="none")' for x in probs)
+    terms = f"({' - '.join(entropies)})"
+    if case.forward is not None and case.forward.infinite:
+        # `binary_cross_entropy` replaces logarithms below -100 by -100.
+        sides = ", ".join(f"torch.distributions.Bernoulli({x})" for x in reversed(probs))
+        terms = f"torch.distributions.kl_divergence({sides})"
     reduced = f".sum({case.dim}){_REDUCED[case.reduction]}"
-    return Suggestion(
-        f"kl_divergence({p}, {q}){reduced}", f"({' - '.join(entropies)}){reduced}", value=_value(case)
-    )
+    # `binary_cross_entropy` does not broadcast.
+    line = "input, target = torch.broadcast_tensors(input, target)\n" * (case.repair.how == "expand")
+    return Suggestion(f"kl_divergence({p}, {q}){reduced}", f"{line}{terms}{reduced}", value=_value(case))
 
 
 def _prepared(case: Case, readings: tuple[Reading, Reading]) -> tuple[list[str], Sequence[str], ClassAxes]:
@@ -168,7 +173,7 @@ def _side(name: str, code: str, case: Case, reading: Reading, axes: ClassAxes) -
     # One-hot rows of integers are exact after the cast to floating point.
     one_hot = reading.representation == "one-hot rows" and reading.row_sums.all_exact
     exact = (reading.exact or one_hot) and case.repair.how != "cut-classes"
-    return _SuggestedArgument(code, reading.in_logs, exact, reading.zeros.count > 0, axes)
+    return _SuggestedArgument(code, reading.in_logs, exact, reading.has_zeros, axes)
 
 
 def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:

@@ -81,7 +81,7 @@ def row_values(
     """
     p, q = torch.broadcast_tensors(p, q)
     forward, backward, overlap, offset = _RowTally(), _RowTally(), Overlap(p, dim), 0
-    has_zeros = not of_labels and (reading_p.zeros.count or reading_q.zeros.count)
+    has_zeros = not of_labels and (reading_p.has_zeros or reading_q.has_zeros)
     represented = _represented_labels if of_labels else _represented
     for a, b in aligned_blocks(p, q, dim):
         pair = finite_pair(represented(a, reading_p), represented(b, reading_q))
@@ -89,7 +89,7 @@ def row_values(
             values = KL().total(sides)
             tally.add(values.sum(-1) if of_labels else values)
         if has_zeros:
-            empty_p, empty_q = a == reading_p.empty_entry, b == reading_q.empty_entry
+            empty_p, empty_q = a <= reading_p.empty_entry, b <= reading_q.empty_entry
             overlap.both.add(empty_p & empty_q, offset)
             overlap.only_p.add(empty_p & ~empty_q, offset)
             overlap.only_q.add(empty_q & ~empty_p, offset)

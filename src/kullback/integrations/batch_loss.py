@@ -107,6 +107,7 @@ class BatchLoss:
             ``teacher_log_probs``.
         causal: whether the label of a position's logits is the next token; None to follow the student's class.
         otherwise: the value that replaces `causal` if `causal` is None and the student's class does not determine it.
+        has_counts: whether the trainer counts the labels that are not -100, and passes their number as `normalizer`.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class BatchLoss:
         *,
         causal: bool | None,
         otherwise: bool = True,
+        has_counts: bool = True,
     ) -> None:
         if not isinstance(loss, DistillationLoss | LinearDistillationLoss):
             raise invalid_type(
@@ -133,6 +135,14 @@ class BatchLoss:
                 wanted="a loss that is a number, the mean over counted tokens",
                 got=f"one with reduction={loss.reduction!r}",
                 instead="loss=kullback.nn.DistillationLoss(reduction='mean')",
+            )
+        if has_counts and loss.ignore_index != _NO_LABEL:
+            raise invalid_value(
+                call,
+                "loss",
+                wanted="a loss with ignore_index=-100, because the trainer counts the labels that are not -100",
+                got=f"one with ignore_index={loss.ignore_index}",
+                instead=f"ignore_index=-100, and batches with labels.masked_fill(labels == {loss.ignore_index}, -100)",
             )
         if teacher is not None and not isinstance(teacher, torch.nn.Module):
             raise invalid_type(
@@ -284,7 +294,7 @@ class BatchLoss:
                 instead="model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration",
             )
         share: Tensor | float = 1.0
-        if normalizer is not None and self.loss.reduction == "mean":
+        if normalizer is not None:
             labels, mask = counted.get("labels"), counted.get("mask")
             if labels is not None:
                 share = (labels != self.loss.ignore_index).sum() / normalizer

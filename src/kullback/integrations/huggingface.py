@@ -50,9 +50,10 @@ def compute_loss_func(
 
     Raises:
         ArgumentTypeError: `loss` is not a `DistillationLoss`.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``. At the call, the outputs
-            contain no logits of the teacher, `causal` does not fit the outputs, or a loss with ``vocabulary="mask"`` is
-            +inf because a side lacks classes.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or its `ignore_index` is not
+            -100, the label that the Trainer does not count. At the call, the outputs contain no logits of the teacher,
+            `causal` does not fit the outputs, or a loss with ``vocabulary="mask"`` is +inf because a side lacks
+            classes.
 
     Gradient:
         the gradient of `kullback.functional.distillation_loss`.
@@ -137,10 +138,11 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, the teacher shares trainable
-            parameters with the model, or `causal` is True for a model that does not shift labels. At a batch, the loss
-            does not fit the models, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes. Without
-            a teacher, the batch contains no stored predictions, or predictions of other tokens.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
+            the teacher shares trainable parameters with the model, or `causal` is True for a model that does not shift
+            labels. At a batch, the loss does not fit the models, or a loss with ``vocabulary="mask"`` is +inf because a
+            side lacks classes. Without a teacher, the batch contains no stored predictions, or predictions of other
+            tokens.
         OptionalDependencyError: transformers or accelerate is not installed.
 
     Gradient:
@@ -196,6 +198,8 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
                 )
         # With this setting, the Trainer counts the labels of a step in the same way as the loss.
         self._loss_shifts_labels = self.batch_loss.is_causal(self.model)
+        # Otherwise the Trainer counts no labels for models whose own loss takes no count, such as Gemma 3 with images.
+        self.model_accepts_loss_kwargs = True
         self.batch_loss.freeze_teacher(self.model)
         if teacher is not None:
             placement = False if is_dispatched(teacher) else None  # None lets accelerate decide

@@ -84,7 +84,9 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
         super().__init__()
         self.student, self.optimizer = student, optimizer
         loss = DistillationLoss() if loss is None else loss
-        self.batch_loss = BatchLoss("DistillationModule", loss, teacher, causal=causal, otherwise=False)
+        self.batch_loss = BatchLoss(
+            "DistillationModule", loss, teacher, causal=causal, otherwise=False, has_counts=False
+        )
         self.batch_loss.freeze_teacher(student)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kullback.common.extra_arguments import by_name
 from kullback.generators import KL, Divergence
+from kullback.integrations.batch_loss import at_least_one
 from kullback.nn import DistillationLoss
 
 __all__ = ["KDLoss"]
@@ -84,4 +85,4 @@ class KDLoss(torch.nn.Module):
     ) -> Tensor:
         """Compute the loss of logits of shape (..., classes) with labels of the leading shape."""
         labels = labels.reshape(student_logits.shape[:-1])
-        return self.loss(student_logits, teacher_logits, labels, normalizer=num_batch_labels)
+        return self.loss(student_logits, teacher_logits, labels, normalizer=at_least_one(num_batch_labels))

@@ -143,8 +143,9 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or `loss` does not fit the
-            models, or the teacher shares trainable parameters with the model, which would freeze them.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
+            `loss` does not fit the models, or the teacher shares trainable parameters with the model, which would
+            freeze them.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
@@ -183,8 +184,9 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         generated, self._was_generated = self._was_generated, False
         names = ("input_ids", "attention_mask", "position_ids", "labels")
         batch = {name: inputs[name] for name in names if name in inputs}
-        # The items of the step were counted before the batch was replaced, so they do not normalize a generated batch.
-        normalizer = None if generated else num_items_in_batch
+        normalizer = num_items_in_batch
+        if generated and normalizer is not None:  # the items were counted before the batch was replaced
+            normalizer = (batch["labels"][:, 1:] != -100).sum()
         loss, outputs = loss_of_batch(self, model, batch, normalizer, keep_logits=return_outputs)
         if generated and num_items_in_batch is not None:
             loss = loss / self.current_gradient_accumulation_steps
@@ -235,8 +237,9 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or `loss` does not fit the
-            models, or the teacher shares trainable parameters with the model, which would freeze them.
+        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
+            `loss` does not fit the models, or the teacher shares trainable parameters with the model, which would
+            freeze them.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:

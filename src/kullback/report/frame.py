@@ -43,5 +43,5 @@ def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
     frame = pd.DataFrame({**numbers.columns, **labels}, index=numbers.index)
     if page.measured is not None:
         frame.attrs |= {"units": dict(page.measured.units), "confidence": page.measured.confidence}
-    frame.attrs["gates"] = {verdict.limit: verdict.outcome for verdict in verdicts}
+    frame.attrs["gates"] = {verdict.limit: verdict.outcome for verdict in page.verdicts}
     return frame

@@ -120,6 +120,6 @@ def escaped(text: str) -> str:
         a\\|b \\<i\\> @c
     """
     text = printable(text)
-    for mark in "\\`*_{}[]<>|#~&":
+    for mark in "\\`*_{}[]<>|#~&$":
         text = text.replace(mark, f"\\{mark}")
     return text

@@ -14,6 +14,7 @@ from kullback.common.formats import count, counted
 from kullback.errors import printable, quoted
 from kullback.report.document import TONES, Code, Findings, Gallery, Passages, Section, Table
 from kullback.report.subjects import document
+from kullback.results.finding import LEVELS
 from kullback.results.verdict import headline
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _more(page: Document, width: int, *, has_page: bool) -> str:
     levels = Counter(
         remark.level for each in _open(page.blocks) if isinstance(each, Findings) for remark in each.unlinked
     )
-    remarks = [counted(number, level) for level in ("error", "warning", "note") if (number := levels[level])]
+    remarks = [counted(number, level) for level in LEVELS if (number := levels[level])]
     text = f"More: --full ({', '.join(['all numbers', *remarks])})"
     with_page = f"{text}, --html FILE (a page)"
     return text if has_page or len(with_page) > width else with_page

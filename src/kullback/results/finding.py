@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 Level: TypeAlias = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = get_args(Level)  # the most severe first
 
 
 @dataclass(frozen=True)

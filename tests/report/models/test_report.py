@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from rich.console import Console
 
 from kullback.io.windows import Windows
-from kullback.models import Cut, LanguageModel, ModelComparison, ModelInfo, Token, Vocabulary, compare_models
-from kullback.report import frame, html, json as report, markdown
+from kullback.models import (
+    Cut,
+    LanguageModel,
+    ModelComparison,
+    ModelInfo,
+    Run,
+    Token,
+    Vocabulary,
+    compare_models,
+)
+from kullback.report import document, frame, html, json as report, markdown, terminal
 from tests.report.media import strict
 
 if TYPE_CHECKING:
@@ -121,3 +132,23 @@ def test_a_token_shows_its_top_classes(found: ModelComparison, browser: Browser,
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
     page.close()
+
+
+@pytest.mark.parametrize(("runs", "level"), [(1, "95%"), (1000, "99.995%")])
+def test_every_report_of_a_run_until_sure_says_the_level_of_its_intervals(runs: int, level: str) -> None:
+    words = "the quick brown fox jumps over the lazy dog " * 60
+    base, near = Table("base", 0, 0.0), Table("near", 1, 0.1)
+    result = compare_models(
+        base, [near], words, cut=Cut(context=16), run=Run(until_sure="mean=0.5", runs=runs)
+    )
+    console = Console(file=io.StringIO(), width=200)
+    terminal.render(result, console)
+    short = Console(file=io.StringIO(), width=200)
+    terminal.render_brief(document(result), short)
+    texts = [markdown.render(result), html.render(result), str(result)]
+    texts += [each.file.getvalue() for each in (console, short)]  # pyright: ignore[reportAttributeAccessIssue]
+    for text in texts:
+        levels = re.findall(r"([\d.]+%) CI", text)
+        assert levels
+        assert set(levels) == {level}
+    assert result.to_dict()["confidence"] == pytest.approx(float(level[:-1]) / 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 DRAWS = 4_000
 GRID = 801
 MOST_BARS = 60
+MOST_INTEGERS = 400
 
 
 def draw_plots(fit: Fit) -> list[Plot]:
@@ -150,16 +152,23 @@ def _curves(target: Any, fitted: Distribution, axes: Axes) -> None:
 
 def _bars(target: Any, fitted: Distribution, axes: Axes) -> None:
     low, high = _range(_draws(target), _draws(fitted))
-    x = torch.arange(max(0.0, round(low)), round(high) + 1, dtype=torch.float64, device="cpu")[:400]
+    first, last = max(0, round(low)), round(high)
+    step = math.ceil((last - first + 1) / MOST_INTEGERS)  # of a wide range, every nth integer is drawn
+    x = torch.arange(first, last + 1, step, dtype=torch.float64, device="cpu")
     if isinstance(target, Samples):
+        # The bar of an integer has the mean of the proportions from this integer up to the next bar.
         weights = torch.ones(len(target), device="cpu") if target.weights is None else target.weights
-        counts = torch.bincount(target.tensor[:, 0].long().clamp(min=0), weights.double(), int(x[-1]) + 1)
-        p = (counts / counts.sum())[x.long()]
+        places = ((target.tensor[:, 0].double() - first) / step).floor()
+        inside = (places >= 0) & (places < len(x))
+        p = torch.bincount(places[inside].long(), weights[inside].double(), len(x)) / weights.sum() / step
     else:
         p = _density(target, x)
         p = p if isinstance(target, Distribution) else p / p.sum()
-    axes.bar((x - 0.2).numpy(), p.numpy(), 0.4, color=FIRST, label="to, the target")
-    axes.bar((x + 0.2).numpy(), _density(fitted, x).numpy(), 0.4, color=SECOND, label="q, the fit")
+    for shift, height, color, label in (
+        (-0.2, p, FIRST, "to, the target"),
+        (0.2, _density(fitted, x), SECOND, "q, the fit"),
+    ):
+        axes.bar((x + shift * step).numpy(), height.numpy(), 0.4 * step, color=color, label=label)
     axes.set(ylabel="probability", ylim=(0, None))
     draw_legend(axes)
 

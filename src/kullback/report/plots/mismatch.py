@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from kullback.report.document import Plot
+from kullback.report.plots.points import Point, draw_interval
 from kullback.report.plots.svg import FIRST, THIRD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from kullback.mismatch import Mismatch
-    from kullback.results.value import Value
 
 
 def draw_parts(result: Mismatch) -> list[Plot]:
@@ -25,8 +25,7 @@ def draw_parts(result: Mismatch) -> list[Plot]:
         places = range(len(parts))
         axes.barh(list(places), [value.value for _, value in parts], color=FIRST, height=0.6)
         for place, (_, value) in zip(places, parts, strict=True):
-            below, above = _lengths(value)
-            axes.errorbar([value.value], [place], xerr=[[below], [above]], color=THIRD, capsize=3)
+            draw_interval(axes, place, Point.of(value, ""), THIRD, along_x=True)
         axes.set_yticks(list(places), [name for name, _ in parts])
         axes.invert_yaxis()
         axes.set(xlabel="part of k3, nats per token (95% CI)")
@@ -43,19 +42,10 @@ def draw_positions(result: Mismatch) -> list[Plot]:
         return []
 
     def draw(axes: Axes) -> None:
+        axes.plot(range(len(buckets)), [bucket.k3.value for bucket in buckets], "o", color=FIRST)
         for place, bucket in enumerate(buckets):
-            below, above = _lengths(bucket.k3)
-            axes.errorbar([place], [bucket.k3.value], [[below], [above]], fmt="o", color=FIRST, capsize=3)
+            draw_interval(axes, place, Point.of(bucket.k3, ""), along_x=False)
         axes.set_xticks(range(len(buckets)), [bucket.name.split(" ")[0] for bucket in buckets])
         axes.set(xlabel="position, from", ylabel="k3, nats per token (95% CI)", ylim=(0, None))
 
     return [Plot("positions", "k3 along the sequence", "Ranges of positions between powers of 4.", draw)]
-
-
-def _lengths(value: Value[float]) -> tuple[float, float]:
-    """Return the lengths of the interval below and above the value; 0 where an end is open."""
-    low, high = value.interval or (value.value, value.value)
-    return (
-        max(0.0, value.value - low) if math.isfinite(low) else 0.0,
-        max(0.0, high - value.value) if math.isfinite(high) else 0.0,
-    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from kullback.common.formats import byte_unit
+from kullback.common.formats import byte_unit, level_of
 from kullback.report.document import Plot
 from kullback.report.plots.ladder import draw_ladder
+from kullback.report.plots.points import Point, draw_interval
 from kullback.report.plots.svg import FIRST, is_drawable, make_logarithmic, plain
 
 if TYPE_CHECKING:
@@ -44,23 +44,23 @@ def _sizes(result: ModelComparison) -> list[Plot]:
 
     largest = max(point[0] for point in points)
     unit, name_of_unit = byte_unit(largest)
+    level = level_of(0.95 if result.until_sure is None else result.until_sure.confidence)
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
         for file_bytes, kl, candidate in points:
             size = file_bytes / unit
-            low, high = kl.interval or (kl.mean, kl.mean)
-            upper = high - kl.mean if high < math.inf else 0
-            axes.errorbar([size], [kl.mean], [[kl.mean - low], [upper]], fmt="o", color=FIRST, capsize=3)
+            axes.plot([size], [kl.mean], "o", color=FIRST)
+            draw_interval(axes, size, Point.of(kl, ""), along_x=False)
             label = f"{'≥ ' * candidate.is_lower_bound}{name_of(candidate)}"
             axes.annotate(plain(label), (size, kl.mean), (6, 4), textcoords="offset points", fontsize=9)
         make_logarithmic(axes, axes.yaxis)
         axes.set_xlim(0, 1.25 * largest / unit)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.set(xlabel=f"size of the weights, {name_of_unit}", ylabel="mean KL(P‖Q), nats\n(95 % interval)")
+        axes.set(xlabel=f"size of the weights, {name_of_unit}", ylabel=f"mean KL(P‖Q), nats\n({level})")
 
-    caption = "Mean divergence from the base, with its 95% interval, against the size of the weights on disk."
+    caption = f"Mean divergence from the base, with its {level}, against the size of the weights on disk."
     if any(candidate.is_lower_bound for _, _, candidate in points):
         caption += " Of those marked ≥ it is a lower bound."
     return [Plot("sizes", "Mean KL and size", caption, draw)]

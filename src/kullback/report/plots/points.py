@@ -59,17 +59,11 @@ def draw_points(points: Sequence[Point], label: str, axes: Axes) -> None:
     finite = [(place, point.value) for place, point in enumerate(shown) if math.isfinite(point.value)]
     places, values = ([pair[side] for pair in finite] for side in (0, 1))
     axes.plot(*((values, places) if named else (places, values)), "o", color=FIRST)
-    for place, (value, low, high, _) in enumerate(shown):
-        if not math.isfinite(value):
-            _write(axes, place, "n/a" if math.isnan(value) else f"{value:g}", named=named)
-        elif math.isfinite(low) and math.isfinite(high):
-            ends, twice = [low, high], [place, place]
-            axes.plot(*((ends, twice) if named else (twice, ends)), color=FIRST)
-        elif math.isfinite(low) or math.isfinite(high):
-            end, side = (low, "lolims") if math.isfinite(low) else (high, "uplims")
-            length = [1.25 * abs(value - end) or 0.1 * abs(value) or least]
-            arrow: Any = {f"x{side}" if named else side: True, "xerr" if named else "yerr": [length]}
-            axes.errorbar(*([end], [place]) if named else ([place], [end]), color=FIRST, **arrow)
+    for place, point in enumerate(shown):
+        if math.isfinite(point.value):
+            draw_interval(axes, place, point, along_x=named, least=least)
+        else:
+            _write(axes, place, "n/a" if math.isnan(point.value) else f"{point.value:g}", named=named)
     if named:
         rest = f"; the first {MOST_NAMES} of {len(points)}" if len(points) > MOST_NAMES else ""
         axes.set(xlabel=plain(f"{label}{rest}"), ylim=(len(shown) - 0.5, -0.5))
@@ -81,6 +75,30 @@ def draw_points(points: Sequence[Point], label: str, axes: Axes) -> None:
             axes.set_xticks(range(len(shown)) if several else [])
     # An offset on the axis would hide the size of the values.
     axes.ticklabel_format(axis="x" if named else "y", useOffset=False)
+
+
+def draw_interval(
+    axes: Axes, place: float, point: Point, color: str = FIRST, *, along_x: bool, least: float = 0.1
+) -> None:
+    """Draw the interval of a number as a line. An arrow marks an infinite end.
+
+    Arguments:
+        axes: the axes to draw on.
+        place: the place of the number on the other axis.
+        point: the number, which is finite, with the ends.
+        color: the color of the line.
+        along_x: whether the numbers are on the x-axis.
+        least: the length of an arrow at 0.
+    """
+    value, low, high, _ = point
+    if math.isfinite(low) and math.isfinite(high):
+        ends, twice = [low, high], [place, place]
+        axes.plot(*((ends, twice) if along_x else (twice, ends)), color=color)
+    elif math.isfinite(low) or math.isfinite(high):
+        end, side = (low, "lolims") if math.isfinite(low) else (high, "uplims")
+        length = [1.25 * abs(value - end) or 0.1 * abs(value) or least]
+        arrow: Any = {f"x{side}" if along_x else side: True, "xerr" if along_x else "yerr": [length]}
+        axes.errorbar(*([end], [place]) if along_x else ([place], [end]), color=color, **arrow)
 
 
 def _write(axes: Axes, place: int, text: str, *, named: bool) -> None:

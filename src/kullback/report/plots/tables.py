@@ -101,9 +101,9 @@ def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
 
         styles = ((FIRST, "o-"), (SECOND, "s--"), (THIRD, "^:"))
         for name, (color, style) in zip(largest, styles, strict=False):
-            axes.plot(
-                range(1, len(comparisons) + 1), history[name], style, color=color, label=plain(name, 12)
-            )
+            label = plain(name, 12)
+            label = " " * label.startswith("_") + label  # matplotlib leaves labels out that begin with "_"
+            axes.plot(range(1, len(comparisons) + 1), history[name], style, color=color, label=label)
         for limit in (0.1, 0.25):
             axes.axhline(limit, color=THIRD, linewidth=0.8, alpha=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))

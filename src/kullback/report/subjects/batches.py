@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -72,17 +72,15 @@ class Batches(Shown):
 def _named(name: str, page: Document) -> Document:
     """Return a document with the name of its batch as title, and at the beginning of each limit and sentence."""
     verdicts = (
-        Verdict(
-            f"{name}: {each.limit}",
-            tuple(f"{name}: {failure}" for failure in each.failures),
-            each.broken_by,
-            tuple(f"{name}: {sentence}" for sentence in each.unclear),
+        replace(
+            each,
+            limit=f"{name}: {each.limit}",
+            failures=tuple(f"{name}: {failure}" for failure in each.failures),
+            unclear=tuple(f"{name}: {sentence}" for sentence in each.unclear),
         )
         for each in page.verdicts
     )
-    return Document(
-        name, page.headline, page.blocks, tuple(verdicts), page.meanings, frame=page.frame, limit=page.limit
-    )
+    return replace(page, title=name, verdicts=tuple(verdicts))
 
 
 @document.register(Batches)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from kullback.common.formats import Unit, count, counted, number, percent
+from kullback.common.formats import Unit, count, counted, interval, number, percent
 from kullback.mismatch import Mismatch
 from kullback.report.document import (
     Block,
@@ -70,7 +70,7 @@ def document(result: Mismatch, verdicts: Sequence[Verdict] = ()) -> Document:
     if result.naive_k3 == result.k3:
         shown.pop("naive_k3")
     means = [
-        [_title(name, result), number(value.value), _error(value), _ends(value)]
+        [_title(name, result), number(value.value), number(value.standard_error), interval(value.interval)]
         for name, value in shown.items()
     ]
     size = f"{counted(result.tokens, 'token')}, {counted(result.sequences, 'sequence')}"
@@ -145,20 +145,12 @@ def _figure(title: str, value: Value[float]) -> Figure:
     return Figure(title, text, f"{size.name} per token", " to ".join(ends))
 
 
-def _error(value: Value[float]) -> str:
-    return "n/a" if math.isnan(value.standard_error) else number(value.standard_error)
-
-
-def _ends(value: Value[float]) -> str:
-    return "n/a" if value.interval is None else " to ".join(map(number, value.interval))
-
-
 def _parts(result: Mismatch) -> Table:
     rows = [
         [
             part.name,
             "not separable" if part.value is None else number(part.value.value),
-            "" if part.value is None else _ends(part.value),
+            "" if part.value is None else interval(part.value.interval),
             part.meaning if not part.missing else f"{', '.join(part.missing)} is missing",
         ]
         for part in result.parts
@@ -184,7 +176,7 @@ def _by(result: Mismatch) -> Iterator[Block]:
                 count(bucket.tokens),
                 number(bucket.k1.value),
                 number(bucket.k3.value),
-                _ends(bucket.k3),
+                interval(bucket.k3.interval),
                 percent(bucket.past.value),
             ]
             for bucket in buckets[:MOST_ROWS]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any, cast
 
 from kullback.common.formats import (
     Unit,
@@ -19,6 +21,7 @@ from kullback.common.formats import (
     percent,
     probability,
     shortened,
+    significant,
     token_text,
     visible,
 )
@@ -98,7 +101,7 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
     scale = max(map(_scale, result.candidates))
     blocks += [_section(result, place, candidate, scale) for place, candidate in enumerate(result.candidates)]
     blocks += Findings.of_notes(_notes(result))
-    return Document(
+    page = Document(
         f"{result.candidates[0].model.name} against {result.base.name}: KL divergence of language models",
         Headline(
             _outcome(result), _reason(result), _size(result), tone=tone_of(result.candidates[0].comparison)
@@ -114,6 +117,22 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
         measured=_measured(result),
         plot=_plot(result),
     )
+    if result.until_sure is None:
+        return page
+    return _with_level(page, f"{significant(100 * result.until_sure.confidence, 10)}% CI")
+
+
+def _with_level(part: Any, level: str) -> Any:
+    """Return a part of a report with another level than 95 % of all intervals, except that of the sampling."""
+    if isinstance(part, str):
+        return re.sub("95% CI(?! of the sampling)", level, part)
+    if isinstance(part, tuple | list):
+        return type(part)(_with_level(each, level) for each in cast("list[Any]", part))
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(
+            part, **{each.name: _with_level(getattr(part, each.name), level) for each in fields(part)}
+        )
+    return part
 
 
 def _measured(result: ModelComparison) -> Measured:

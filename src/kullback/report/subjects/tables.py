@@ -34,6 +34,7 @@ from kullback.report.document import (
 from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.plots.tables import draw_column, percentage, totals
 from kullback.report.schemas import tables as schema
+from kullback.results.finding import LEVELS
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 from kullback.tables.table_results import (
@@ -233,17 +234,15 @@ def _contributors_table(comparison: TableComparison) -> Table | None:
 
 def _remarks(comparison: TableComparison, drawn: Sequence[Plot | Bars]) -> list[Remark]:
     """Return remarks on shifts and findings, most severe first; the column's shift sorts equally severe findings."""
-    severity = {"error": 0, "warning": 1, "note": 2}
     drift = {column.name: _shift(column) for column in differing(comparison)}
-    ranked = sorted(
-        comparison.findings, key=lambda each: (severity[each.level], -drift.get(each.column or "", 0.0))
-    )
+    ranked = sorted(comparison.findings, key=lambda each: -drift.get(each.column or "", 0.0))
     remarks = [Remark(each.level, each.message) for each in ranked]
     links = {column.name: each.name for column, each in zip(comparison.columns, drawn, strict=False)}
     shifts = [_shift_remark(column, links.get(column.name, "")) for column in differing(comparison)]
-    others = [*shifts, *(remark for remark in remarks if remark.level != "error")]
-    errors = [remark for remark in remarks if remark.level == "error"]
-    return errors + sorted(others, key=lambda remark: severity[remark.level])
+    errors, others = (
+        [each for each in remarks if (each.level == "error") is is_error] for is_error in (True, False)
+    )
+    return sorted([*errors, *shifts, *others], key=lambda remark: LEVELS.index(remark.level))
 
 
 def _shift_remark(column: ColumnComparison, link: str) -> Remark:
