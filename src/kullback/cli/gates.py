@@ -441,8 +441,13 @@ _OF_MISMATCH = {
 
 def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
     """Return the outcome of a limit for a mismatch of engine and trainer."""
-    of = getattr(mismatch, _OF_MISMATCH[limit.metric.removesuffix(".value")])
-    return Judged([(None, limit.judgment(limit.metric, of, of.value, of.reason or "not finite"))])
+    name = limit.metric.removesuffix(".value")
+    of = getattr(mismatch, _OF_MISMATCH[name])
+    # If both sides gave every token one probability, every estimate of KL is 0.
+    k3 = mismatch.naive_k3 if name == "naive_k3" else mismatch.k3
+    are_equal = name.endswith(("k1", "k3")) and k3.value == 0
+    reason = of.reason or "not finite"
+    return Judged([(None, limit.judgment(limit.metric, of, of.value, reason, is_exact=are_equal))])
 
 
 _PROPORTIONS = {

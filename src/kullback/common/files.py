@@ -28,6 +28,11 @@ def same_file(a: PathLike, b: PathLike) -> bool:
         return _resolved(a) == _resolved(b)
 
 
+def by_numbers(text: str) -> list[tuple[int, str]]:
+    """Return a key for sorting, by which step_9 comes before step_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
 def file_stamp(path: Path) -> tuple[int, int, str]:
     """Return the size and the modification time of a file, and a digest of 16 parts from its beginning to its end."""
     status = path.stat()

@@ -115,7 +115,7 @@ def tensor_layout(
         raise ref.error(
             wanted=f"a tensor of {', '.join(dtypes)}",
             got=f"{name!r} of {entry.get('dtype')}",
-            instead="convert it to BF16 or F32 first",
+            instead=f"convert it to {'BF16 or F32' if 'F32' in dtypes else 'I64'} first",
         )
     for what in ("shape", "data_offsets"):
         numbers = entry.get(what)
