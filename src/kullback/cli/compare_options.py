@@ -172,6 +172,16 @@ OPTIONS: tuple[Option, ...] = (
         default=10,
         metavar="N",
     ),
+    Option(
+        "--card",
+        "Write a folder to publish: README.md, the page, JSON, badges, and a reference of P with the tokens of the "
+        "text. kullback compare FOLDER Q repeats the comparison. FOLDER is new or empty, or an earlier card, which is "
+        "replaced.",
+        accepts=FILE,
+        job="Output",
+        subjects=("models",),
+        metavar="FOLDER",
+    ),
     options.HTML,
     options.JSON,
     options.MARKDOWN,

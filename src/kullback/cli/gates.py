@@ -278,8 +278,12 @@ class Gate:
             outcome: tuple(judgment.sentence for _, judgment in outcomes if judgment.outcome == outcome)
             for outcome in ("failed", "unclear")
         }
-        broken_by = tuple(name for name, judgment in outcomes if judgment.outcome == "failed" and name)
-        return Verdict(self.limit.words, sentences["failed"], broken_by, (*sentences["unclear"], *unclear))
+        broken_by, unclear_for = (
+            tuple(name for name, judgment in outcomes if judgment.outcome == outcome and name)
+            for outcome in sentences
+        )
+        every_unclear = (*sentences["unclear"], *unclear)
+        return Verdict(self.limit.words, sentences["failed"], broken_by, every_unclear, unclear_for)
 
 
 def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:

@@ -52,6 +52,24 @@ def file_stamps(name: str) -> list[tuple[str, tuple[int, int, str]]]:
     return [(each.name, file_stamp(each)) for each in files if each.is_file()]
 
 
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of the bytes of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def without_folders(name: str) -> str:
+    """Return the last part of a path, for others to read; a name that is not a path on this machine is unchanged.
+
+    Example:
+        >>> without_folders("/home/me/q4.gguf"), without_folders("organization/model")
+        ('q4.gguf', 'organization/model')
+    """
+    if not (os.path.isabs(name) or os.path.exists(name)):  # noqa: PTH110, PTH117 - any text
+        return name
+    return os.path.basename(os.path.abspath(name)) or name  # noqa: PTH100, PTH119 - the link's own name
+
+
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
     """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or occurs twice.
 

@@ -89,6 +89,7 @@ class Code:
     text: str
     caption: tuple[str, ...] = ()
     is_main: bool = True
+    language: str = "python"
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
         elif isinstance(block, Code):
             parts += [
                 [f"{escaped(block.title)}:"],
-                ["```python", block.text, "```"],
+                [f"```{block.language}", block.text, "```"],
                 [*map(escaped, block.caption)],
             ]
     return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"

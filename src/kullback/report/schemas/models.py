@@ -25,8 +25,8 @@ The document is one object with ``"schema": "kullback.models/1"``:
   (null, or the mean KL that the upper end assumes for unread units at most) and ``above`` (null, or the largest share
   of units above it). Windows and rows are then numbered in the order in which they were read.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
-  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
-  ``broken_by`` (the candidates that break the limit).
+  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences),
+  ``broken_by`` (the candidates that break the limit), and ``unclear_for`` (the candidates for which it is unclear).
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Later releases may add names to

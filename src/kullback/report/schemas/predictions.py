@@ -24,7 +24,7 @@ The document is one object with ``"schema": "kullback.predictions/3"``, and the 
 * ``infinite``: for each divergence, the number of rows in which the divergence is infinite.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
-  ``broken_by`` (empty).
+  ``broken_by`` and ``unclear_for`` (empty).
 * ``unseen``: the largest proportion of rows (or blocks or clusters) that may be of a kind absent from these data; 0 if
   the ``interval`` of ``kl_pq`` takes such rows into account.
 * ``further``, if statistics were registered: for each statistic, ``title``, ``mean``, ``standard_error``,
