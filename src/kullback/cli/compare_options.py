@@ -58,6 +58,16 @@ OPTIONS: tuple[Option, ...] = (
         common=True,
         metavar="FILE|COLUMN",
     ),
+    Option(
+        "--group",
+        "Every number by group too. Of predictions: a file with the group of each row, or a column of P. Of models: "
+        "role, re:PATTERN (a regular expression), or a key of the JSONL, with a value for each record or token.",
+        into="groups",
+        job="Predictions",
+        subjects=("predictions", "models"),
+        metavar="FILE|RULE",
+    ),
+    of_predictions("--group-key", "The name of the groups in their file.", into="group_key"),
     options.INDEPENDENT,
     options.COLUMNS,
     options.EXCLUDE,

@@ -59,7 +59,7 @@ def run_model_comparison(
         with (
             progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
             in_options(
-                {"base": "P, Q", "record": "--card"},
+                {"base": "P, Q", "groups": "--group", "record": "--card"},
                 {"base": "--as without --text, where P and Q are files of predictions"},
             ),
         ):
@@ -78,7 +78,13 @@ def run_model_comparison(
         noise = result.noise_floor
         floor = 0.0 if noise is None else noise.comparison.divergences["kl_pq"].mean
         compared = [
-            Compared(each.model.name, each.comparison, each.certain if each.is_lower_bound else None, floor)
+            Compared(
+                each.model.name,
+                each.comparison,
+                each.certain if each.is_lower_bound else None,
+                floor,
+                each.certain_in_groups,
+            )
             for each in result.candidates
         ]
         verdicts = [gate.verdict(compared) for gate in gates]

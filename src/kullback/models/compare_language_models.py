@@ -23,7 +23,7 @@ from kullback.errors import ModelError, invalid_type, invalid_value, printable, 
 from kullback.io import Reference
 from kullback.io.windows import Windows
 from kullback.models.card import notes_of_card
-from kullback.models.differences import differences
+from kullback.models.differences import differences, differences_by_group
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
@@ -110,7 +110,7 @@ def compare_models(
         texts: a text, a `pathlib.Path` of a text file or JSONL file, or a list of texts, records or conversations. A
             record, such as a line of a JSONL file, has ``"text"``, or ``"messages"`` and ``"tools"``, or ``"prompt"``
             and ``"completion"``. None if a side is a reference file, which contains the tokens.
-        cut: how the text is cut into windows, and which tokens are scored.
+        cut: how the text is cut into windows, which tokens are scored, and their groups.
         loading: settings for opening models and files, such as a module's tokenizer, the dtype and the device.
         run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
         noise_floor: whether to compare the base also with a copy of the base that has rounding noise of the model's
@@ -218,7 +218,7 @@ class _Settings:
         clusters = _clusters(matched.windows, matched.documents, independent=independent)
         # An interval for a fixed number of windows is wrong where the data decide the number.
         run = self.run if self.run.goal is None else replace(self.run, bootstrap=0)
-        return PairingSettings(matched.windows, clusters, run, self.seed)
+        return PairingSettings(matched.windows, clusters, run, self.seed, matched.groups)
 
 
 class _Group(NamedTuple):
@@ -315,7 +315,7 @@ def _joined(
         )
         recorded = replace(recorded, sides=sides, heads=heads)
     compared, outcome, windows = [candidate for candidate, _ in results], None, matched.windows
-    distances = differences(results, settings)
+    distances, by_group = differences(results, settings), differences_by_group(results, settings)
     if question is not None:
         outcome = outcome_of(question, order, [each.model.name for each in compared], settings.clusters)
         compared = [with_bounds(each, question, place) for each, place in zip(compared, order, strict=True)]
@@ -335,6 +335,7 @@ def _joined(
         whole_text=whole_text,
         notes=matched.notes,
         until_sure=outcome,
+        differences_by_group=by_group,
         recorded=recorded,
     )
 
@@ -355,10 +356,13 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 def _called(candidate: Candidate, base: str, name: str) -> Candidate:
     """Return a candidate with the names that the report uses for it and for the base."""
+    groups = {
+        key: replace(each, p_name=base, q_name=name) for key, each in candidate.comparison.groups.items()
+    }
     return replace(
         candidate,
         model=replace(candidate.model, name=name),
-        comparison=replace(candidate.comparison, p_name=base, q_name=name),
+        comparison=replace(candidate.comparison, p_name=base, q_name=name, groups=groups),
     )
 
 
@@ -397,7 +401,7 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
     of_pairings = replace(
         settings, run=replace(settings.run, llama_cpp=False, until_sure=None, runs=1)
-    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number]))
+    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number], groups=None))
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +78,8 @@ class Candidate(ShortRepr):
         certain: for each divergence, certain bounds of the mean over these tokens; None if all classes are known.
         drawn: for each divergence, the mean over exactly these tokens with the error of the sampling; None unless one
             side is a reference.
+        certain_in_groups: `certain` of each group, by name.
+        drawn_in_groups: `drawn` of each group, by name.
     """
 
     model: ModelInfo
@@ -87,6 +89,8 @@ class Candidate(ShortRepr):
     known: Literal["all classes", "reference", "top classes"] = "all classes"
     certain: dict[str, tuple[float, float]] | None = None
     drawn: dict[str, DrawnMean] | None = None
+    certain_in_groups: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    drawn_in_groups: dict[str, dict[str, DrawnMean]] = field(default_factory=dict)
 
     @property
     def is_lower_bound(self) -> bool:
@@ -99,6 +103,20 @@ class Candidate(ShortRepr):
         if self.drawn is not None:
             return self.drawn["kl_pq"].interval[1] == math.inf
         return self.is_lower_bound
+
+    def in_group(self, name: str) -> Candidate:
+        """Return the comparison of a group of tokens, `Comparison.groups`, as a candidate without passages."""
+        certain, drawn = self.certain_in_groups.get(name), self.drawn_in_groups.get(name)
+        comparison = self.comparison.groups[name]
+        return replace(
+            self,
+            comparison=comparison,
+            passages=[],
+            certain=certain,
+            drawn=drawn,
+            certain_in_groups={},
+            drawn_in_groups={},
+        )
 
 
 @dataclass(frozen=True)
@@ -190,6 +208,7 @@ class ModelComparison(Shown):
         differences: for each candidate but the last, the mean KL of the next candidate minus the mean KL of this
             candidate, paired by rows. If one of both means has no upper bound, the difference is open on that side. If
             both means have no upper bound, the difference has no interval.
+        differences_by_group: `differences` over the tokens of each group, by name; empty without groups.
         noise_floor: the comparison of the base with the base plus rounding noise of its dtype in every layer; None
             without a noise floor.
         text: the windows that were read, in the base's tokens.
@@ -215,6 +234,7 @@ class ModelComparison(Shown):
     notes: list[str]
     until_sure: UntilSure | None = None
     recorded: Recorded | None = None
+    differences_by_group: dict[str, list[Value[float]]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         # Equal objects have equal hashes. The lists are left out, because a list has no hash.

@@ -50,10 +50,14 @@ def in_random_order(matched: Matched, clusters: Clusters, seed: int) -> Matched:
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(int(clusters.numbers.max()) + 1, generator=generator, device="cpu")
     order = windows[places[units].sort(stable=True).indices]
+    rank = torch.empty(len(matched.windows), dtype=torch.int64, device="cpu")
+    rank[order] = torch.arange(len(order), device="cpu")
+    rows = rank[matched.windows.clusters].sort(stable=True).indices
     return matched._replace(
         sides=[side.in_order(order) for side in matched.sides],
         windows=matched.windows.in_order(order),
         documents=matched.documents[order],
+        groups=matched.groups and matched.groups.at(rows),
     )
 
 

@@ -82,8 +82,9 @@ def _tables(page: Document) -> Iterator[list[str]]:
             for each in page.headline.figures
         ]
         yield _grid(("", "value", "95% CI"), rows)
-        return
     for place, table in enumerate(main_tables(page)):
+        if page.headline.figures and not table.beside_figures:
+            continue
         if place:
             yield [f"**{escaped(table.title)}**"]
         yield _grid(table.headings, table.rows[:MOST_ROWS], "---" if table.ends_in_text else "---:")

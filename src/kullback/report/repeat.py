@@ -18,6 +18,7 @@ ANY_CANDIDATE = "CANDIDATE"
 # The options of the command whose names are not those of the library's arguments.
 FLAGS = {
     "representation": "--as",
+    "groups": "--group",
     "most_windows": "--windows",
     "server_top": "--top",
     "block_bytes": "--block-mb",
