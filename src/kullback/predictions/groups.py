@@ -36,8 +36,9 @@ class Groups(NamedTuple):
     @classmethod
     def named(cls, numbers: Tensor, names: Sequence[str]) -> Groups:
         """Return the groups that have rows, in the order of `names`; a number is a place in `names`."""
-        present, numbers = numbers.unique(return_inverse=True)
-        return cls(numbers, [names[number] for number in present.tolist()])
+        unique, numbers = numbers.unique(return_inverse=True)
+        present: list[int] = unique.tolist()
+        return cls(numbers, [names[number] for number in present])
 
     def at(self, rows: Tensor | slice) -> Groups:
         """Return the groups of some rows."""
