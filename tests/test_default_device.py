@@ -89,7 +89,7 @@ def stored(tmp_path: Path) -> Any:
         np.savez(path, x=X.numpy(), labels=CLASSES.numpy())
     labels = read_labels(path, key="labels")
     with open_rows(path, representation="logits", key="x") as rows:
-        return kullback.compare_predictions(rows, Logits(Y), labels=labels, cluster=CLASSES)
+        return kullback.compare_predictions(rows, Logits(Y), labels=labels, cluster=CLASSES, groups=CLASSES)
 
 
 def hidden_states(tmp_path: Path) -> Any:

@@ -122,10 +122,11 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.report": (
-        {"document", "llama_cpp"},
+        {"document", "llama_cpp", "repeat"},
         {"plots", "schemas"},
         {"subjects"},
         {"figure", "frame", "html", "json", "markdown", "terminal"},
+        {"card"},
         {"__init__"},
     ),
     "kullback.tables": (

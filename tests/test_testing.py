@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributions import Laplace, Normal, StudentT
 
-from kullback import Counts, Logits, Probs, Samples, estimate, register_kl
+from kullback import Counts, Logits, Probs, Samples, compare_tables, estimate, register_kl
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.models import Cut
 from kullback.testing import _parts_of_draws, assert_close_distributions
@@ -160,6 +160,24 @@ def test_every_column_of_two_tables_has_to_be_below(capsys: pytest.CaptureFixtur
         assert_close_distributions(near.append_column("absent", near["plan"]), near, below=0.02)
 
 
+def test_the_error_rate_of_tables_is_divided_by_the_number_of_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    near, far, options = plans(2960, 1040), plans(1000, 3000), {"columns": ["plan"], "below": 0.02}
+    uppers: list[float] = []
+    for runs, confidence in ((1, 0.95), (20, 0.9975), (1000, 0.99995)):
+        assert_close_distributions(plans(3000, 1000), near, runs=runs, **options)
+        uppers.append(float(capsys.readouterr().out.split(" to ")[1].rstrip(")\n")))
+        interval = compare_tables(plans(3000, 1000), near, confidence=confidence)["plan"].kl_pq.interval
+        assert interval is not None
+        assert uppers[-1] == pytest.approx(interval[1], rel=1e-3)
+        with pytest.raises(AssertionError, match=r"\Anot below 0\.02: KL of 'plan'"):
+            assert_close_distributions(plans(3000, 1000), far, runs=runs, **options)
+    assert uppers == sorted(uppers)
+    with refused(ArgumentValueError, argument="confidence"):
+        assert_close_distributions(near, near, below=0.02, runs=20, confidence=2)
+
+
 def test_two_files_of_predictions_are_compared_row_by_row(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,8 +193,6 @@ def test_two_files_of_predictions_are_compared_row_by_row(
     assert_close_distributions(paths[0], paths[0], below=1e-9, representation="logits")
     with refused(ArgumentValueError, argument="runs", wanted="predictions", instead="runs=1"):
         assert_close_distributions(*paths, below=0.01, representation="logits", runs=10)
-    with refused(ArgumentValueError, argument="runs", wanted="tables", instead="runs=1"):
-        assert_close_distributions(plans(60, 20), plans(60, 20), below=0.01, runs=10)
     assert_close_distributions(*paths, below=0.01, representation="logits", runs=1)
 
 

@@ -1,4 +1,6 @@
 // The divergence of a row of logits of P and of Q, and its gradients, in plain loops that the compiler vectorizes.
+#include <algorithm>
+
 #include "power.h"
 #include "rows.h"
 #include "selected.h"
@@ -122,7 +124,7 @@ static void sweep_form(const Row<Real>& row, RowTask& t) {
 }
 
 template <class Real>
-static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
+static void sweep_of_kind(const Row<Real>& row, RowTask& t) {
   switch (t.divergence) {
     case DivergenceCode::kKL: return sweep_form<kKLForm>(row, t);
     case DivergenceCode::kReverseKL: return sweep_form<kReverseKLForm>(row, t);
@@ -138,6 +140,17 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   }
   if (t.q.weight == 0) return sweep_form<kSkewForm>(row, t);
   return sweep_form<kMixtureForm>(row, t);
+}
+
+// Computes a row. If P or Q is no distribution, because it has NaN, +inf or no mass, the value and both gradients are
+// NaN.
+template <class Real>
+static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
+  sweep_of_kind(row, t);
+  if (t.needs_float64 || t.whole || t.value == t.value) return;
+  for (Real* out : {row.gradient_p, row.gradient_q}) {
+    if (out) std::fill_n(out, t.classes, std::numeric_limits<Real>::quiet_NaN());
+  }
 }
 
 // Rows of more classes are not prefetched, because the second-level cache has no room: two such rows of float32 take

@@ -169,7 +169,7 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
     if (std::fabs(change) < 0.5) {
       t.value = t.power.weight * std::log1p(change);
       factor_p = factor_q = t.power.weight * t.power.order * exponent / (1 + change);
-    } else {
+    } else if (value == value) {
       // The logarithm of the sum of affinities, which may overflow or underflow. Its derivatives are the affinities
       // divided by their sum.
       double reference = 0;

@@ -36,7 +36,7 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
     | a and b are | function |
     |---|---|
-    | models: folders, ``.gguf`` files, modules, servers, references (``.klref``); or ``texts=`` | `compare_models` |
+    | models: folders, ``.gguf`` files, modules, servers, ``.klref`` files, cards; or ``texts=`` | `compare_models` |
     | data frames, or two Parquet files without lists | `compare_tables` |
     | `Logits` and the like, tensors, arrays, other files | `compare_predictions` |
 

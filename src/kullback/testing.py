@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, Number
+from kullback.common.constraints import CONFIDENCE, Arguments, Number
 from kullback.common.shared_constraints import RUNS
 from kullback.comparison import compare, subject_of_call
 from kullback.dispatch import estimate
@@ -45,6 +45,8 @@ _ARGUMENTS = Arguments(
     runs=RUNS,
 )
 
+_CONFIDENCE = Arguments("assert_close_distributions", confidence=CONFIDENCE)
+
 
 # NumPy draws from the hypergeometric distribution only for fewer draws.
 _MOST_HYPERGEOMETRIC = 10**9
@@ -72,15 +74,14 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
         runs: how often the assertion will run. The error rate of the interval, 5 %, is divided by `runs`. So the
             verdicts "below" and "not below" of all runs are right with a probability of 95 %. Draws and counts are
             divided into parts, and the interval contains the intervals of all parts: k parts are wrong on one side with
-            a probability of 0.025 to the power of k. Language models are read in random order, as with
-            ``run=Run(until_sure=...)``.
+            a probability of 0.025 to the power of k. Tables are compared at the confidence 1 - 0.05 / `runs`. Language
+            models are read in random order, as with ``run=Run(until_sure=...)``.
         options: options of `estimate`, such as ``kind="js:0.5"``, ``base=2``, ``confidence=0.99`` or ``generator``; or
             those of `compare`, such as ``columns`` or ``texts``.
 
     Raises:
         AssertionError: the verdict is "not below" or "cannot tell".
-        ArgumentValueError: `below` is not a finite positive number, or `runs` is above 1 for tables or files of
-            predictions.
+        ArgumentValueError: `below` is not a finite positive number, or `runs` is above 1 for files of predictions.
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `estimate` or `compare`.
 
     Gradient:
@@ -198,6 +199,9 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
 
         run = options.get("run", Run())
         options = options | {"run": replace(run, until_sure=run.until_sure or f"mean={limit!r}", runs=runs)}
+    elif subject == "tables":
+        confidence = _CONFIDENCE.check(confidence=options.get("confidence", 0.95))["confidence"]
+        options = options | {"confidence": 1 - (1 - confidence) / runs}
     elif runs > 1:
         raise invalid_value(
             "assert_close_distributions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 
 import numpy as np
@@ -175,3 +176,12 @@ def test_thinning_shared_draws_and_joint_shapes_do_not_depend_on_the_order_of_ro
             assert answer(name, rng.permutation(p), rng.permutation(q)) == pytest.approx(first, rel=1e-9), (
                 name
             )
+
+
+def test_resampled_values_that_do_not_reach_the_limits_leave_them_open() -> None:
+    values = np.linspace(0.1, 0.9, 200)
+    assert interval_from(Evidence(0.5, resampled=values), 0.95).ends == pytest.approx((0.12, 0.88))
+    open_ends = interval_from(Evidence(0.5, resampled=values), 0.9975)
+    assert open_ends.ends == (0.0, math.inf)
+    assert open_ends.notes == ["200 resampled values do not show limits at a confidence of 0.9975: use more."]
+    assert interval_from(Evidence(0.5, resampled=np.linspace(0.1, 0.9, 2000)), 0.9975).ends[1] < 0.9

@@ -357,3 +357,27 @@ def test_the_remedies_work() -> None:
         values(torch.zeros(2, 3), Mixture([LISTED, ROWS]))
     with refused(ArgumentValueError, argument="student", wanted=r"shape \(1,\)"):
         values(torch.zeros(2, 3), Mixture([ROWS, ROWS]))
+
+
+@pytest.mark.parametrize("kind", [KL(), ReverseKL(), JensenShannon()], ids=repr)
+def test_padding_has_no_mass_in_any_teacher(kind: Divergence) -> None:
+    """The mass of the padding differs between the teachers, and would change their weights in the mixture."""
+    student, *teachers = drawn(4, 7)
+    for n, teacher in enumerate(teachers):
+        teacher[:, 5:] += 3 * n
+    ids = torch.tensor([[0, 4, 2]]).expand(4, 3)
+    for of in (
+        lambda x: x,
+        lambda x: [scored_at(ids, x[0][:, :5]), *x[1:]],
+    ):
+        mixture, cut = Mixture(of(teachers), WEIGHTS), Mixture(of([x[:, :5] for x in teachers]), WEIGHTS)
+        want = values(student[:, :5], cut, kind, temperature=1.0)
+        for loss in (values, of_heads):
+            torch.testing.assert_close(loss(student, mixture, kind, classes=5), want)
+    if not isinstance(kind, KL):
+        return
+    truncated = values(
+        student[:, :5], Mixture(teachers, WEIGHTS), kind, temperature=2.5, vocabulary="truncate"
+    )
+    cut = Mixture([x[:, :5] for x in teachers], WEIGHTS)
+    torch.testing.assert_close(truncated, values(student[:, :5], cut, kind, temperature=2.5))

@@ -377,3 +377,30 @@ def test_a_mass_that_contradicts_a_probability_is_refused() -> None:
         Support()
     with pytest.raises(errors.ArgumentTypeError, match="floating-point"):
         Support(p=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e4, 3e5])
+def test_logits_far_from_0_keep_their_digits(offset: float) -> None:
+    logits = (rows(5) * 4).round() / 4 + offset  # exact in float32
+    sampled = sampling_log_probs(logits, logits.argmin(-1), top_k=5, temperature=0.5)
+    exact = sampling_log_probs(logits.double() - offset, logits.argmin(-1), top_k=5, temperature=0.5)
+    assert torch.equal(sampled.kept, exact.kept)
+    for mine, true in zip(sampled[:2], exact[:2], strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method`:DeprecationWarning"
+)  # inside of torch's compiler
+def test_values_that_cannot_be_read_are_not_checked() -> None:
+    logits, tokens = rows(6).reshape(4, 10, 12), torch.zeros(4, 10, dtype=torch.long)
+
+    def ratio(logits: Tensor, tokens: Tensor) -> Tensor:
+        sampled = sampling_log_probs(logits, tokens, kept=tokens.unsqueeze(-1))
+        return kl_from_log_probs(
+            sampled.log_probs, sampled.log_probs - 1, support=Support(p=sampled.log_mass), reduction="none"
+        )
+
+    want = ratio(logits, tokens)
+    assert torch.equal(torch.func.vmap(ratio)(logits, tokens), want)
+    assert torch.equal(torch.compile(ratio, backend="eager", fullgraph=True)(logits, tokens), want)

@@ -15,6 +15,7 @@ from kullback import errors
 from kullback.functional import sampling_log_probs
 from kullback.metrics import PolicyKL, PolicyMismatch
 from kullback.mismatch import Mismatch, TokenLog, policy_mismatch
+from kullback.mismatch.token_log import joined
 from tests.mismatch.dumps import Run, tiny_run
 
 
@@ -364,5 +365,133 @@ def test_bad_logs_are_refused_with_the_argument() -> None:
         policy_mismatch(log, ratoi=2.0)  # type: ignore[call-arg]
     with pytest.raises(errors.ArgumentValueError, match="before compute"):
         PolicyMismatch().result()
-    with pytest.raises(errors.ArgumentTypeError, match=r"log_p\[None\]"):
+    with pytest.raises(errors.ArgumentValueError, match=r"log_p\[None\]"):
         PolicyMismatch().update(torch.zeros(3), torch.zeros(3))
+
+
+# Numbers that were wrong, or errors of another kind, before a reading by a stranger.
+
+
+def plain(count: int = 400, length: int = 20, **fields: Any) -> TokenLog:
+    generator = torch.Generator().manual_seed(0)
+    sampler = -1 - torch.rand(count, generator=generator, dtype=torch.float64)
+    trainer = sampler + 0.1 * torch.randn(count, generator=generator, dtype=torch.float64)
+    places = torch.arange(count)
+    return replace(TokenLog(places // length, places % length, sampler, trainer), **fields)
+
+
+@pytest.mark.parametrize("shift", [-0.5, 0.5])
+def test_long_sequences_have_an_effective_share(shift: float) -> None:
+    """The product of 2,000 ratios overflows, or underflows, but the weights relative to the largest do not."""
+    log = plain(40_000, 2000)
+    noise = log.trainer_log_prob - log.sampler_log_prob
+    far = policy_mismatch(
+        replace(log, trainer_log_prob=log.sampler_log_prob - 0.5 + (shift + 0.5) + 0.01 * noise)
+    )
+    near = policy_mismatch(replace(log, trainer_log_prob=log.sampler_log_prob + 0.01 * noise))
+    share = far.sequence_effective_share
+    assert share.value == pytest.approx(near.sequence_effective_share.value, rel=1e-6)
+    assert share.standard_error == pytest.approx(near.sequence_effective_share.standard_error, rel=1e-6)
+
+
+def test_one_infinite_stale_token_leaves_the_rest_of_the_current_tokens() -> None:
+    log = plain()
+    stale = torch.arange(400) < 100
+    versions = {"weight_version": (~stale).long(), "trainer_version": torch.ones(400).long()}
+    log.trainer_log_prob[3] = -math.inf
+    result = policy_mismatch(replace(log, **versions), untruncated=True)
+    ratio = (log.trainer_log_prob - log.sampler_log_prob)[~stale]
+    assert parts(result)["rest"] == pytest.approx(float((ratio.exp() - 1 - ratio).mean()), rel=1e-9)
+    assert parts(result)["staleness"] == math.inf
+    # If both are infinite, their difference is unknown, and no NaN is shown as a number.
+    both = policy_mismatch(replace(log, trainer_log_prob_old=log.trainer_log_prob), untruncated=True)
+    assert parts(both)["staleness"] is None
+    assert "difference of infinite numbers" in both.parts[1].meaning
+    assert "Not separable: staleness" in str(both.to_markdown())
+
+
+def test_a_known_mass_counts_more_than_untruncated() -> None:
+    log = plain(sampler_log_mass=torch.full((400,), -0.1))
+    truncation = policy_mismatch(log, untruncated=True).parts[0]
+    assert truncation.value is None
+    assert truncation.missing == ("trainer_log_mass",)
+
+
+def test_sequences_may_have_any_numbers_in_any_order() -> None:
+    log = plain(prompt=torch.arange(400) // 40)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
+    moved = replace(log, sequence=10**15 - 7 * log.sequence).select(order)
+    one, other = policy_mismatch(log), policy_mismatch(moved)
+    for name in ("k1", "k3", "effective_share", "sequence_effective_share", "past"):
+        assert getattr(one, name).value == pytest.approx(getattr(other, name).value, rel=1e-12)
+    both = policy_mismatch(joined([replace(log, sequence=log.sequence - 30), moved]))
+    assert (both.sequences, both.prompts) == (2 * one.sequences, one.prompts)
+    late = replace(log, sampler_log_prob=log.sampler_log_prob.roll(1)).select(order)
+    with pytest.raises(errors.ArgumentValueError, match="one position before"):
+        policy_mismatch(replace(late, trainer_log_prob=log.sampler_log_prob[order] + 0.001))
+    twice = replace(log, sequence=log.sequence % 10)
+    with pytest.raises(errors.ArgumentValueError, match="position 0 twice in sequence 0"):
+        policy_mismatch(twice)
+    policy_mismatch(replace(twice, sequence=twice.sequence + 1_000_000 * (log.sequence // 10)))
+
+
+def test_numbers_that_are_no_log_probabilities_are_refused() -> None:
+    log = plain()
+    for name, value, got in (
+        ("sampler_log_prob", -log.sampler_log_prob, "at most 0; got 1"),
+        ("trainer_log_prob", log.trainer_log_prob.exp(), "at most 0; got 0"),
+        ("sampler_log_mass", torch.ones(400), "at most 0; got 1 for token 0"),
+        ("exact_kl", torch.full((400,), -1.0), "not negative; got -1 for token 0"),
+        ("prompt", torch.full((400,), 0.5), "integers; got 0.5 for token 0"),
+    ):
+        with pytest.raises(errors.ArgumentValueError, match=got) as refused:
+            replace(log, **{name: value})  # type: ignore[arg-type]
+        assert refused.value.argument == name
+    replace(log, prompt=torch.unique(torch.full((400,), 0.5), return_inverse=True)[1])
+    with pytest.raises(errors.ArgumentTypeError, match="got list"):
+        TokenLog([0], [0], [-1.0], [-1.0])  # type: ignore[arg-type]
+    rounded = policy_mismatch(
+        replace(log, exact_kl=torch.full((400,), -1e-9).index_fill(0, torch.tensor(3), 1e-9))
+    )
+    assert rounded.exact is not None
+    assert rounded.exact.interval is not None
+    assert rounded.exact.interval[0] <= rounded.exact.value <= rounded.exact.interval[1]
+
+
+def test_log_probabilities_that_were_rounded_are_noticed() -> None:
+    log = plain(4000)
+    assert not any("numbers. Rounding" in note for note in policy_mismatch(log).notes)
+    exact = log.sampler_log_prob
+    result = policy_mismatch(replace(log, sampler_log_prob=exact.bfloat16(), trainer_log_prob=exact))
+    [note] = [note for note in result.notes if "numbers. Rounding" in note]
+    assert "the engine are bfloat16" in note
+    said = float(note.split("about ")[1].split(" nats")[0])
+    assert said == pytest.approx(result.k3.value, rel=0.1)
+
+
+def test_the_metric_refuses_masks_and_fields_of_the_wrong_form() -> None:
+    log_p = -1 - torch.rand(4, 5, generator=torch.Generator().manual_seed(0))
+    nan = torch.where(torch.arange(5) == 2, math.nan, log_p)
+
+    def refuse(argument: str, *given: Any, **fields: Any) -> str:
+        metric = PolicyMismatch()
+
+        def updated() -> None:
+            metric.update(*given, **fields)
+            metric.compute()
+
+        with pytest.raises((errors.ArgumentValueError, errors.ArgumentTypeError)) as refused:
+            updated()
+        assert refused.value.argument == argument
+        return str(refused.value)
+
+    assert "boolean" in refuse("mask", log_p, log_p, torch.ones(4, 5).long())
+    refuse("mask", log_p, log_p, torch.ones(5, dtype=torch.bool))
+    refuse("log_q", log_p, log_p[:, :4])
+    refuse("old", log_p, log_p, old=log_p[:, :4])
+    assert "long()" in refuse("prompt", log_p, log_p, prompt=torch.rand(4))
+    for q in (nan, torch.full_like(nan, math.nan)):
+        assert "mask= without" in refuse("log_q", log_p, q)
+    metric = PolicyMismatch()
+    metric.update(log_p, nan, ~nan.isnan(), prompt=torch.arange(4))
+    metric.compute()

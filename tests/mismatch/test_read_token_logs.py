@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import zlib
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,64 @@ def test_a_record_of_the_wrong_form_names_its_line(
         read_token_log(mutated(tmp_path, **changes))
 
 
+ROW = {"sequence": 0, "position": 0, "sampler_log_prob": -1.0, "trainer_log_prob": -1.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_loss_mask": [None] * 15}, "null in token_ids or token_loss_mask in line 3"),
+        ({"generation_logprobs": [0.7] * 15}, "0.7 for token"),
+    ],
+)
+def test_a_mask_of_null_and_probabilities_are_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(errors.FileError, match=message):
+        read_token_log(mutated(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("step", ["a", [1], 1.5])
+def test_a_step_that_is_no_integer_ends_in_one_line(tmp_path: Path, step: object) -> None:
+    folder = write_prime_rl(RUN, tmp_path, steps=1)
+    path = folder / "token_exports" / "step_0" / "rank_0.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text().split("\n")[0]) | {"step": step}))
+    with pytest.raises(errors.FileError, match="no integer in step in line 1; write step: 0"):
+        read_token_log(path)
+
+
+def test_the_rows_of_a_plain_file_mean_what_they_say(tmp_path: Path) -> None:
+    def rows(*changes: dict[str, object]) -> Path:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(json.dumps(ROW | change) for change in changes))
+        return path
+
+    # Numbers that float64 cannot tell apart are different sequences.
+    log = read_token_log(rows({"sequence": 2**60 + 1}, {"sequence": 2**60 + 2, "position": 1}))
+    assert log.sequence.tolist() == [0, 1]
+    for changes, message in (
+        (({"mask": "1"}, {"sequence": 1, "mask": 1}), "a value other than 0 and 1 in mask"),
+        (({"mask": 0.5}, {"sequence": 1, "mask": 1}), "a value other than 0 and 1 in mask"),
+        (({"prompt": "a"}, {"sequence": 1, "prompt": None}), "not a prompt for each token"),
+        (({"sampler_log_prob": 0.4},), "0.4 for token 0 in sampler_log_prob"),
+    ):
+        with pytest.raises(errors.FileError, match=message):
+            read_token_log(rows(*changes))
+    marked = read_token_log(rows({"mask": True}, {"sequence": 1, "mask": 0}, {"sequence": 2, "mask": None}))
+    assert len(marked) == 2
+
+
+def test_prompts_with_one_checksum_are_two_prompts(tmp_path: Path) -> None:
+    """Both names have the CRC-32 0x4ddb0c25."""
+    names = ("plumless", "buckeroo")
+    assert zlib.crc32(names[0].encode()) == zlib.crc32(names[1].encode())
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(ROW | {"sequence": i, "prompt": x}) for i, x in enumerate(names)))
+    log = read_token_log(path)
+    assert log.prompt is not None
+    assert len(torch.unique(log.prompt)) == 2
+
+
 def test_files_that_are_no_logs_end_in_one_line(tmp_path: Path) -> None:
     columns = RUN.columns()
     cases = {
@@ -146,7 +206,7 @@ def test_files_that_are_no_logs_end_in_one_line(tmp_path: Path) -> None:
         assert message in result.output, name
         assert result.output.count("\n") == 1, name
     twice = {name: [*x, x[0]] for name, x in columns.items()}
-    with pytest.raises(errors.FileError, match="a position that a sequence has twice"):
+    with pytest.raises(errors.FileError, match="position 0 twice in sequence 0"):
         read_token_log(write_rows(twice, tmp_path / "twice.jsonl"))
     (tmp_path / "folder").mkdir()
     with pytest.raises(errors.FileError, match="a folder without such files"):
@@ -185,6 +245,27 @@ def test_the_command_reports_gates_and_files(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(kullback, ["mismatch", str(path), "--fail-above", "kl=1"])
     assert wrong.exit_code == 2
     assert "k1, k3, naive_k3" in wrong.output
+
+
+def test_gates_on_extreme_logs_never_pass_by_accident(tmp_path: Path) -> None:
+    sampler = -1 - torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def outcome(gate: str, *, zero: str = "", trainer: torch.Tensor = sampler) -> int:
+        sides = {"sampler_log_prob": sampler.tolist(), "trainer_log_prob": trainer.tolist()}
+        if zero:
+            sides[zero][3] = -math.inf
+        places = {"sequence": [i // 20 for i in range(400)], "position": [i % 20 for i in range(400)]}
+        path = write_rows(places | sides, tmp_path / "tokens.jsonl")
+        return CliRunner().invoke(kullback, ["mismatch", str(path), "--fail-above", gate]).exit_code
+
+    # The engine sampled a token of probability 0, so k1 has no meaning. It is no small divergence.
+    assert outcome("k1.value=0.1", zero="sampler_log_prob") == outcome("k1=0.1", zero="sampler_log_prob") == 3
+    assert outcome("k3=0.1", zero="sampler_log_prob") == 1
+    # An infinite divergence is above every limit.
+    assert outcome("k1=0.1", zero="trainer_log_prob") == outcome("k3=0.1", zero="trainer_log_prob") == 1
+    # Two equal sides are below every limit, as in comparisons of predictions.
+    assert outcome("k3=1e-9") == outcome("k1=1e-9") == outcome("naive_k3=1e-9") == 0
+    assert outcome("k3=1e-9", trainer=sampler - 0.1) == 1
 
 
 def test_the_error_of_the_library_names_the_option(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from kullback.models import (
     open_model,
     record_reference,
 )
+from kullback.models.output_head import require_logits
 from kullback.models.text import take_texts
 from tests.models import folders
 from tests.models.hidden import (
@@ -420,6 +421,16 @@ def test_a_model_that_makes_its_logits_in_another_way_is_refused(
         open_head(tmp_path)
 
 
+@pytest.mark.parametrize("masked", [-math.inf, -3e38])
+def test_a_model_that_masks_classes_is_refused(masked: float) -> None:
+    """An infinite logit of the model must not make every difference look small."""
+    head = OutputHead("masking", torch.nn.Identity(), torch.eye(6, 4))
+    made = head.logits(torch.ones(1, 4))
+    require_logits(head, made, made.clone(), "its own")
+    with refused(ModelError, got="other logits than by its own"):
+        require_logits(head, made, made.index_fill(-1, torch.tensor(5), masked), "its own")
+
+
 def test_a_model_with_a_part_between_its_norm_and_its_head_is_refused(
     served: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +490,16 @@ def test_the_layer_and_the_norm_are_checked_against_the_model(tmp_path: Path) ->
     for name, (states, got) in wrong.items():
         write(tmp_path / name / "0.safetensors", tokens, states)
         _refuse(tmp_path / name, wanted="before the norm", got=got, instead="record id 2 in eagle_aux")
+    for places, got in ((1, "the states of the tokens before"), (-1, "the states of the tokens after")):
+        path = tmp_path / f"shifted by {places}" / "0.safetensors"
+        write(path, tokens, last.roll(places, 0))
+        _refuse(path.parent, wanted="before the norm", got=got, instead="row i the state of token i")
+    unrelated = torch.randn(last.shape, generator=torch.Generator().manual_seed(0)) * last.std()
+    write(tmp_path / "unrelated" / "0.safetensors", tokens, unrelated)
+    _refuse(
+        tmp_path / "unrelated", got=r"differ from it by 1\d\d %, more than zeros do", instead="check=False"
+    )
+    HiddenStates(tmp_path / "unrelated", folders.base(), check=False).caveats()
     write(tmp_path / "right" / "0.safetensors", tokens, last)
     stream = HiddenStates(tmp_path / "right", folders.base())
     assert "differ by 0 %" in stream.caveats()[0]
@@ -555,6 +576,8 @@ def test_damaged_and_mixed_files_are_refused(tmp_path: Path) -> None:
     two("dtypes", tokens, states.bfloat16())
     two("width", tokens, torch.zeros(6, 1, 5))
     two("prefix", torch.arange(9), states)
+    two("further", torch.arange(4), states)
+    two("numbers", tokens.float(), states)
     two("shape", tokens, torch.zeros(6, 4))
     two("float8", tokens, states.to(torch.float8_e4m3fn))
     two("scales", tokens, states.to(torch.float8_e4m3fn), hidden_states_scales=torch.ones(6))
@@ -570,6 +593,8 @@ def test_damaged_and_mixed_files_are_refused(tmp_path: Path) -> None:
         "dtypes": ("the same dtype", "a folder of their own"),
         "width": ("width 4, as the head", "--head"),
         "prefix": ("each of 9 tokens", "enable_prefix_caching=False"),
+        "further": ("each of 4 tokens", "only the hidden states of the tokens"),
+        "numbers": ("a tensor of I8", "convert it to I64 first"),
         "shape": (r"shape \(tokens, layers, width\)", "ExampleHiddenStatesConnector"),
         "float8": ("float8 with hidden_states_scales", "bfloat16"),
         "scales": ("float8 with hidden_states_scales", "bfloat16"),

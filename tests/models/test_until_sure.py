@@ -17,6 +17,7 @@ from kullback.errors import ArgumentValueError
 from kullback.io import RowStream, Windows
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, record_reference
 from kullback.report import json as report
+from kullback.report.subjects.until_sure import until_sure
 from tests.models.bytes_model import BYTES, BytesModel
 from tests.models.tiny import text
 from tests.refusals import refused
@@ -138,6 +139,20 @@ def test_an_order_is_found_and_the_seed_chooses_the_windows() -> None:
     compared(other, "order", generator=torch.Generator().manual_seed(5))
     assert again[0].read == sides[0].read
     assert other[0].read[:5] != sides[0].read[:5]
+
+
+@pytest.mark.parametrize("goal", ["mean=0.001", "width=10%", "js.mean=0.05", "top1=0.2"])
+def test_an_infinite_window_is_infinite_for_every_goal(goal: str) -> None:
+    infinite = table(0.02)
+    infinite[:, ord(" ")] = -torch.inf  # every window may have a space
+    result = compared([models()[0], Counted("infinite", infinite)], goal)
+    assert result.until_sure is not None
+    assert result.until_sure.is_decided
+    [candidate] = result.candidates
+    assert candidate.comparison.divergences["kl_pq"].interval == (torch.inf, torch.inf)
+    first, sentence = until_sure(result)
+    assert "(100 %)" not in first
+    assert sentence.endswith("1 window." if goal.startswith(("mean", "width")) else "windows.")
 
 
 def test_documents_are_read_whole_in_random_order() -> None:

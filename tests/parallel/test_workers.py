@@ -32,6 +32,7 @@ def arrays() -> dict[str, np.ndarray]:
         "q": p + random.normal(scale=0.3, size=p.shape).astype("float32"),
         "labels": random.integers(CLASSES, size=ROWS),
         "clusters": np.arange(ROWS) // 10,
+        "groups": random.integers(3, size=ROWS),
     }
 
 
@@ -42,6 +43,7 @@ def compared(place: Rank, given: dict[str, np.ndarray], **options: Any) -> str:
         representation="logits",
         labels=given["labels"],
         cluster=given["clusters"],
+        groups=given["groups"],
         bootstrap=50,
         block_bytes=1,
         group=place.group if place.size > 1 else None,

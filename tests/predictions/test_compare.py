@@ -372,7 +372,7 @@ def test_more_values_than_are_held_go_to_the_sketch():
 
 
 def test_a_comparison_beyond_the_limit_says_that_its_quantiles_are_approximate(monkeypatch, logits):
-    monkeypatch.setattr(collect, "Quantiles", partial(Quantiles, limit=100))
+    monkeypatch.setattr(collect, "EXACT_ROWS", 100)
     found = compare_predictions(*logits, representation="logits")
     assert not found.quantiles_exact
     assert any("sketch" in note for note in found.notes)

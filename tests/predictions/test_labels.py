@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import mpmath
 import numpy as np
@@ -218,7 +217,7 @@ def test_the_sketch_of_signed_values_is_within_its_error(negative):
 
 def test_changes_of_probability_beyond_the_limit_come_from_a_sketch(monkeypatch):
     p, q, labels, _, log_p, log_q = draw()
-    monkeypatch.setattr(collect, "Quantiles", partial(Quantiles, limit=100))
+    monkeypatch.setattr(collect, "EXACT_ROWS", 100)
     found = compare_predictions(p, q, representation="logits", labels=labels, bootstrap=0).labels.delta_prob
     change = np.exp(log_q) - np.exp(log_p)
     ours = [found.p001, found.p10, found.p90, found.p999]

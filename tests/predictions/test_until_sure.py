@@ -76,6 +76,37 @@ def test_a_limit_is_decided_on_both_sides_long_before_the_end() -> None:
     assert not question.is_open
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_interval_never_contradicts_a_decision_however_near_the_limit_is(sign: int) -> None:
+    kl = log_normal(2, 0.03) if sign > 0 else log_normal(1, 0.002)
+
+    def looked(limit: float) -> Question:
+        return asked(f"mean={limit!r}", kl, most=60)[0]
+
+    decided, open_still = (1e-4, 0.1) if sign > 0 else (0.1, 0.002)
+    for _ in range(60):  # the limit nearest to the interval that is still decided
+        middle = (decided + open_still) / 2
+        if looked(middle).is_decided(0):
+            decided = middle
+        else:
+            open_still = middle
+    low, high, *_ = looked(decided).bounds(0)
+    assert low > decided if sign > 0 else high <= decided
+
+
+def test_extreme_values_are_decided_at_once() -> None:
+    kl = log_normal(3, 0.002, 50)
+    question, read = asked("mean=1e-320", kl)
+    assert read == [1]
+    assert question.bounds(0).low > 1e-320
+    kl[3] = math.inf
+    question, read = asked("width=10%", kl)
+    assert read == [4]
+    assert question.is_decided(0)
+    assert question.bounds(0)[:2] == (math.inf, math.inf)
+    assert asked("width=10%", np.full(50, 5e-324))[0].is_decided(0)  # no endless search
+
+
 def test_what_was_read_by_the_last_look_stays_undecided() -> None:
     question, read = asked("mean=0.002", log_normal(1, 0.002), most=100)
     assert read == [100]

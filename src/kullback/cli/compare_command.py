@@ -33,10 +33,11 @@ def compare(p: str, others: tuple[str, ...], settings: Settings) -> None:
     kullback compare float32.npy int8.npy --as logits
     kullback compare before.parquet after.parquet
 
-    Models (with --text) are folders of Hugging Face models, .gguf files, servers, references (.klref), or folders of
-    hidden states (with --head). The last two do not need --text. Each Q is compared with P. Predictions are npy, npz,
-    safetensors, pt, parquet or csv files, or llama.cpp's --kl-divergence-base file. Each row is one distribution over
-    the classes. Tables are parquet, csv or ndjson files. They need --as table, except two Parquet files without lists.
+    Models (with --text) are folders of Hugging Face models, .gguf files, servers, references (.klref), folders of
+    --card, or folders of hidden states (with --head). The last three do not need --text. Each Q is compared with P.
+    Predictions are npy, npz, safetensors, pt, parquet or csv files, or llama.cpp's --kl-divergence-base file. Each
+    row is one distribution over the classes. Tables are parquet, csv or ndjson files. They need --as table, except
+    two Parquet files without lists.
     Divergences are in nats. The exit status is 1 if a gate fails, 3 if a gate is unclear, and 2 on a wrong argument.
     Several processes share the rows of predictions with torchrun --nproc-per-node N -m kullback compare ...
     """

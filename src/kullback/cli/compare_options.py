@@ -58,6 +58,16 @@ OPTIONS: tuple[Option, ...] = (
         common=True,
         metavar="FILE|COLUMN",
     ),
+    Option(
+        "--group",
+        "Every number by group too. Of predictions: a file with the group of each row, or a column of P. Of models: "
+        "role, re:PATTERN (a regular expression), or a key of the JSONL, with a value for each record or token.",
+        into="groups",
+        job="Predictions",
+        subjects=("predictions", "models"),
+        metavar="FILE|RULE",
+    ),
+    of_predictions("--group-key", "The name of the groups in their file.", into="group_key"),
     options.INDEPENDENT,
     options.COLUMNS,
     options.EXCLUDE,
@@ -161,6 +171,16 @@ OPTIONS: tuple[Option, ...] = (
         common=True,
         default=10,
         metavar="N",
+    ),
+    Option(
+        "--card",
+        "Write a folder to publish: README.md, the page, JSON, badges, and a reference of P with the tokens of the "
+        "text. kullback compare FOLDER Q repeats the comparison. FOLDER is new or empty, or an earlier card, which is "
+        "replaced.",
+        accepts=FILE,
+        job="Output",
+        subjects=("models",),
+        metavar="FOLDER",
     ),
     options.HTML,
     options.JSON,

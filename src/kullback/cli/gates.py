@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kullback.common.row_statistics import FURTHER
@@ -40,12 +41,14 @@ class Compared(NamedTuple):
         certain: the smallest and the largest possible mean of each divergence, if the divergences of `comparison` are
             lower bounds; otherwise None.
         floor: the mean KL of P from itself with rounding noise; 0 if it was not measured.
+        certain_in_groups: `certain` of each group, by name.
     """
 
     name: str | None
     comparison: Comparison
     certain: Mapping[str, Interval] | None = None
     floor: float = 0.0
+    certain_in_groups: Mapping[str, Mapping[str, Interval]] = MappingProxyType({})
 
 
 class Metric(NamedTuple):
@@ -93,6 +96,7 @@ _ROWS_IN_WORDS = (
     f"mean (of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)}; {', '.join(_OWN_MEANS)}, whose "
     f"whole interval has to be on the right side; mean.value, top1.value and so on, the estimate alone; "
     f"{', '.join(f'{name}.value' for name in STATISTICS)} (of KL(P||Q)), js.p99.value and so on, which have no interval"
+    "; mean[GROUP] and so on, of a group"
 )
 
 # In a comparison of tables, each column has `P_VALUES`, which have no interval. `WHOLE` is a number of the whole
@@ -122,7 +126,7 @@ class Limit:
 
     Attributes:
         metric: the name of the number.
-        column: the column of a table to which the limit applies; None for all columns, or for predictions.
+        column: the column of a table, or the group of rows, to which the limit applies; None for all columns or rows.
         limit: the largest or the smallest number that passes.
         side: the side of the limit on which the gate fails.
         place: the file and the key that state the limit; None for a limit of the command line.
@@ -247,7 +251,7 @@ class Metrics:
         estimates: the names of estimates that are compared without an interval.
         in_words: a description of all names, for help and error messages.
         example: an example of a limit.
-        have_columns: whether a limit may apply to one column, as in ``psi[COLUMN]``.
+        have_columns: whether a limit may apply to one column or group, as in ``psi[COLUMN]``.
         judge: the function that returns the outcomes of a limit for a result.
     """
 
@@ -277,20 +281,39 @@ class Gate:
             outcome: tuple(judgment.sentence for _, judgment in outcomes if judgment.outcome == outcome)
             for outcome in ("failed", "unclear")
         }
-        broken_by = tuple(name for name, judgment in outcomes if judgment.outcome == "failed" and name)
-        return Verdict(self.limit.words, sentences["failed"], broken_by, (*sentences["unclear"], *unclear))
+        broken_by, unclear_for = (
+            tuple(name for name, judgment in outcomes if judgment.outcome == outcome and name)
+            for outcome in sentences
+        )
+        every_unclear = (*sentences["unclear"], *unclear)
+        return Verdict(self.limit.words, sentences["failed"], broken_by, every_unclear, unclear_for)
 
 
 def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
     """Return the outcomes of a limit for comparisons of predictions; if there are several, sentences have names."""
     judged = [
-        (each.name, judge_comparison(limit, *each[1:])) for each in (Compared(*row) for row in compared)
+        (
+            each.name,
+            judge_comparison(limit, *each[1:4]) if limit.column is None else _judge_group(limit, each),
+        )
+        for each in (Compared(*row) for row in compared)
     ]
     if len(judged) > 1:
         judged = [
             (name, judgment._replace(sentence=f"{name}: {judgment.sentence}")) for name, judgment in judged
         ]
     return Judged(judged)
+
+
+def _judge_group(limit: Limit, compared: Compared) -> Judgment:
+    name, groups = str(limit.column), compared.comparison.groups
+    if name not in groups:
+        names = ", ".join(map(quoted, groups)) or "there are none (--group)"
+        return Judgment("unclear", f"{limit.metric} is unknown: no group is {quoted(name)}; groups: {names}")
+    certain = compared.certain and compared.certain_in_groups.get(name)
+    judgment = judge_comparison(limit, groups[name], certain, compared.floor)
+    sentence = judgment.sentence and f"in group {quoted(name)}, {judgment.sentence}"
+    return judgment._replace(sentence=sentence)
 
 
 def judge_comparison(
@@ -406,7 +429,7 @@ def _judge_words(
     )
 
 
-OF_ROWS = Metrics(MEANS, ESTIMATES, _ROWS_IN_WORDS, 0.01, have_columns=False, judge=judge_rows)
+OF_ROWS = Metrics(MEANS, ESTIMATES, _ROWS_IN_WORDS, 0.01, have_columns=True, judge=judge_rows)
 OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
 )
@@ -425,8 +448,13 @@ _OF_MISMATCH = {
 
 def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
     """Return the outcome of a limit for a mismatch of engine and trainer."""
-    of = getattr(mismatch, _OF_MISMATCH[limit.metric.removesuffix(".value")])
-    return Judged([(None, limit.judgment(limit.metric, of, of.value, of.reason or "not finite"))])
+    name = limit.metric.removesuffix(".value")
+    of = getattr(mismatch, _OF_MISMATCH[name])
+    # If both sides gave every token one probability, every estimate of KL is 0.
+    k3 = mismatch.naive_k3 if name == "naive_k3" else mismatch.k3
+    are_equal = name.endswith(("k1", "k3")) and k3.value == 0
+    reason = of.reason or "not finite"
+    return Judged([(None, limit.judgment(limit.metric, of, of.value, reason, is_exact=are_equal))])
 
 
 _PROPORTIONS = {
@@ -444,7 +472,7 @@ OF_MISMATCH = Metrics(
 
 
 def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | None = None) -> Gate:
-    """Return the gate that a text describes: ``METRIC=LIMIT`` or, for tables, ``METRIC[COLUMN]=LIMIT``.
+    """Return the gate that a text describes: ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``, with a column or group.
 
     Arguments:
         text: the description.
@@ -465,7 +493,7 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
     has_column = not bracket or (
         metrics.have_columns and metric != WHOLE and column[:-1] and column[-1] == "]"
     )
-    is_of_user = not metrics.have_columns and metric.removesuffix(".value") in FURTHER
+    is_of_user = metrics.judge is judge_rows and metric.removesuffix(".value") in FURTHER
     if not has_column or not (metric in metrics.means or metric in metrics.estimates or is_of_user):
         changed = _new_form(metric, metrics) if has_column else None
         raise ArgumentValueError.at(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_
 from kullback.cli.settings import Settings
 from kullback.common.constraints import taken
 from kullback.common.progress import progress_bar
-from kullback.common.words import is_hidden_states
+from kullback.common.words import CARD_REFERENCE, is_hidden_states
 from kullback.errors import ArgumentValueError, printable
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, is_reference
 from kullback.models.hidden_states import with_heads
 from kullback.predictions.checkpoint import kept_state
+from kullback.report import card
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,12 +52,15 @@ def run_model_comparison(
     outputs = Outputs.of(settings, full=bool(settings["--full"]))
     as_llama_cpp = prints_as_llama_cpp(settings, outputs)
     arguments = settings.arguments("models")
-    check_outputs(outputs, [*files, *settings["--head"], text], state=resume)
-    with kept_state(resume) as state:
+    folder = settings["--card"]
+    with nullcontext() if folder is None else card.made_folder(folder), kept_state(resume) as state:
+        parts = [] if folder is None else [folder / name for name in card.FILES]
+        check_outputs(outputs, [*files, *settings["--head"], text], parts, state=resume)
         with (
             progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
             in_options(
-                {"base": "P, Q"}, {"base": "--as without --text, where P and Q are files of predictions"}
+                {"base": "P, Q", "groups": "--group", "record": "--card"},
+                {"base": "--as without --text, where P and Q are files of predictions"},
             ),
         ):
             cut, loading = taken(Cut, arguments), taken(Loading, arguments)
@@ -67,17 +72,31 @@ def run_model_comparison(
                 cut=cut,
                 loading=loading,
                 run=replace(taken(Run, arguments), resume=state, progress=progress),
+                record=None if folder is None else folder / CARD_REFERENCE,
                 **arguments,
             )
         noise = result.noise_floor
         floor = 0.0 if noise is None else noise.comparison.divergences["kl_pq"].mean
         compared = [
-            Compared(each.model.name, each.comparison, each.certain if each.is_lower_bound else None, floor)
+            Compared(
+                each.model.name,
+                each.comparison,
+                each.certain if each.is_lower_bound else None,
+                floor,
+                each.certain_in_groups,
+            )
             for each in result.candidates
         ]
         verdicts = [gate.verdict(compared) for gate in gates]
         lines = partial(_print_llama_cpp, result) if as_llama_cpp else None
-        return write_reports(result, verdicts, outputs, table=lines)
+        of_card = {} if folder is None else card.contents(result, verdicts, folder, _gates(settings))
+        return write_reports(result, verdicts, outputs, table=lines, others=of_card)
+
+
+def _gates(settings: Settings) -> list[str]:
+    """Return the options of the gates, as words of a command."""
+    flags = ("--fail-above", "--fail-below")
+    return [word for flag in flags for limit in settings[flag] for word in (flag, limit)]
 
 
 def _print_llama_cpp(result: ModelComparison, _: Console) -> None:

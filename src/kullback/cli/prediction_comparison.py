@@ -46,7 +46,8 @@ def run_prediction_comparison(
 
     def check() -> Tokens | None:
         prints_as_llama_cpp(settings, outputs)
-        read = [p, q, settings["--labels"], settings["--cluster"], tokens]
+        groups = settings["--group"] and Path(settings["--group"])
+        read = [p, q, settings["--labels"], settings["--cluster"], groups, tokens]
         check_outputs(outputs, read, state=resume)
         if tokens is None:
             return None

@@ -47,7 +47,7 @@ def log_wealth(sums: Floats, sizes: Floats, mean: float | Floats, *, first: int 
     gained = (before - mean * rows_before) / left
     rounding = _ROUNDING * (before + mean * rows_before) / left
     largest_loss = mean * sizes.max(-1, keepdims=True) - gained
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = (sums - mean * of_read + gained - rounding) / (largest_loss + rounding)
     # There is no bet if the unread sums are known to be 0. If the sums read so far exceed the total that `mean` allows,
     # the mean is larger for certain.
@@ -96,8 +96,7 @@ def lower_end(sums: Floats, sizes: Floats, *, low: float, error: float, first: i
     outside, inside = float(above.sum() / sizes.sum()), float(above.sum() / max(read.sum(), 1))
     while inside > 0 and is_excluded(inside):
         outside, inside = inside, 2 * inside
-    while inside - outside > _TOLERANCE * inside:
-        middle = (outside + inside) / 2
+    while inside - outside > _TOLERANCE * inside and outside < (middle := (outside + inside) / 2) < inside:
         outside, inside = (middle, inside) if is_excluded(middle) else (outside, middle)
     return outside + low
 

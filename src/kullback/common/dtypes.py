@@ -40,6 +40,19 @@ def tensor_of(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     return torch.as_tensor(x, dtype=dtype, device="cpu")
 
 
+def stored_step(numbers: Tensor) -> Tensor:
+    """Return the distance between neighboring numbers of a dtype around each number, in float32.
+
+    Example:
+        >>> import torch
+        >>> stored_step(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float8_e4m3fn))
+        tensor([0.1250, 0.2500, 0.0020])
+    """
+    limits = torch.finfo(numbers.dtype)
+    exponents = torch.frexp(numbers.float().abs().clamp(min=limits.smallest_normal)).exponent - 1
+    return torch.ldexp(torch.full_like(numbers, limits.eps, dtype=torch.float32), exponents)
+
+
 def upcast(x: Tensor) -> Tensor:
     """Return the tensor in the most accurate dtype of its device.
 

@@ -28,6 +28,11 @@ def same_file(a: PathLike, b: PathLike) -> bool:
         return _resolved(a) == _resolved(b)
 
 
+def by_numbers(text: str) -> list[tuple[int, str]]:
+    """Return a key for sorting, by which step_9 comes before step_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
 def file_stamp(path: Path) -> tuple[int, int, str]:
     """Return the size and the modification time of a file, and a digest of 16 parts from its beginning to its end."""
     status = path.stat()
@@ -45,6 +50,24 @@ def file_stamps(name: str) -> list[tuple[str, tuple[int, int, str]]]:
     path = Path(name)
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     return [(each.name, file_stamp(each)) for each in files if each.is_file()]
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of the bytes of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def without_folders(name: str) -> str:
+    """Return the last part of a path, for others to read; a name that is not a path on this machine is unchanged.
+
+    Example:
+        >>> without_folders("/home/me/q4.gguf"), without_folders("organization/model")
+        ('q4.gguf', 'organization/model')
+    """
+    if not (os.path.isabs(name) or os.path.exists(name)):  # noqa: PTH110, PTH117 - any text
+        return name
+    return os.path.basename(os.path.abspath(name)) or name  # noqa: PTH100, PTH119 - the link's own name
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:

@@ -40,6 +40,22 @@ def significant(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def plus_minus(mean: float, low: float, high: float) -> str:
+    """Return a number with a distance of two digits that encloses an interval around it.
+
+    Example:
+        >>> plus_minus(0.0021345, 0.00189, 0.00241), plus_minus(0.0, 0.0, 0.0)
+        ('0.00213 ± 0.00028', '0 ± 0')
+    """
+    reach = max(high - mean, mean - low)
+    if reach <= 0:
+        return f"{significant(mean)} ± 0"
+    decimals = max(0, 1 - math.floor(math.log10(reach)))
+    rounded = round(mean, decimals)
+    reach = math.ceil(max(high - rounded, rounded - low) * 10**decimals) / 10**decimals
+    return f"{rounded:.{decimals}f} ± {reach:.{decimals}f}"
+
+
 def decimal(value: float) -> str:
     """Format a number with three decimals; only exactly 0 becomes "0".
 

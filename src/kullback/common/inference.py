@@ -1,4 +1,4 @@
-"""Quantiles, limits of proportions, normal scores and combined p-values, for intervals and tests.
+"""Quantiles, limits of proportions and of divergences, normal scores and combined p-values, for intervals and tests.
 
 The functions import SciPy when they are called, so that `import kullback` does not load SciPy.
 """
@@ -6,7 +6,7 @@ The functions import SciPy when they are called, so that `import kullback` does 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.arrays import Floats
+from kullback.common.arrays import Flags, Floats
 
 # If one of several p-values were 1, the Cauchy combination would be 1 too. So this number replaces larger p-values.
 _LARGEST_P = 0.99
@@ -93,6 +93,81 @@ def wilson_interval(proportion: float, number: float, confidence: float) -> tupl
     low = wilson_limit(max(events - 0.5, 0.0), number, quantile, -1)
     high = wilson_limit(min(events + 0.5, number), number, quantile, 1)
     return 0.0 if proportion == 0 else max(0.0, low), 1.0 if proportion == 1 else min(1.0, high)
+
+
+def unified_low(x: Any, dof: Any, alpha: float, at_most: Any = None) -> Floats:
+    r"""Return the lower limit of :math:`\lambda` for a draw x of :math:`\chi'^2_\nu(\lambda)`, with error `alpha`.
+
+    At :math:`\lambda = 0`, the whole error probability is in the upper tail of x. For large :math:`\lambda`, half of
+    the error probability is in each tail. The interval to `unified_high` therefore excludes 0 exactly if a test at
+    level `alpha` rejects, and the interval is never empty.
+
+    Arguments:
+        x: the draws, an array or a number.
+        dof: the degrees of freedom of each draw; they need not be whole.
+        alpha: the error probability of both limits together.
+        at_most: larger limits are replaced by this number, an array or a number.
+    """
+
+    def misses(noncentrality: Floats) -> Flags:
+        left = alpha - _error_below(noncentrality, dof, alpha)
+        return 1 - noncentral_chi_square_cdf(x, dof, noncentrality) < left
+
+    if at_most is None:
+        return _last_where(misses, x)
+    low, smaller = np.array(at_most), ~misses(at_most)
+    if smaller.any():
+        x, dof = x[smaller], dof[smaller]
+        low[smaller] = _last_where(misses, low[smaller])
+    return low
+
+
+def unified_high(x: Any, dof: Any, alpha: float) -> Floats:
+    """Return the upper limit that belongs to `unified_low`."""
+    # If x is small by chance, a typical x replaces it. The interval is then wider, so it still has its coverage.
+    typical = np.maximum(x, dof * (1 - 2 / (9 * dof)) ** 3)
+
+    def covers(noncentrality: Floats) -> Flags:
+        return noncentral_chi_square_cdf(typical, dof, noncentrality) > _error_below(
+            noncentrality, dof, alpha
+        )
+
+    return _last_where(covers, typical)
+
+
+def _error_below(noncentrality: Floats, dof: Any, alpha: float) -> Floats:
+    """Return the part of the error probability `alpha` that is in the lower tail of the draw."""
+    return alpha / 2 * noncentrality / (noncentrality + np.sqrt(2 * dof))
+
+
+def _last_where(holds: Callable[[Floats], Flags], start: Any) -> Floats:
+    """Return the numbers x such that a condition holds from 0 to x only; 0 where the condition does not hold at 0."""
+    high = np.maximum(np.asarray(start, np.float64), 1.0)
+    low, zero = np.zeros_like(high), ~holds(np.zeros_like(high))
+    while (beyond := holds(high) & ~zero).any():
+        low, high = np.where(beyond, high, low), np.where(beyond, 2 * high, high)
+    # Each element stops by itself, so its result does not depend on the others.
+    while (wide := (high - low > 1e-9 * high) & ~zero).any():
+        middle = (low + high) / 2
+        inside = holds(middle)
+        low, high = np.where(wide & inside, middle, low), np.where(wide & ~inside, middle, high)
+    return np.where(zero, 0.0, (low + high) / 2)
+
+
+def noncentral_chi_square_cdf(x: Any, dof: Any, noncentrality: Any) -> Floats:
+    """Return the distribution function of the noncentral chi-square, approximated by cube roots for large arguments."""
+    from scipy.special import chndtr, ndtr
+
+    x, dof, noncentrality = np.broadcast_arrays(x, dof, noncentrality)
+    # SciPy's series has as many terms as the square root of its arguments, and fails for very large ones.
+    large = x + noncentrality >= 1e4
+    exact = chndtr(np.where(large, 1.0, x), dof, np.where(large, 0.0, noncentrality))
+    if large.any():
+        mean = np.where(large, dof + noncentrality, 1.0)
+        spread = 2 * (dof + 2 * noncentrality) / (9 * mean**2)
+        rough = ndtr((np.cbrt(x / mean) - 1 + spread) / np.sqrt(np.where(large, spread, 1.0)))
+        exact = np.where(large, rough, exact)
+    return np.where(x > 0, exact, 0.0)
 
 
 def chi_square_scores(ratio: Any, dof: Any) -> Any:

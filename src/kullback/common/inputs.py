@@ -296,6 +296,11 @@ def unusual(x: Tensor) -> tuple[str, str] | None:
     return next(((got, instead) for is_so, got, instead in cases if is_so), None)
 
 
+def described(x: object) -> str:
+    """Return the dtype and shape of a tensor, or the type of another object, as text for an error."""
+    return f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
 def is_integer(x: Tensor) -> bool:
     """Return whether a tensor has an integer dtype. Bool is not an integer dtype."""
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)

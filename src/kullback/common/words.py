@@ -22,6 +22,8 @@ NO_LABEL = -100
 # These fields of a batch replace a teacher. The first two contain the teacher's most probable tokens, shape (...,
 # tokens, k). The third, which may be missing, contains the true token that each row predicts, shape (..., tokens).
 STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
+# The two files of a card that `compare` reads: the record, and the reference of the base.
+CARD, CARD_REFERENCE = "card.json", "reference.klref"
 
 # A name with a word of `_IDS` is the name of a column that identifies rows. A name with a word of `_LABELS` is the name
 # of a column with the true classes of rows.
@@ -59,16 +61,33 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
         [True, True, False]
     """
     text = os.fspath(name)
-    if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
+    if is_address(text) or text.lower().endswith((".gguf", ".klref")):
         return True
     path = Path(text)
-    return (path / "config.json").is_file() or is_hidden_states(path) or (hub and not path.exists())
+    if (path / "config.json").is_file() or is_hidden_states(path) or is_card(path):
+        return True
+    return hub and not path.exists()
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is the address of a server."""
+    return name.startswith(("http://", "https://"))
 
 
 def is_hidden_states(name: str | os.PathLike[str]) -> bool:
     """Return whether a name means a folder of hidden states: safetensors files without the config.json of a model."""
     path = Path(name)
-    return path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    if not path.is_dir() or (path / "config.json").is_file() or is_card(path):
+        return False
+    return any(path.glob("*.safetensors"))
+
+
+def is_card(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name means the folder of a card. A folder with the config.json of a model is a model."""
+    # Unlike Path.is_file, os.path.isfile is False for an invalid path, such as a long address.
+    parts = (os.path.join(name, part) for part in (CARD, CARD_REFERENCE, "config.json"))  # noqa: PTH118
+    card, reference, model = map(os.path.isfile, parts)
+    return (card or reference) and not model
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

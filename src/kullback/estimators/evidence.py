@@ -62,7 +62,8 @@ class Evidence(ShortRepr):
             with one estimate for each row.
         influence: two arrays: the influence of each draw of P, and of each draw of Q, on the value. The sums of the
             influences over clusters of draws give the standard error.
-        resampled: the values from resampled draws, or from a posterior distribution.
+        resampled: the values from resampled draws, or from a posterior distribution. The limits are open if not even
+            one of the values is expected beyond each limit.
         ends: the lower and the upper limit, for example from the inversion of a test.
         error: a standard error that is independent of the error from `influence`; None if it is unknown.
         error_above: a second standard error, which is added in quadrature to the error for the upper limit only.
@@ -145,6 +146,11 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
     raw, error = float(value), error_of(evidence, sides)
     notes = [*(note_on_sign(raw, error) if evidence.least == 0 else ()), *evidence.notes]
     ends = _limits(evidence, raw, error, confidence, sides)
+    if ends == (-math.inf, math.inf) and evidence.resampled is not None:
+        number = len(evidence.resampled)
+        notes.append(
+            f"{number:,} resampled values do not show limits at a confidence of {confidence:g}: use more."
+        )
     high = math.inf
     if ends is not None:
         low, high = ends[0] - evidence.bias_low, ends[1] + evidence.bias_high
@@ -194,6 +200,8 @@ def _limits(
         return float(evidence.ends[0]), float(evidence.ends[1])
     if evidence.resampled is not None:
         tail = (1 - confidence) / 2
+        if len(evidence.resampled) * tail < 1:
+            return -math.inf, math.inf
         low, high = np.quantile(evidence.resampled, [tail, 1 - tail])
         return float(low), float(high)
     if error is None:

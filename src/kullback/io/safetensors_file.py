@@ -92,6 +92,11 @@ def header_bytes(layouts: Mapping[str, ArrayLayout], metadata: Mapping[str, str]
     for name, array in layouts.items():
         span = array.offset, array.end
         entries[name] = {"dtype": entry_dtype(array.dtype), "shape": array.shape, "data_offsets": span}
+    return encoded_header(entries)
+
+
+def encoded_header(entries: Mapping[str, object]) -> bytes:
+    """Return a header with its length, padded to a multiple of eight bytes."""
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -115,7 +120,7 @@ def tensor_layout(
         raise ref.error(
             wanted=f"a tensor of {', '.join(dtypes)}",
             got=f"{name!r} of {entry.get('dtype')}",
-            instead="convert it to BF16 or F32 first",
+            instead=f"convert it to {'BF16 or F32' if 'F32' in dtypes else 'I64'} first",
         )
     for what in ("shape", "data_offsets"):
         numbers = entry.get(what)

@@ -144,6 +144,13 @@ def read_clusters(
         return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype("int64"))
 
 
+def read_groups(path: Path, key: str | None, rows: int | None) -> np.ndarray[Any, np.dtype[Any]]:
+    """Read a value of each row from a file as for `read_clusters`; Booleans are allowed too."""
+    wanted = "integers, Booleans or text, the group of each row"
+    ref = FileReference(path, "groups", "group_key")
+    return _read_vector(ref, key, rows, "iubU", wanted, "write names, or integers", exact=True)
+
+
 def _read_vector(
     ref: FileReference,
     key: str | None,

@@ -98,6 +98,11 @@ class LabelSums(NamedTuple):
         return torch.where(grad == 0, 0, grad * by)
 
 
+def subtractable(peak: Tensor) -> Tensor:
+    """Return the largest logits of rows, or 0 where this logit is infinite or NaN."""
+    return torch.where(peak.isfinite(), peak, 0)
+
+
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
     """Return -log softmax(logits) at the class of each row, shape (rows,), in float64. This cross-entropy equals
     KL(one-hot || softmax(logits)).
@@ -114,7 +119,7 @@ def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
     peak = accurate.amax(-1, keepdim=True)
     # The peak, the largest logit of the row, is subtracted. For logits far from 0, the logarithm of a sum would lose
     # its digits without this subtraction.
-    accurate = accurate - torch.where(peak.isfinite(), peak, 0)
+    accurate = accurate - subtractable(peak)
     others = accurate.scatter(-1, index, -torch.inf).logsumexp(-1)
     margin = others - accurate.gather(-1, index).squeeze(-1)
     return torch.logaddexp(torch.zeros_like(margin), margin)

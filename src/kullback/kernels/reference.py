@@ -23,6 +23,7 @@ from kullback.kernels.row_operation import (
     RowOperation,
     Wanted,
     Weights,
+    spoilt_rows,
     transformable,
     weighted_rows,
     without_spoilt_rows,
@@ -159,6 +160,7 @@ class RowDivergence(RowOperation):
     def values(self, p: Tensor, q: Tensor) -> Tensor:
         """Return the value of each row, shape (rows,)."""
         values = self.kind.total(self.pair(p, q))
+        values = torch.where(spoilt_rows((p, q), (self.p_in_logs, self.q_in_logs)), torch.nan, values)
         return values if self.labels is None else self.labels.mixed(values, q)
 
     def derivatives(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,9 +169,10 @@ class RowDivergence(RowOperation):
         """
         pair = self.pair(p, q)
         by_p, by_q = self.kind.derivatives(pair)
+        spoilt = spoilt_rows((p, q), (self.p_in_logs, self.q_in_logs)).unsqueeze(-1)
         derivatives = (
-            self._by_weights(by_p, pair.p, p, self.p_in_logs),
-            self._by_weights(by_q, pair.q, q, self.q_in_logs),
+            torch.where(spoilt, torch.nan, self._by_weights(by_p, pair.p, p, self.p_in_logs)),
+            torch.where(spoilt, torch.nan, self._by_weights(by_q, pair.q, q, self.q_in_logs)),
         )
         return derivatives if self.labels is None else self.labels.mixed_derivatives(derivatives, q)
 

@@ -355,19 +355,24 @@ def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tenso
     return weights * factor
 
 
-def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return a mask that is True for spoilt rows, shape (rows,), and copies of the tensors with ones in the spoilt
-    rows.
-
-    A row is spoilt if it contains NaN or +inf, or has no mass, in P or in Q.
-
-    The derivatives of a spoilt row are NaN. If the row's weight is 0, the first derivative is set to 0, but a second
-    derivative would multiply NaN by 0. Ones in the row avoid this product.
+def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
+    """Return a mask that is True for spoilt rows, shape (rows,). A row is spoilt if it contains NaN or +inf, or has no
+    mass, in P or in Q. The value and the derivatives of a spoilt row are NaN.
     """
     spoilt = torch.zeros(rows[0].shape[:-1], dtype=torch.bool, device=rows[0].device)
     for x, is_logs in zip(rows, in_logs, strict=True):
         peak = x.detach().amax(-1)
         spoilt = spoilt | ~peak.isfinite() if is_logs else spoilt | ~((peak > 0) & peak.isfinite())
+    return spoilt
+
+
+def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
+    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in the spoilt rows.
+
+    If the weight of a spoilt row is 0, the first derivative is set to 0, but a second derivative would multiply NaN by
+    0. Ones in the row avoid this product.
+    """
+    spoilt = spoilt_rows(rows, in_logs)
     return spoilt, [torch.where(spoilt.unsqueeze(-1), 1, x) for x in rows]
 
 
@@ -391,8 +396,8 @@ def overwritten(x: Tensor) -> Tensor:
 
 
 def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
-    """Return gradients multiplied in place by `factor`, a number. A factor of 0 gives 0, even where a gradient is
-    infinite.
+    """Return gradients multiplied in place by `factor`, a number. A factor of 0 on the CPU gives 0, even where a
+    gradient is infinite. On other devices, reading the factor would wait for the device.
     """
     number = factor.item() if factor.is_cpu else math.nan
     if number == 1:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
+from kullback.kernels.label_terms import subtractable
 from kullback.kernels.triton import triton_sums
 
 
@@ -27,11 +28,6 @@ def log_sums(
         return triton_sums.log_sums(logits, temperature, excluded, labels)
     sums = _log_sums(logits, temperature, excluded)
     return sums if labels is None else torch.cat([sums, _log_sums(logits, 1.0, labels.unsqueeze(-1))], -1)
-
-
-def subtractable(peak: Tensor) -> Tensor:
-    """Return the largest logits of rows, or 0 where this logit is infinite or NaN."""
-    return torch.where(peak.isfinite(), peak, 0)
 
 
 def _log_sums(logits: Tensor, temperature: float, excluded: Tensor | None) -> Tensor:

@@ -13,12 +13,17 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect_all
 from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import LabelSums, cross_entropy_gradient, cross_entropy_of_block
+from kullback.kernels.label_terms import (
+    LabelSums,
+    cross_entropy_gradient,
+    cross_entropy_of_block,
+    subtractable,
+)
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, transformable, without_spoilt_rows
-from kullback.kernels.row_sums import log_sums, subtractable
+from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_sums
 
 _LIBRARY_SUMS = 5  # the number of a row's sums from C++ (see csrc/logits/task.h)
@@ -227,6 +232,8 @@ class SelectedClasses(RowOperation):
             added = torch.nn.functional.pad(added, (0, 1))
             peak, log_sum, by_others = (x.unsqueeze(-1) for x in by_labels)
             by_class = by_others * torch.exp(shifted * self.temperature + (origin - peak) - log_sum)
+            # Without any other class, `log_sum` is -inf, as is the logit of each other class.
+            by_class = torch.where(by_others == 0, 0, by_class)
             by_class = torch.where(classes == label, -by * of_labels.shares()[0].unsqueeze(-1), by_class)
             values = values + torch.where(by == 0, 0, by_class)
         entries = triton_sums.Entries(classes, values, added)

@@ -117,8 +117,9 @@ def distillation_loss(
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
         the teacher's missing logits by an all-to-all, and by another all-to-all in the backward pass if the teacher
-        requires a gradient. The arithmetic is float64. CPU logits in float32 or half precision use the native C++
-        kernels, except for `Renyi` and `TotalVariation`. In all other cases, torch operations compute the loss. With
+        requires a gradient. C++ and Triton kernels compute float32 and half-precision logits, except for `Renyi` and
+        `TotalVariation`, and on GPUs also except for other powers. In all other cases, torch operations compute the
+        loss. The arithmetic is float64, except for Triton's float32, whose sums are float64. With
         `group`, only first derivatives exist, and `torch.compile` and `torch.func` are not supported.
 
     Example:

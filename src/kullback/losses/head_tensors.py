@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import all_recordable, are_logits, check_dense, is_other_storage
+from kullback.common.inputs import all_recordable, are_logits, check_dense, described, is_other_storage
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value
 from kullback.losses.settings import LossSettings
 from kullback.losses.teachers import PartialTeacher, check_positions
@@ -134,7 +134,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
         HEAD_CALL,
         name,
         wanted=f"a floating-point tensor, shape {shape}",
-        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        got=described(x),
         instead=remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
     )
 

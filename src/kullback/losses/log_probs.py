@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -156,7 +156,7 @@ def estimates(
     """Return two results: a list of the values of each estimator, and the weights of the actions, 1 or 0. The weights
     are None if all actions count.
     """
-    _check_log_probs(call, log_p, log_q)
+    check_log_probs(call, log_p, log_q)
     log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=6)
     first, second = _in_order(direction, log_p, log_q)
@@ -252,9 +252,9 @@ def kl_surrogate(
     call = "kl_surrogate"
     word = check_reduction(call, reduction)
     _SURROGATE.check(direction=direction, value=value, importance=importance)
-    _check_log_probs(call, log_p, log_q)
+    check_log_probs(call, log_p, log_q)
     if log_ratio is not None:
-        _check_log_probs(call, log_p, log_ratio, second="log_ratio")
+        check_log_probs(call, log_p, log_ratio, second="log_ratio")
     limits = _check_weighting(call, log_ratio, importance, clip_log_ratio)
     log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=5)
@@ -301,7 +301,7 @@ def log_importance_ratio(
         Monte Carlo Statistical Methods, section 3.3 (Robert and Casella, 2004)
     """
     call = "log_importance_ratio"
-    _check_log_probs(call, log_p, log_b, second="log_b")
+    check_log_probs(call, log_p, log_b, second="log_b")
     position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     log_p, log_b = _within_both(call, recordable(log_p), recordable(log_b), support, mask)
     return _log_p_over_q(log_p, log_b, mask)
@@ -364,36 +364,23 @@ def _surrogate(
     return value + weight * (quotient * scores[0] - scores[1])
 
 
-class Shift(NamedTuple):
-    """Log-probabilities of the tokens one position before.
-
-    Attributes:
-        of_first: whether the first side has them; otherwise the second side.
-        own: the mean absolute difference of the sides, in nats.
-        shifted: the same after a shift by one position.
-    """
-
-    of_first: bool
-    own: float
-    shifted: float
-
-    @property
-    def in_words(self) -> str:
-        """The shift in words, for a message."""
-        return (
-            f"those of the tokens one position before: the sides differ by {self.own:.3g} on average, and by "
-            f"{self.shifted:.3g} after a shift by one"
-        )
-
-
-def shift_between(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Shift | None:
-    """Return the shift if one side belongs to the tokens one position before; tensors on the CPU only.
+def refuse_shifted(
+    call: str,
+    log_p: Tensor,
+    log_q: Tensor,
+    mask: Tensor | None,
+    *,
+    names: tuple[str, str] = ("log_p", "log_q"),
+    instead: str = "{name}[..., 1:] with {other}[..., :-1], and the mask of these tokens",
+) -> None:
+    """Raise if one side belongs to the tokens one position before; tensors on the CPU only.
 
     An engine may give the log-probability of token i at position i, and a trainer at position i - 1. Shifted sides
     differ as much as unrelated numbers do. A shift by one position then removes nearly all of the difference.
     """
     if log_p.device.type != "cpu" or torch.compiler.is_compiling() or log_p.shape[-1] < 2:
-        return None
+        return
+    log_p, log_q = log_p.detach(), log_q.detach()
     counts = log_p.isfinite() & log_q.isfinite()
     counts = counts if mask is None else counts & mask
 
@@ -404,28 +391,18 @@ def shift_between(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Shift | 
         return float(total) / max(size, 1), size
 
     own, _ = difference(slice(None), slice(None))
-    for of_first, p, q in (
-        (False, slice(None, -1), slice(1, None)),
-        (True, slice(1, None), slice(None, -1)),
-    ):
+    early, late = slice(None, -1), slice(1, None)
+    for (name, other), p, q in ((names[::-1], early, late), (names, late, early)):
         shifted, size = difference(p, q)
         if size >= _FEWEST_SHIFTED and own > _LEAST_SHIFTED and shifted < own * _MOST_LEFT:
-            return Shift(of_first, own, shifted)
-    return None
-
-
-def refuse_shifted(call: str, log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> None:
-    """Raise if one side's log-probabilities belong to the tokens one position before; tensors on the CPU only."""
-    shift = shift_between(log_p.detach(), log_q.detach(), mask)
-    if shift is not None:
-        name, other = ("log_p", "log_q") if shift.of_first else ("log_q", "log_p")
-        raise invalid_value(
-            call,
-            name,
-            wanted=f"the log-probabilities of the same tokens as in {other}",
-            got=shift.in_words,
-            instead=f"{name}[..., 1:] with {other}[..., :-1], and the mask of these tokens",
-        )
+            raise invalid_value(
+                call,
+                name,
+                wanted=f"the log-probabilities of the same tokens as in {other}",
+                got=f"those of the tokens one position before: the sides differ by {own:.3g} on average, and by "
+                f"{shifted:.3g} after a shift by one",
+                instead=instead.format(name=name, other=other),
+            )
 
 
 def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
@@ -503,7 +480,8 @@ def _check_weighting(
     return low, high
 
 
-def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
+def check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
+    """Raise unless both are floating-point tensors of the same shape on the same device."""
     for name, x in (("log_p", log_p), (second, other)):
         if isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             check_dense(call, name, x)

@@ -26,7 +26,13 @@ from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
 from kullback.losses.scored import ScoredRows
 from kullback.losses.settings import LossSettings
-from kullback.losses.teachers import LogitTeacher, PartialTeacher, TeacherRows, check_logits
+from kullback.losses.teachers import (
+    LogitTeacher,
+    PartialTeacher,
+    TeacherRows,
+    check_logits,
+    compared_classes,
+)
 from kullback.losses.top_k import TopK
 from kullback.partial_rows import places_of
 
@@ -39,6 +45,8 @@ class Mixture(PartialTeacher):
     r"""A teacher whose probabilities are the weighted means of several teachers' probabilities.
 
     .. math:: P = \sum_m w_m P_m, \quad P_m = \operatorname{softmax}(t_m / T) \text{ for logits } t_m
+
+    The argument ``classes`` of a loss, and ``vocabulary="truncate"``, leave classes out of each teacher's softmax.
 
     The divergence from the mixture is at most the weighted mean of the divergences from the teachers. For KL, both have
     the same gradient for the student. For other kinds, the gradients differ, too.
@@ -181,24 +189,34 @@ class Mixture(PartialTeacher):
         """Return the reduced loss, computed from the student's logits."""
         if self._partial:
             return super().loss(student, positions, inplace)
-        temperature = float(positions.settings.temperature)
-        mixed = _mixed_logits(self._without_excluded(positions), temperature)
+        settings, sizes = positions.settings, (student.shape[-1], self._classes)
+        _, classes = compared_classes(positions.call, ("student", "teacher"), sizes, settings)
+        temperature = float(settings.temperature)
+        mixed = _mixed_logits(self._compared(positions, classes), temperature)
         mixed = mixed if temperature == 1 else mixed * temperature
         return LogitTeacher(mixed).loss(student, positions, inplace)
 
     def checked_rows(self, positions: Positions, classes: int) -> TeacherRows:
         """Return the result of `rows`. Raise if the teachers are unknown at a position that counts."""
-        return PartialTeacher.checked_rows(self._without_excluded(positions), positions, classes)
+        mixture = self._compared(positions, positions.settings.classes)
+        return PartialTeacher.checked_rows(mixture, positions, classes)
 
-    def _without_excluded(self, positions: Positions) -> Mixture:
-        """Return the mixture with zeros in place of logits that require a gradient at positions that do not count, so
-        that NaN at these positions does not reach the gradient.
+    def _compared(self, positions: Positions, classes: int | None) -> Mixture:
+        """Return the mixture of the first `classes` logits of each teacher; of all if `classes` is None. Each teacher's
+        probabilities are normalized over these classes.
+
+        Zeros replace logits that require a gradient at positions that do not count, so that NaN at these positions does
+        not reach the gradient.
         """
-        if positions.weights is None or not any(x.requires_grad for x in self._logits):
+        excluded = None
+        if positions.weights is not None and any(x.requires_grad for x in self._logits):
+            excluded = (positions.weights == 0).unsqueeze(-1)
+        if excluded is None and classes in (None, self._classes):
             return self
-        excluded = (positions.weights == 0).unsqueeze(-1)
-        teachers = [torch.where(excluded, 0, x) if isinstance(x, Tensor) else x for x in self.teachers]
-        return Mixture(teachers, self.weights)
+        logits = (x[..., :classes] if isinstance(x, Tensor) else x for x in self.teachers)
+        if excluded is not None:
+            logits = (torch.where(excluded, 0, x) if isinstance(x, Tensor) else x for x in logits)
+        return Mixture(list(logits), self.weights)
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> ScoredRows:
         """Return the teacher's rows for a student that has `classes` classes."""

@@ -83,15 +83,10 @@ class Scored(TopK):
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows(TopKRows):
-    """The rows of a `Scored`; `rounding` is the relative rounding error of a log-probability."""
+    """The rows of a `Scored`."""
 
-    def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
+    def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
         """Return the logarithm of the teacher's mass outside the given classes, shape (rows, 1)."""
-        probs = log_probs.exp()
-        magnitudes = 1 + torch.where(probs > 0, log_probs, 0).abs()
-        error = self.rounding * (probs * magnitudes).sum(-1, keepdim=True).detach()
-        kept = probs.sum(-1, keepdim=True)
-        is_known = (1 - kept > error) & ~is_whole
         log_q = (logits[:, -1:] - logits.logsumexp(-1, keepdim=True)).detach()
         return torch.where(
             is_known, torch.log1p(-torch.where(is_known, kept, 0)), torch.minimum(log_q, error.log())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import are_logits, can_inspect, check_dense, recordable, tensor_remedy
+from kullback.common.inputs import are_logits, can_inspect, check_dense, described, recordable, tensor_remedy
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
@@ -370,7 +370,7 @@ def check_logits(call: str, name: str, x: object, *, other: object = None) -> No
         call,
         name,
         wanted="a floating-point tensor of logits, shape (..., classes)",
-        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        got=described(x),
         instead=instead,
     )
 

@@ -16,6 +16,7 @@ from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
     check_dense,
+    described,
     first_of,
     first_value,
     is_integer,
@@ -149,7 +150,10 @@ class TopK(PartialTeacher):
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows for a student that has `classes` classes."""
-        rounding = self.indices.shape[-1] * torch.finfo(self.log_probs.dtype).eps
+        own = self.log_probs.dtype
+        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding, because many
+        # exponentials are added (2,000 rows of 2 to 1,000 classes); so the factor is 4.
+        rounding = torch.finfo(own).eps + 4 * torch.finfo(torch.promote_types(own, torch.float32)).eps
         return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
 
     def flat_rows(self) -> tuple[Tensor, Tensor]:
@@ -247,7 +251,7 @@ class TopKRows(TeacherRows):
     """The rows of a `TopK`: the kept classes of each row, and the handling of the other classes."""
 
     tail: Tail
-    rounding: float  # 1 minus the kept mass is a rounding error if it is at most this number
+    rounding: float  # the relative rounding error of a log-probability
     vocabulary: int  # the number of all classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
@@ -259,21 +263,27 @@ class TopKRows(TeacherRows):
             )
         left = torch.full_like(logits[:, -1:], -torch.inf)
         if self.tail == "bucket":
+            probs = log_probs.exp()
+            kept = probs.sum(-1, keepdim=True)
+            magnitudes = probs * (1 + torch.where(probs > 0, log_probs, 0).abs())
+            error = self.rounding * magnitudes.sum(-1, keepdim=True).detach()
             # If a row keeps all classes, 1 minus the kept mass is a rounding error.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            left = self.log_rest(log_probs, logits, is_whole)
+            left = self.log_rest(kept, error, (1 - kept > error) & ~is_whole, logits)
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
-    def log_rest(self, log_probs: Tensor, logits: Tensor, is_whole: Tensor) -> Tensor:
-        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1). `is_whole` is True for
-        rows that keep all classes.
+    def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
+        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1).
+
+        Arguments:
+            kept: the mass of the kept classes.
+            error: the error of `kept` from the rounding of log-probabilities.
+            is_known: whether the mass outside is more than this error.
+            logits: the student's logits, as in `divergence`.
         """
-        # If the student has no mass outside the kept classes, and the teacher's mass there is at most the rounding
-        # error, the teacher's mass counts as 0.
-        kept = log_probs.exp().sum(-1, keepdim=True)
-        is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
-        some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
+        # If the student has no mass outside the kept classes, a rounding error of the teacher counts as 0.
+        some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_known)
         return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
 
 
@@ -298,9 +308,8 @@ def _check_form(teacher: TopK) -> None:
         has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
         if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
             wanted = f"{kind}, shape (..., k) with k at least 1"
-            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
             instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
-            raise invalid_type(call, name, wanted=wanted, got=got, instead=instead)
+            raise invalid_type(call, name, wanted=wanted, got=described(x), instead=instead)
     if indices.shape != log_probs.shape:
         wanted, got = f"one for each index, shape {tuple(indices.shape)}", f"shape {tuple(log_probs.shape)}"
         instead = f"{call}(indices, log_probs) of the same positions and the same k"

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Number, OneOf, Whole
 from kullback.common.extra_arguments import by_name
-from kullback.common.inputs import check_dense, recordable
+from kullback.common.inputs import can_inspect, can_inspect_all, check_dense, described, recordable
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
+from kullback.kernels.label_terms import subtractable
 
 Engine: TypeAlias = Literal["vllm", "sglang", "transformers"]
 
@@ -197,7 +198,9 @@ def sampling_log_probs(
             instead=f"leave {chosen[0]}= out",
         )
     logits = recordable(logits)
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    accurate = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # A logarithm of a sum of logits far from 0 would lose digits, so the largest logit of the row is subtracted first.
+    scaled = (accurate - subtractable(accurate.detach().amax(-1, keepdim=True))) / temperature
     if mask is not None:
         scaled = torch.where(mask.unsqueeze(-1), scaled, 0)  # a row that does not count may contain NaN
     inside = (
@@ -205,7 +208,7 @@ def sampling_log_probs(
     )
     counts = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     places = torch.where(counts, tokens, 0).long().unsqueeze(-1)
-    if tokens.device.type == "cpu" and tokens.numel():
+    if tokens.is_cpu and tokens.numel() and can_inspect_all((tokens, inside, counts)):
         _check_tokens(call, places, inside, counts, needs_kept=kept is not None)
     total = scaled.logsumexp(-1)
     log_probs = scaled.gather(-1, places).squeeze(-1) - total
@@ -233,7 +236,7 @@ def within(call: str, log_probs: Tensor, log_mass: Tensor | None, mask: Tensor |
             raise invalid_value(call, name, wanted=wanted, got=got, instead=instead)
     dtype = torch.promote_types(torch.promote_types(log_probs.dtype, log_mass.dtype), torch.float32)
     log_probs, log_mass = recordable(log_probs).to(dtype), recordable(log_mass).to(dtype)
-    if log_mass.device.type == "cpu":
+    if log_mass.is_cpu and can_inspect_all((log_probs, log_mass, mask)):
         _check_mass(call, log_probs.detach(), log_mass.detach(), mask, name)
     impossible = log_probs == -torch.inf  # such a token has no probability, even if the kept tokens have none
     return torch.where(impossible, log_probs, log_probs - torch.where(impossible, 0, log_mass))
@@ -302,16 +305,14 @@ def _mask_of(call: str, kept: Tensor, logits: Tensor) -> Tensor:
         and kept.ndim == logits.ndim
     )
     ids = kept.long().to(logits.device) if fits else None
-    if ids is None or (ids.device.type == "cpu" and bool(((ids < -1) | (ids >= classes)).any())):
+    if ids is None or (ids.is_cpu and can_inspect(ids) and bool(((ids < -1) | (ids >= classes)).any())):
         rows = ", ".join(map(str, logits.shape[:-1]))
         raise invalid_value(
             call,
             "kept",
             wanted=f"a boolean tensor of shape {tuple(logits.shape)}, or ids from 0 to {classes - 1} of shape "
             f"({rows}{', ' if rows else ''}k), filled up with -1",
-            got=f"dtype {kept.dtype}, shape {tuple(kept.shape)}" + ("" if ids is None else ", with other ids")
-            if isinstance(kept, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-            else type(kept).__name__,
+            got=described(kept) + ("" if ids is None else ", with other ids"),
             instead="kept=torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-1) for a list of the "
             "ids of each token",
         )
@@ -319,20 +320,19 @@ def _mask_of(call: str, kept: Tensor, logits: Tensor) -> Tensor:
     return marked.scatter(-1, torch.where(ids < 0, classes, ids), value=True)[..., :classes]
 
 
-def _described(x: object) -> str:
-    """Return dtype and shape of a tensor, or the type of another object, for a message."""
-    return f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-
-
 def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
     if isinstance(logits, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         check_dense(call, "logits", logits)
-    if not isinstance(logits, Tensor) or not logits.is_floating_point() or not logits.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if (
+        not isinstance(logits, Tensor)
+        or not logits.is_floating_point()
+        or 0 in (logits.ndim, *logits.shape[-1:])
+    ):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
             call,
             "logits",
             wanted="a floating-point tensor of shape (..., classes)",
-            got=_described(logits),
+            got=described(logits),
             instead="logits=model(tokens).logits[:, :-1].float()",
         )
     rows = tuple(logits.shape[:-1])
@@ -346,7 +346,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "tokens",
             wanted=f"an integer tensor of shape {rows}, one token for each row of logits",
-            got=_described(tokens),
+            got=described(tokens),
             instead="sampling_log_probs(logits[:, :-1], tokens[:, 1:]), because row i gives the token i + 1",
         )
     if mask is not None and not (
@@ -356,7 +356,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             call,
             "mask",
             wanted=f"a boolean tensor of shape {rows}, True for sampled tokens",
-            got=_described(mask),
+            got=described(mask),
             instead="mask=loss_mask.bool()",
         )
 

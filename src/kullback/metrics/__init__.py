@@ -7,6 +7,7 @@ The metrics are subclasses of `torchmetrics.Metric`. Access to a metric imports 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from kullback.common.optional import load
@@ -20,20 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["KLDivergence", "PolicyKL", "PolicyMismatch", "kl_divergence"]
 
 
+_MODULES = {"KLDivergence": "metric", "PolicyKL": "policy_kl", "PolicyMismatch": "policy_mismatch"}
+
+
 def __getattr__(name: str) -> type[KLDivergence | PolicyKL | PolicyMismatch]:
-    if name == "KLDivergence":
-        load("torchmetrics", "kullback.metrics.KLDivergence")
-        from kullback.metrics.metric import KLDivergence
-
-        return KLDivergence
-    if name == "PolicyKL":
-        load("torchmetrics", "kullback.metrics.PolicyKL")
-        from kullback.metrics.policy_kl import PolicyKL
-
-        return PolicyKL
-    if name == "PolicyMismatch":
-        load("torchmetrics", "kullback.metrics.PolicyMismatch")
-        from kullback.metrics.policy_mismatch import PolicyMismatch
-
-        return PolicyMismatch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    load("torchmetrics", f"kullback.metrics.{name}")
+    return getattr(import_module(f"kullback.metrics.{_MODULES[name]}"), name)

@@ -3,32 +3,35 @@
 # Like kullback.metrics.metric, this module has no postponed annotations, because TorchScript reads the annotations.
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kullback.common.constraints import FLAG, Arguments
-from kullback.common.dtypes import accurate_dtype
-from kullback.errors import invalid_type, invalid_value
+from kullback.common.dtypes import accurate_dtype, dtype_name
+from kullback.errors import invalid_value
+from kullback.losses.log_probs import check_log_probs
+from kullback.losses.positions import position_weights
 from kullback.losses.truncated_sampling import Support
 from kullback.metrics.metric import ExactMetric
 from kullback.mismatch.measure_mismatch import RATIO, Mismatch, policy_mismatch
-from kullback.mismatch.token_log import TokenLog
+from kullback.mismatch.token_log import WHOLE, TokenLog
 from kullback.results.value import Value
 
 _ARGUMENTS = Arguments("PolicyMismatch", ratio=RATIO, untruncated=FLAG)
-_FLOATS = (
-    "sampler_log_prob",
-    "trainer_log_prob",
-    "sampler_log_mass",
-    "trainer_log_mass",
-    "trainer_log_prob_old",
-    "old_log_mass",
-    "trainer_log_prob_again",
-    "sampler_log_prob_again",
-    "exact_kl",
-)
+_FLOATS = tuple(field.name for field in fields(TokenLog) if field.name not in (*WHOLE, "groups"))
+# The arguments of `update` that are called otherwise than the field of the log.
+_ARGUMENT = {
+    "sampler_log_prob": "log_p",
+    "trainer_log_prob": "log_q",
+    "sampler_log_mass": "support.p",
+    "trainer_log_mass": "support.q",
+    "trainer_log_prob_old": "old",
+    "trainer_log_prob_again": "again",
+    "sampler_log_prob_again": "sampler_again",
+}
 _WHOLE = ("position", "prompt", "weight_version", "trainer_version")
 
 
@@ -44,9 +47,10 @@ class PolicyMismatch(ExactMetric):
         kwargs: arguments of `torchmetrics.Metric`.
 
     Returns:
-        `compute` returns a dict of float64 scalars: ``"k1"``, ``"k3"``, ``"naive_k3"``, ``"mean_ratio"``,
-        ``"effective_share"``, ``"sequence_effective_share"`` and ``"past"``, each also with ``"_error"`` appended for
-        the standard error, ``"outside"``, and for each separable cause ``"k3_"`` with its name.
+        `compute` returns a dict of scalars, in float64 if the device supports it: ``"k1"``, ``"k3"``, ``"naive_k3"``,
+        ``"mean_ratio"``, ``"effective_share"``, ``"sequence_effective_share"`` and ``"past"``, each also with
+        ``"_error"`` appended for the standard error, ``"outside"``, and for each separable cause ``"k3_"`` with its
+        name.
 
     Raises:
         ArgumentValueError: an argument is out of range or, in `update`, shapes do not fit or the fields differ from
@@ -57,7 +61,7 @@ class PolicyMismatch(ExactMetric):
         >>> import torch
         >>> from kullback.metrics import PolicyMismatch
         >>> metric = PolicyMismatch(untruncated=True)
-        >>> sampled = -torch.rand(8, 20, generator=torch.Generator().manual_seed(0))
+        >>> sampled = -1 - torch.rand(8, 20, generator=torch.Generator().manual_seed(0))
         >>> trained = sampled + 0.01 * torch.randn(8, 20, generator=torch.Generator().manual_seed(1))
         >>> metric.update(sampled, trained, prompt=torch.arange(8) // 2, old=sampled)
         >>> {name: round(float(x), 6) for name, x in metric.compute().items() if name in ("k3", "k3_staleness")}
@@ -102,7 +106,8 @@ class PolicyMismatch(ExactMetric):
         Arguments:
             log_p: log-probabilities in the engine, which sampled the tokens.
             log_q: log-probabilities in the trainer.
-            mask: True for the sampled tokens; None if all were sampled.
+            mask: a boolean tensor, True for the sampled tokens; None if all were sampled. A mask that is False
+                everywhere raises a warning, on the CPU only.
             prompt: the number of each sequence's prompt, shape (sequences,), the same number in all batches; None if
                 every sequence has its own prompt.
             support: the logarithms of the masses of the tokens that the engine kept.
@@ -115,34 +120,28 @@ class PolicyMismatch(ExactMetric):
             exact_kl: KL of the engine's distribution of each token from the trainer's.
         """
         call = "PolicyMismatch.update"
-        for name, x in (("log_p", log_p), ("log_q", log_q)):
-            if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 2:
-                got = (
-                    f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-                )
-                raise invalid_type(
-                    call,
-                    name,
-                    wanted="a floating-point tensor of shape (sequences, tokens)",
-                    got=got,
-                    instead=f"{name}[None] for one sequence",
-                )
+        check_log_probs(call, log_p, log_q)
+        if log_p.ndim != 2:
+            raise invalid_value(
+                call,
+                "log_p",
+                wanted="shape (sequences, tokens)",
+                got=f"shape {tuple(log_p.shape)}",
+                instead="log_p[None], log_q[None] for one sequence",
+            )
+        position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
         counted = torch.ones_like(log_p, dtype=torch.bool) if mask is None else mask
         place = counted.cumsum(-1) - 1
-        version = None if trainer_version is None else torch.full_like(place, trainer_version)
-        p_mass, q_mass = (None, None) if support is None else (support.p, support.q)
+        masses = (None, None) if support is None else (support.p, support.q)
         if support is not None:  # a mass of None means that the log-probabilities are within the kept tokens
-            p_mass, q_mass = (torch.zeros_like(log_p) if x is None else x for x in (p_mass, q_mass))
-        floats = (log_p, log_q, p_mass, q_mass, old, old_log_mass, again, sampler_again, exact_kl)
-        of_prompt = None if prompt is None else self._fitting(call, "prompt", prompt, log_p[:, 0])[:, None]
-        whole = (
-            place,
-            None if of_prompt is None else of_prompt.expand_as(log_p),
-            weight_version,
-            version,
-        )
-        self.floats.append(self._rows(call, _FLOATS, floats, counted, accurate_dtype(log_p.device)))
-        self.whole.append(self._rows(call, _WHOLE, whole, counted, torch.int64))
+            masses = tuple(torch.zeros_like(log_p) if x is None else x for x in masses)
+        floats = (log_p, log_q, *masses, old, old_log_mass, again, sampler_again, exact_kl)
+        if prompt is not None:
+            prompt = self._fitting("prompt", prompt, log_p[:, 0])[:, None].expand_as(log_p)
+        version = None if trainer_version is None else torch.full_like(place, trainer_version)
+        whole = (place, prompt, weight_version, version)
+        self.floats.append(self._rows(_FLOATS, floats, counted, accurate_dtype(log_p.device)))
+        self.whole.append(self._rows(_WHOLE, whole, counted, torch.int64))
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scalars to log, over all processes."""
@@ -154,7 +153,7 @@ class PolicyMismatch(ExactMetric):
         for name, value in values.items():
             numbers |= {name: value.value, f"{name}_error": value.standard_error}
         return {
-            name: torch.tensor(x, dtype=torch.float64, device="cpu").to(self.device)
+            name: torch.tensor(x, dtype=accurate_dtype(self.device), device=self.device)
             for name, x in numbers.items()
         }
 
@@ -172,54 +171,52 @@ class PolicyMismatch(ExactMetric):
                 got="none",
                 instead="metric.update(log_p, log_q, mask=mask)",
             )
-        fields: dict[str, Tensor] = {}
+        columns: dict[str, Tensor] = {}
         for names, table, is_missing in (
             (_FLOATS, floats.cpu(), lambda x: x.isnan()),
             (_WHOLE, whole.cpu(), lambda x: x == torch.iinfo(torch.int64).min),
         ):
             for name, column in zip(names, table.T, strict=True):
                 missing = is_missing(column)
-                if bool(missing.all()):
+                if bool(missing.all()) and name not in ("sampler_log_prob", "trainer_log_prob"):
                     continue
                 if bool(missing.any()):
                     raise invalid_value(
                         "PolicyMismatch.update",
-                        name,
-                        wanted="the same fields in every update",
-                        got=f"{name} in some updates",
-                        instead="reset() before the fields change",
+                        _ARGUMENT.get(name, name),
+                        wanted="a number for each token in every update",
+                        got="NaN, or updates without it",
+                        instead="mask= without the tokens of NaN; reset() before the fields change",
                     )
-                fields[name] = column
+                columns[name] = column
         # A sequence begins where the position does not grow.
-        starts = torch.nn.functional.pad(fields["position"].diff() <= 0, (1, 0), value=True)
-        fields["sequence"] = starts.cumsum(0) - 1
-        log = TokenLog(**fields)  # pyright: ignore[reportArgumentType] - no field is `groups`
+        starts = torch.nn.functional.pad(columns["position"].diff() <= 0, (1, 0), value=True)
+        columns["sequence"] = starts.cumsum(0) - 1
+        log = TokenLog(**columns)  # pyright: ignore[reportArgumentType] - no field is `groups`
         return policy_mismatch(log, ratio=self.ratio, untruncated=self.untruncated)
 
-    def _fitting(self, call: str, name: str, x: Tensor, like: Tensor) -> Tensor:
-        if tuple(x.shape) != tuple(like.shape):
+    def _fitting(self, name: str, x: Tensor, like: Tensor, *, whole: bool = True) -> Tensor:
+        if tuple(x.shape) != tuple(like.shape) or x.is_floating_point() is whole:
+            kind = "integers" if whole else "numbers with a fraction"
             raise invalid_value(
-                call,
-                name,
-                wanted=f"shape {tuple(like.shape)}",
-                got=f"shape {tuple(x.shape)}",
-                instead=f"one number for each of the {'sequences' if like.ndim == 1 else 'tokens'}",
+                "PolicyMismatch.update",
+                _ARGUMENT.get(name, name),
+                wanted=f"{kind} of shape {tuple(like.shape)}",
+                got=f"{dtype_name(x.dtype)} of shape {tuple(x.shape)}",
+                instead=f"one number for each of the {'sequences' if like.ndim == 1 else 'tokens'}"
+                + (", as x.long()" if whole else ", as x.float()"),
             )
         return x
 
     def _rows(
-        self,
-        call: str,
-        names: tuple[str, ...],
-        columns: tuple[Tensor | None, ...],
-        counted: Tensor,
-        dtype: torch.dtype,
+        self, names: tuple[str, ...], columns: tuple[Tensor | None, ...], counted: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        missing = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+        whole = not dtype.is_floating_point
+        missing = torch.iinfo(dtype).min if whole else math.nan
         rows = [
             torch.full_like(counted, missing, dtype=dtype)
             if x is None
-            else self._fitting(call, name, x, counted).detach().to(dtype)
+            else self._fitting(name, x, counted, whole=whole).detach().to(dtype)
             for name, x in zip(names, columns, strict=True)
         ]
         return torch.stack(rows, -1)[counted]

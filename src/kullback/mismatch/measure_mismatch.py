@@ -13,18 +13,23 @@ from torch import Tensor
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number
 from kullback.common.display import Shown
+from kullback.common.dtypes import dtype_name, stored_step
 from kullback.common.extra_arguments import by_name
+from kullback.common.formats import significant
 from kullback.common.short_repr import ShortRepr
-from kullback.errors import invalid_type, invalid_value
-from kullback.losses.log_probs import estimates, shift_between
+from kullback.errors import invalid_type
+from kullback.losses.log_probs import estimates, refuse_shifted
 from kullback.losses.truncated_sampling import Support
-from kullback.mismatch.token_log import TokenLog
+from kullback.mismatch.token_log import TokenLog, in_order
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimator, RatioOfSums
 from kullback.results.value import Value
 
 CALL = "policy_mismatch"
 # The number of bootstrap draws for the intervals, as in `compare_predictions`.
 _DRAWS = 1000
+# The dtypes whose rounding is noticed, if all of at least `_FEWEST_ROUNDED` numbers fit them, and if it adds more than
+# `_NOTED_SHARE` of k3.
+_COARSE, _FEWEST_ROUNDED, _NOTED_SHARE = (torch.bfloat16, torch.float16), 16, 0.01
 # Positions and lengths are grouped by powers of this number.
 _BASE = 4
 
@@ -39,7 +44,8 @@ class Part(ShortRepr):
     Attributes:
         name: ``"truncation"``, ``"staleness"``, ``"batch noise"`` or ``"rest"``.
         value: the part of k3 in nats per token, with its interval; None if the log does not separate the cause.
-        missing: the fields without which the cause is not separable; empty if it is.
+        missing: the fields without which the cause is not separable; empty if it is, or if it is the difference of two
+            infinite numbers.
         meaning: a sentence about the difference that `value` is.
     """
 
@@ -76,7 +82,8 @@ class Mismatch(ShortRepr, Shown):
         tokens: the number of sampled tokens.
         sequences: the number of sequences.
         prompts: the number of prompts, which are the independent units of the intervals.
-        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats.
+        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats; NaN if the engine
+            gave a token probability 0 that it sampled.
         k3: the mean of q/p - 1 - log(q/p), which varies less, in nats.
         naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if nothing is
             known about truncation.
@@ -161,7 +168,7 @@ def policy_mismatch(
     Example:
         >>> import torch
         >>> from kullback.mismatch import TokenLog, policy_mismatch
-        >>> sampler = -torch.rand(400, generator=torch.Generator().manual_seed(0))
+        >>> sampler = -1 - torch.rand(400, generator=torch.Generator().manual_seed(0))
         >>> noise = 0.01 * torch.randn(400, generator=torch.Generator().manual_seed(1))
         >>> log = TokenLog(torch.arange(400) // 4, torch.arange(400) % 4, sampler, sampler + noise)
         >>> result = policy_mismatch(log, untruncated=True)
@@ -183,42 +190,50 @@ def policy_mismatch(
     ratio, untruncated, generator = _ARGUMENTS.check(
         ratio=ratio, untruncated=untruncated, generator=generator
     ).values()
-    _refuse_shift(log)
+    log = in_order(log)
+    refuse_shifted(
+        CALL,
+        log.sampler_log_prob,
+        log.trainer_log_prob,
+        None,
+        names=("sampler_log_prob", "trainer_log_prob"),
+        instead="move {name} one token to the left in each sequence",
+    )
+    # A known mass says more than the caller does.
+    untruncated = untruncated and log.sampler_log_mass is log.trainer_log_mass is None
     naive = _columns(log, None, log.trainer_log_prob)
     support = _support(log)
     own = naive if support is None else _columns(log, support, log.trainer_log_prob)
     measure = _Measure(log, generator)
     parts = _parts(log, naive, own, measure, untruncated=untruncated)
-    weight = torch.exp(-own.k1)
     past = (own.k1.abs() > math.log(ratio)).double()
-    by_sequence = torch.zeros(int(log.sequence.max()) + 1, dtype=torch.float64, device="cpu")
-    total = by_sequence.index_add(0, log.sequence, -own.k1)
-    first = (
-        torch.zeros_like(by_sequence)
-        .long()
-        .scatter_reduce(0, log.sequence, torch.arange(len(log), device="cpu"), "amin", include_self=False)
+    lengths = torch.bincount(log.sequence)
+    log_weights = torch.zeros(len(lengths), dtype=torch.float64, device="cpu").index_add(
+        0, log.sequence, -own.k1
     )
-    counted = torch.bincount(log.sequence, minlength=len(by_sequence)) > 0
-    masses = [log.sampler_log_mass, log.trainer_log_mass]
+    # k1 of a token that the engine sampled with probability 0 is no evidence that KL is small.
+    means = own._replace(k1=own.k1.masked_fill(own.k1 == -math.inf, math.nan))
+    exact, masses = log.exact_kl, [log.sampler_log_mass, log.trainer_log_mass]
+    lowest = 0.0 if exact is None or bool((exact >= 0).all()) else -math.inf
     return Mismatch(
         tokens=len(log),
-        sequences=int(counted.sum()),
+        sequences=len(lengths),
         prompts=measure.prompts,
-        k1=measure.mean(own.k1),
+        k1=measure.mean(means.k1),
         k3=measure.mean(own.k3, low=0.0),
         naive_k3=measure.mean(naive.k3, low=0.0),
-        exact=None if log.exact_kl is None else measure.mean(log.exact_kl, low=0.0),
-        mean_ratio=measure.mean(weight, low=0.0),
-        effective_share=measure.effective_share(weight),
-        sequence_effective_share=measure.effective_share(total[counted].exp(), first[counted]),
+        exact=None if exact is None else measure.mean(exact, low=lowest),
+        mean_ratio=measure.mean(torch.exp(-own.k1), low=0.0),
+        effective_share=measure.effective_share(-own.k1),
+        sequence_effective_share=measure.effective_share(log_weights, lengths.cumsum(0) - lengths),
         past=measure.mean(past, low=0.0, high=1.0, binary=True),
         ratio=float(ratio),
         outside=float(own.k1.isinf().double().mean()),
         log_mass_sampler=None if masses[0] is None else measure.mean(masses[0], high=0.0),
         log_mass_trainer=None if masses[1] is None else measure.mean(masses[1], high=0.0),
         parts=parts,
-        by=_by(log, own, past, measure),
-        notes=tuple(_notes(log, measure, untruncated=untruncated)),
+        by=_by(log, means, past, measure),
+        notes=tuple(_notes(log, own, measure, untruncated=untruncated)),
     )
 
 
@@ -268,15 +283,15 @@ class _Measure:
         (mean,) = estimator.estimates([RatioOfSums(0, low=low, high=high, binary=binary)])
         return Value(float(values.double().mean()), mean.standard_error, mean.interval, reason=mean.reason)
 
-    def effective_share(self, weight: Tensor, places: Tensor | None = None) -> Value[float]:
-        """Return the effective sample size of weights, divided by their number.
+    def effective_share(self, log_weight: Tensor, places: Tensor | None = None) -> Value[float]:
+        """Return the effective sample size of weights, divided by their number, from the weights' logarithms.
 
         The interval is that of the share's linear approximation, from the mean and the mean square of the weights.
         """
-        largest = weight.max()
-        if not bool(largest.isfinite()) or float(largest) == 0:
+        largest = log_weight.max()
+        if not bool(largest.isfinite()):
             return Value(math.nan, math.nan, None)
-        weight = weight / largest
+        weight = torch.exp(log_weight - largest)
         mean, square = weight.mean(), weight.square().mean()
         share = mean.square() / square
         influence = share * (2 * weight / mean - weight.square() / square - 1)
@@ -291,34 +306,39 @@ def _parts(
     log: TokenLog, naive: _Columns, own: _Columns, measure: _Measure, *, untruncated: bool
 ) -> tuple[Part, ...]:
     """Return the causes of the mean of `naive.k3`, in order."""
-    parts = [_truncation(log, naive, own, measure, untruncated=untruncated)]
-    rest = own.k3  # a column whose mean is the part of k3 without the causes so far
-    stale, of_current, missing, meaning = _staleness(log, own)
-    parts.append(Part("staleness", None if stale is None else measure.mean(stale), missing, meaning))
-    rest = rest if of_current is None else of_current
-    noise, sides = _noise(log)
-    if noise is None:
-        needed = ("trainer_log_prob_again",)
-        parts.append(Part("batch noise", None, needed, "k3 of a side from itself in another batch"))
-    else:
-        parts.append(Part("batch noise", measure.mean(noise, low=0.0), (), f"k3 of {sides} in another batch"))
-        rest = rest - noise
-    also = [part.name for part in parts if part.value is None]
+
+    def part(
+        name: str,
+        column: Tensor | None,
+        meaning: str,
+        missing: Sequence[str] = (),
+        *,
+        low: float = -math.inf,
+    ) -> Part:
+        if column is not None and bool(column.mean().isnan()):
+            column, missing, meaning = None, (), f"{meaning}: a difference of infinite numbers"
+        value = None if column is None else measure.mean(column, low=low)
+        return Part(name, value, () if value else tuple(missing), meaning)
+
+    masses = log.without_field("sampler_log_mass", "trainer_log_mass")
+    stale, rest, missing, of_staleness = _staleness(log, own)
+    noise, of_noise = _noise(log)
+    parts = [
+        Part("truncation", Value(0.0, 0.0, (0.0, 0.0)), (), "none: the engine sampled from all tokens")
+        if untruncated
+        else part(
+            "truncation",
+            None if masses else naive.k3 - own.k3,
+            "k3 as it is logged, minus k3 within the kept tokens",
+            masses,
+        ),
+        part("staleness", stale, of_staleness, missing),
+        part("batch noise", noise, of_noise, ("trainer_log_prob_again",), low=0.0),
+    ]
+    also = [x.name for x in parts if x.value is None]
     meaning = "precision and kernels" + (f"; also {' and '.join(also)}, not separable" if also else "")
-    low = 0.0 if rest is own.k3 else -math.inf
-    return (*parts, Part("rest", measure.mean(rest, low=low), (), meaning))
-
-
-def _truncation(
-    log: TokenLog, naive: _Columns, own: _Columns, measure: _Measure, *, untruncated: bool
-) -> Part:
-    missing = tuple(log.without_field("sampler_log_mass", "trainer_log_mass"))
-    if not missing:
-        meaning = "k3 as it is logged, minus k3 within the tokens that the engine kept"
-        return Part("truncation", measure.mean(naive.k3 - own.k3), (), meaning)
-    if untruncated:
-        return Part("truncation", Value(0.0, 0.0, (0.0, 0.0)), (), "none: the engine sampled from all tokens")
-    return Part("truncation", None, missing, "k3 as it is logged, minus k3 within the kept tokens")
+    low = 0.0 if rest is own.k3 and noise is None else -math.inf
+    return (*parts, part("rest", rest if noise is None else rest - noise, meaning, low=low))
 
 
 class _Staleness(NamedTuple):
@@ -326,13 +346,13 @@ class _Staleness(NamedTuple):
 
     Attributes:
         stale: a column whose mean is the part; None if it is not separable.
-        current: a column whose mean is k3 without the part; None if it is not separable.
+        rest: a column whose mean is k3 without the part.
         missing: the fields that are missing.
         meaning: a sentence about the part.
     """
 
     stale: Tensor | None
-    current: Tensor | None
+    rest: Tensor
     missing: tuple[str, ...]
     meaning: str
 
@@ -342,38 +362,36 @@ def _staleness(log: TokenLog, own: _Columns) -> _Staleness:
     meaning = "k3 from the trainer, minus k3 from the trainer with the weights that sampled"
     if log.trainer_log_prob_old is not None:
         if support is not None and log.old_log_mass is None:
-            return _Staleness(None, None, ("old_log_mass",), meaning)
+            return _Staleness(None, own.k3, ("old_log_mass",), meaning)
         of_old = None if support is None else Support(p=log.sampler_log_mass, q=log.old_log_mass)
         current = _columns(log, of_old, log.trainer_log_prob_old).k3
         return _Staleness(own.k3 - current, current, (), meaning)
     missing = tuple(log.without_field("weight_version", "trainer_version"))
     if missing:
         needed = missing if len(missing) == 1 else ("trainer_log_prob_old",)
-        return _Staleness(None, None, needed, meaning)
+        return _Staleness(None, own.k3, needed, meaning)
     fresh = (log.weight_version == log.trainer_version).double()
     meaning = "k3 of all tokens, minus k3 of the tokens of the current weights"
     if not bool(fresh.any()):
         return _Staleness(
-            None, None, ("trainer_log_prob_old",), f"{meaning}; no token is of the current weights"
+            None, own.k3, ("trainer_log_prob_old",), f"{meaning}; no token is of the current weights"
         )
     # The mean over the fresh tokens is a ratio of two means. Its influence function makes it the mean of a column.
-    of_fresh = float((fresh * own.k3).sum() / fresh.sum())
+    of_fresh = float(own.k3[fresh > 0].mean())
     current = of_fresh + fresh / fresh.mean() * (torch.where(fresh > 0, own.k3, of_fresh) - of_fresh)
     return _Staleness(own.k3 - current, current, (), meaning)
 
 
 def _noise(log: TokenLog) -> tuple[Tensor | None, str]:
-    """Return k3 of a side from itself, for each token, and the name of the side; None without a second computation.
+    """Return k3 of a side from itself, for each token, None without a second computation; and a sentence about it.
 
     The mismatch contains the noise of one computation of each side. k3 of a side from itself contains the noise of two
-    computations of this side, so the mean of both sides' k3 is the noise of the mismatch.
+    computations of this side, so the mean of both sides' k3 is the noise of the mismatch. If one side alone was
+    computed again, the other one counts as equally noisy.
     """
     pairs = {
         "the engine from itself": (log.sampler_log_prob, log.sampler_log_prob_again),
-        "the trainer from itself": (
-            log.trainer_log_prob,
-            log.trainer_log_prob_again,
-        ),
+        "the trainer from itself": (log.trainer_log_prob, log.trainer_log_prob_again),
     }
     columns = {
         name: estimates(CALL, first, again, ("k3",), None)[0][0]
@@ -381,8 +399,9 @@ def _noise(log: TokenLog) -> tuple[Tensor | None, str]:
         if again is not None
     }
     if not columns:
-        return None, ""
-    return torch.stack(list(columns.values())).mean(0), " and ".join(columns)
+        return None, "k3 of a side from itself in another batch"
+    meaning = f"k3 of {' and '.join(columns)} in another batch"
+    return torch.stack(list(columns.values())).mean(0), meaning
 
 
 def _by(log: TokenLog, own: _Columns, past: Tensor, measure: _Measure) -> dict[str, tuple[Bucket, ...]]:
@@ -425,7 +444,7 @@ def _powers(numbers: Tensor) -> tuple[list[str], Tensor]:
     return names, codes
 
 
-def _notes(log: TokenLog, measure: _Measure, *, untruncated: bool) -> Iterator[str]:
+def _notes(log: TokenLog, own: _Columns, measure: _Measure, *, untruncated: bool) -> Iterator[str]:
     if measure.prompts < FEWEST_UNITS:
         yield (
             f"There are {measure.prompts} prompts. Intervals need at least {FEWEST_UNITS}, because the sequences of "
@@ -433,23 +452,31 @@ def _notes(log: TokenLog, measure: _Measure, *, untruncated: bool) -> Iterator[s
         )
     if log.prompt is None:
         yield "The log has no prompts, so every sequence counts as independent. Sequences of one prompt are not."
-    if log.without_field("sampler_log_mass", "trainer_log_mass") and not untruncated:
+    masses = log.without_field("sampler_log_mass", "trainer_log_mass")
+    if masses and not untruncated:
         yield (
-            "The log has no kept masses. If the engine sampled with top-k, top-p or min-p, every number here contains "
-            "the kept mass. If the engine sampled from all tokens, say so (untruncated=True, --untruncated)."
+            f"The log has no {' and no '.join(masses)}. If the engine sampled with top-k, top-p or min-p, every number "
+            "here contains the kept mass."
+            + (
+                ""
+                if len(masses) == 1
+                else " If it sampled from all tokens, say so (untruncated=True, --untruncated)."
+            )
         )
-
-
-def _refuse_shift(log: TokenLog) -> None:
-    shift = shift_between(log.sampler_log_prob, log.trainer_log_prob, None)
-    if shift is None:
-        return
-    names = ("sampler_log_prob", "trainer_log_prob")
-    name, other = names if shift.of_first else names[::-1]
-    raise invalid_value(
-        CALL,
-        name,
-        wanted=f"the log-probabilities of the same tokens as in {other}",
-        got=shift.in_words,
-        instead=f"move {name} one token to the left in each sequence",
-    )
+    outside = int(own.k1.isinf().sum())
+    if outside:
+        yield (
+            f"Tokens with probability 0 on one side only make k3 infinite: {outside:,} of {len(log):,}. Log both sides "
+            "before top-k, top-p and min-p."
+        )
+    for side, x in (("engine", log.sampler_log_prob), ("trainer", log.trainer_log_prob)):
+        coarse = next((dtype for dtype in _COARSE if bool((x.to(dtype) == x).all())), None)
+        if coarse is None or len(x) < _FEWEST_ROUNDED:
+            continue
+        # The variance of rounding is a twelfth of the squared step, and k3 is half of the squared difference.
+        added = float(stored_step(x[x.isfinite()].to(coarse)).square().mean()) / 24
+        if added > _NOTED_SHARE * float(own.k3.mean()):
+            yield (
+                f"All log-probabilities of the {side} are {dtype_name(coarse)} numbers. Rounding to them adds up to "
+                f"about {significant(added, 2)} nats to k3. Log them in float32."
+            )

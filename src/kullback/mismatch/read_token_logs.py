@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import groupby
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,13 @@ import numpy as np
 import torch
 
 from kullback.common.arrays import Floats
-from kullback.common.files import check_input
+from kullback.common.files import by_numbers, check_input
 from kullback.common.optional import load
-from kullback.errors import FileError
-from kullback.mismatch.token_log import TokenLog, joined
+from kullback.errors import ArgumentValueError, FileError
+from kullback.mismatch.token_log import WHOLE, TokenLog, in_order, joined
 
 Record = Mapping[str, Any]
 _STEP = re.compile(r"step_?(\d+)")
-_WHOLE = ("sequence", "position", "step", "weight_version", "trainer_version")
 _NEEDED = ("sequence", "position", "sampler_log_prob", "trainer_log_prob")
 COLUMNS = tuple(field.name for field in fields(TokenLog) if field.name != "groups")
 
@@ -106,17 +105,20 @@ def _files(path: Path) -> list[Path]:
             got="a folder without such files",
             instead="name a .parquet or .jsonl file with one row for each token",
         )
-    return sorted(set(files), key=_in_order)
-
-
-def _in_order(path: Path) -> list[tuple[int, str]]:
-    """Return the parts of a path, such that step_10 comes after step_9."""
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.as_posix())
-    ]
+    return sorted(set(files), key=lambda file: by_numbers(file.as_posix()))
 
 
 def _read(path: Path) -> TokenLog:
+    try:
+        return _read_format(path)
+    except ArgumentValueError as error:  # of `TokenLog`
+        if error.explanation is None:
+            raise
+        got = f"{error.explanation.got} in {error.argument}"
+        raise _wrong(path, got, str(error.explanation.instead)) from None
+
+
+def _read_format(path: Path) -> TokenLog:
     if path.suffix.lower() == ".parquet":
         return _of_columns(path, _parquet(path))
     records = _records(path)
@@ -163,36 +165,34 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
             yield number, record
 
 
-def _reader_of_sequences(names: Sequences) -> Callable[[Path, Sequence[tuple[int, Record]]], TokenLog]:
-    def read(path: Path, records: Sequence[tuple[int, Record]]) -> TokenLog:
-        return _of_sequences(path, records, names)
-
-    return read
-
-
-def _of_sequences(path: Path, records: Sequence[tuple[int, Record]], names: Sequences) -> TokenLog:
+def _of_sequences(names: Sequences, path: Path, records: Sequence[tuple[int, Record]]) -> TokenLog:
     of_path = _STEP.findall(path.as_posix())
     step = int(of_path[-1]) if of_path else None
     numbers: list[tuple[int, int, int | None, str]] = []  # tokens, prompt, step and group of each sequence
     sides: list[Floats] = []
     for line, record in records:
-        if names.counts and not record.get(names.counts, 1):
+        if names.counts and not np.any(record.get(names.counts, 1)):
             continue
-        ids = _numbers(path, line, record, "token_ids")
-        mask = _numbers(path, line, record, names.mask) != 0
+        ids, counts = (_numbers(path, line, record, name) for name in ("token_ids", names.mask))
+        mask = counts != 0
         both = [_numbers(path, line, record, name) for name in (names.sampler, names.trainer)]
         lengths = {len(ids), len(mask), *map(len, both)}
         if len(lengths) > 1:
             got = f"lists of {' and '.join(map(str, sorted(lengths)))} numbers in line {line}"
             raise _wrong(path, got, "write one number for each token in every list")
+        if np.isnan(ids).any() or np.isnan(counts).any():
+            got = f"null in token_ids or {names.mask} in line {line}"
+            raise _wrong(path, got, f"write a number for each token, and {names.mask} as 0 or 1")
         if not mask.any():
             continue
         sampled = np.stack(both)[:, mask]
         if np.isnan(sampled).any():
             raise _wrong(path, f"null for a sampled token in line {line}", f"set its {names.mask} to 0")
         own = record.get(names.step) if names.step else None
-        prompt = zlib.crc32(ids[: int(mask.argmax())].tobytes())
-        numbers.append((sampled.shape[1], prompt, own if own is not None else step, _group(record, names)))
+        if own is not None and not (isinstance(own, int | float) and own % 1 == 0):
+            raise _wrong(path, f"no integer in {names.step} in line {line}", f"write {names.step}: 0")
+        prompt = _number_of(ids[: int(mask.argmax())].tobytes())
+        numbers.append((sampled.shape[1], prompt, step if own is None else int(own), _group(record, names)))
         sides.append(sampled)
     if not numbers:
         raise _wrong(path, "no sampled token", f"write {names.mask} with 1 for the sampled tokens")
@@ -210,14 +210,20 @@ def _of_sequences(path: Path, records: Sequence[tuple[int, Record]], names: Sequ
         sampler,
         trainer,
         prompt=repeated([prompt for _, prompt, *_ in numbers]),
-        step=None if None in steps else repeated([int(number) for number in steps if number is not None]),
+        step=None if None in steps else repeated([number for number in steps if number is not None]),
         group=repeated([groups.index(group) for *_, group in numbers]) if any(groups) else None,
         groups=groups if any(groups) else (),
     )
 
 
 def _group(record: Record, names: Sequences) -> str:
-    return str(record.get(names.group) or "") if names.group else ""
+    group = record.get(names.group) if names.group else None
+    return "" if group is None else str(group)
+
+
+def _number_of(content: bytes) -> int:
+    """Return a number that no other content has, for all that can be counted on."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
 def _numbers(path: Path, line: int, record: Record, name: str) -> Floats:
@@ -257,49 +263,48 @@ def _of_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> TokenLog:
     if unknown:
         known = f"leave it out, or name it as one of {', '.join((*COLUMNS, 'mask'))}"
         raise _wrong(path, f"the column {unknown[0]}", known)
-    counts = np.array([value in (None, True, 1) for value in columns.get("mask", ())], dtype=bool)
+    mask = columns.get("mask", ())
+    if any(value not in (None, 0, 1) for value in mask):
+        raise _wrong(
+            path, "a value other than 0 and 1 in mask", "write 1 for sampled tokens and 0 for others"
+        )
     tensors: dict[str, torch.Tensor] = {}
     groups: tuple[str, ...] = ()
     for name, values in columns.items():
-        kept = [x for x, counted in zip(values, counts, strict=True) if counted] if len(counts) else values
+        kept = [x for x, counts in zip(values, mask, strict=True) if counts != 0] if mask else values
         if name == "mask" or all(x is None for x in kept):
             continue
-        if name in ("group", "prompt"):
-            labels = tuple(dict.fromkeys(map(str, kept)))
-            places = {label: place for place, label in enumerate(labels)}
-            # Prompts of several files are the same if their names are.
-            codes = [
-                places[str(x)] if name == "group" else zlib.crc32(str(x).encode("utf-8", "replace"))
-                for x in kept
-            ]
-            tensors[name], groups = torch.tensor(codes, device="cpu"), labels if name == "group" else groups
-            continue
-        try:
-            number = np.asarray(kept, dtype=np.float64)
-        except (ValueError, TypeError):
-            raise _wrong(path, f"values other than numbers in {name}", f"write numbers in {name}") from None
-        if number.ndim != 1 or np.isnan(number).any() or (name in _WHOLE and (number % 1 != 0).any()):
-            wanted = "an integer" if name in _WHOLE else "a number"
-            raise _wrong(path, f"no {wanted} for some token in {name}", f"write {wanted} for each, or mask=0")
-        tensors[name] = torch.from_numpy(number)
+        if name == "group":
+            groups = tuple(dict.fromkeys(map(str, kept)))
+            places = {group: place for place, group in enumerate(groups)}
+            numbers = [places[str(x)] for x in kept]
+        elif name == "prompt":  # prompts of several files are the same if their names are
+            missing = any(x is None or x != x for x in kept)  # noqa: PLR0124 - NaN is not itself
+            numbers = None if missing else [_number_of(str(x).encode("utf-8", "surrogatepass")) for x in kept]
+        else:
+            numbers = _column(kept, whole=name in WHOLE)
+        if numbers is None:
+            wanted = {"prompt": "a prompt"}.get(name, "an integer" if name in WHOLE else "a number")
+            raise _wrong(
+                path, f"not {wanted} for each token in {name}", f"write {wanted} for each, or mask=0"
+            )
+        tensors[name] = torch.from_numpy(np.asarray(numbers))
     lacking = [name for name in _NEEDED if name not in tensors]
     if lacking:
         raise _wrong(path, f"no value in {lacking[0]}", "write values for the sampled tokens")
-    return _in_sequences(path, TokenLog(**tensors, groups=groups))
+    return in_order(TokenLog(**tensors, groups=groups))
 
 
-def _in_sequences(path: Path, log: TokenLog) -> TokenLog:
-    """Return a log with its sequences numbered from 0; refuse two tokens of one sequence at one position."""
-    _, numbers = torch.unique(log.sequence, return_inverse=True)
-    ordered = np.lexsort((log.position.numpy(), numbers.numpy()))
-    positions = zip(numbers[ordered].tolist(), log.position[ordered].tolist(), strict=True)
-    if any(len(list(same)) > 1 for _, same in groupby(positions)):
-        raise _wrong(path, "a position that a sequence has twice", "give each sequence its own number")
-    chosen = log.select(torch.from_numpy(ordered))
-    return TokenLog(
-        **{field.name: getattr(chosen, field.name) for field in fields(TokenLog) if field.name != "sequence"},
-        sequence=numbers[ordered],
-    )
+def _column(values: Sequence[Any], *, whole: bool) -> Any:
+    """Return numbers as an array of int64 or float64; None if a value is not such a number."""
+    try:
+        numbers = np.asarray(values)
+        with np.errstate(invalid="ignore"):
+            exact = numbers.astype(np.int64 if whole else np.float64)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    is_right = numbers.ndim == 1 and (exact == numbers if whole else ~np.isnan(exact)).all()
+    return exact if is_right else None
 
 
 class TokenLogFormat(NamedTuple):
@@ -310,7 +315,7 @@ class TokenLogFormat(NamedTuple):
 
 
 TOKEN_LOG_FORMATS: dict[str, TokenLogFormat] = {
-    "prime-rl": TokenLogFormat(lambda record: PRIME_RL.sampler in record, _reader_of_sequences(PRIME_RL)),
-    "nemo-rl": TokenLogFormat(lambda record: NEMO_RL.sampler in record, _reader_of_sequences(NEMO_RL)),
+    "prime-rl": TokenLogFormat(lambda record: PRIME_RL.sampler in record, partial(_of_sequences, PRIME_RL)),
+    "nemo-rl": TokenLogFormat(lambda record: NEMO_RL.sampler in record, partial(_of_sequences, NEMO_RL)),
     "tokens": TokenLogFormat(lambda record: "sampler_log_prob" in record, _of_tokens),
 }

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.short_repr import ShortRepr
-from kullback.errors import invalid_value
+from kullback.errors import invalid_type, invalid_value
 
-# Fields with a number for each token, apart from the two log-probabilities.
-LOG_PROBS = ("trainer_log_prob_old", "trainer_log_prob_again", "sampler_log_prob_again")
-LOG_MASSES = ("sampler_log_mass", "trainer_log_mass", "old_log_mass")
-VERSIONS = ("weight_version", "trainer_version")
+# The fields with integers; all others are numbers in nats.
+WHOLE = ("sequence", "position", "prompt", "step", "group", "weight_version", "trainer_version")
+# Rounding may make the logarithm of a probability larger than 0, or KL less than 0, by this number.
+_ROUNDED = 0.05
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +47,9 @@ class TokenLog(ShortRepr):
         exact_kl: KL of the engine's distribution of the token from the trainer's, where all logits are known.
 
     Raises:
-        ArgumentValueError: the tensors have different lengths, contain NaN, or there are no tokens.
+        ArgumentTypeError: a field is no tensor.
+        ArgumentValueError: the tensors have different lengths, contain NaN, fractions instead of integers, logarithms
+            of probabilities above 1 or negative divergences, or there are no tokens.
 
     Example:
         >>> import torch
@@ -75,7 +78,7 @@ class TokenLog(ShortRepr):
     exact_kl: Tensor | None = None
 
     def __post_init__(self) -> None:
-        tokens = self.sequence.numel()
+        tokens = len(self.sequence)
         if not tokens:
             raise invalid_value(
                 "TokenLog",
@@ -86,8 +89,16 @@ class TokenLog(ShortRepr):
             )
         for field in fields(self):
             x = getattr(self, field.name)
-            if not isinstance(x, Tensor):
+            if x is None or field.name == "groups":
                 continue
+            if not isinstance(x, Tensor):
+                raise invalid_type(
+                    "TokenLog",
+                    field.name,
+                    wanted="a tensor with one number for each token",
+                    got=type(x).__name__,
+                    instead=f"torch.as_tensor({field.name})",
+                )
             if x.ndim != 1 or len(x) != tokens:
                 raise invalid_value(
                     "TokenLog",
@@ -96,17 +107,7 @@ class TokenLog(ShortRepr):
                     got=f"shape {tuple(x.shape)}",
                     instead=f"{field.name}[mask]",
                 )
-            whole = field.name in ("sequence", "position", "prompt", "step", "group", *VERSIONS)
-            x = x.detach().to("cpu", torch.int64 if whole else torch.float64).contiguous()
-            if not whole and bool(x.isnan().any()):
-                raise invalid_value(
-                    "TokenLog",
-                    field.name,
-                    wanted="a number for each sampled token",
-                    got=f"NaN for token {int(x.isnan().nonzero()[0])}",
-                    instead="leave out the tokens that were not sampled",
-                )
-            object.__setattr__(self, field.name, x)
+            object.__setattr__(self, field.name, _checked(field.name, x.detach().cpu().contiguous()))
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -117,7 +118,7 @@ class TokenLog(ShortRepr):
         return [name for name in names if getattr(self, name) is None]
 
     def select(self, chosen: Tensor) -> TokenLog:
-        """Return the tokens that a boolean tensor chooses."""
+        """Return the tokens that a boolean tensor, or a tensor of their places, chooses."""
         return replace(
             self,
             **{
@@ -128,6 +129,50 @@ class TokenLog(ShortRepr):
         )
 
 
+def _checked(name: str, x: Tensor) -> Tensor:
+    """Return the values of a field as int64 or float64."""
+    numbers = x.double()
+    if name in WHOLE:
+        wanted, wrong = "integers", ~(numbers % 1 == 0) if x.is_floating_point() else None
+        instead = f"torch.unique({name}, return_inverse=True)[1]"
+    elif name == "exact_kl":
+        wanted, wrong = "divergences, which are not negative", ~(numbers >= -_ROUNDED)
+        instead = "the sum of p (log p - log q) over all tokens, in float32 or better"
+    else:
+        wanted, wrong = "logarithms of probabilities, which are at most 0", ~(numbers <= _ROUNDED)
+        instead = "logits.log_softmax(-1) at the sampled tokens, which are chosen by a mask"
+    if wrong is not None and bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        got = f"{float(numbers[place]):g} for token {place}".replace("nan", "NaN")
+        raise invalid_value("TokenLog", name, wanted=wanted, got=got, instead=instead)
+    return x.long() if name in WHOLE else numbers
+
+
+def in_order(log: TokenLog) -> TokenLog:
+    """Return the tokens in the order of their sequences and positions, with the sequences numbered from 0.
+
+    Raises:
+        ArgumentValueError: a sequence has two tokens at one position.
+    """
+    steps, places = log.sequence.diff(), log.position.diff()
+    if int(log.sequence[0]) == 0 and bool(((steps == 1) | ((steps == 0) & (places > 0))).all()):
+        return log
+    sequence = torch.unique(log.sequence, return_inverse=True)[1]
+    order = torch.from_numpy(np.lexsort((log.position.numpy(), sequence.numpy())))
+    ordered = replace(log, sequence=sequence).select(order)
+    again = (ordered.sequence.diff() == 0) & (ordered.position.diff() == 0)
+    if bool(again.any()):
+        place = int(again.nonzero()[0])
+        raise invalid_value(
+            "TokenLog",
+            "sequence",
+            wanted="a number of its own for each sequence",
+            got=f"position {int(ordered.position[place])} twice in sequence {int(log.sequence[order[place]])}",
+            instead="sequence + 1_000_000 * step, if each step numbers its sequences from 0",
+        )
+    return ordered
+
+
 def joined(logs: Sequence[TokenLog]) -> TokenLog:
     """Return several logs as one. Sequences get new numbers; a field that one log lacks is left out.
 
@@ -136,13 +181,14 @@ def joined(logs: Sequence[TokenLog]) -> TokenLog:
     if len(logs) == 1:
         return logs[0]
     names = tuple(dict.fromkeys(name for log in logs for name in log.groups))
-    firsts = torch.tensor([0] + [int(log.sequence.max()) + 1 for log in logs[:-1]], device="cpu").cumsum(0)
+    sequences = [torch.unique(log.sequence, return_inverse=True)[1] for log in logs]
+    firsts = torch.tensor([0, *(int(x.max()) + 1 for x in sequences[:-1])], device="cpu").cumsum(0)
     parts: dict[str, Tensor | None] = {}
     for field in fields(TokenLog):
         tensors = [getattr(log, field.name) for log in logs]
         if field.name != "groups":
             parts[field.name] = None if any(x is None for x in tensors) else torch.cat(tensors)
-    parts["sequence"] = torch.cat([log.sequence + first for log, first in zip(logs, firsts, strict=True)])
+    parts["sequence"] = torch.cat([x + first for x, first in zip(sequences, firsts, strict=True)])
     if parts["group"] is not None:
         places = [
             torch.tensor([names.index(name) for name in log.groups], device="cpu")[log.group] for log in logs

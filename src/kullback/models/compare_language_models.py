@@ -18,19 +18,29 @@ from torch import Tensor
 from kullback.common.constraints import FLAG, Arguments, OfType
 from kullback.common.extra_arguments import by_name
 from kullback.common.row_statistics import FURTHER
+from kullback.common.words import is_card
 from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
+from kullback.io import Reference
 from kullback.io.windows import Windows
-from kullback.models.differences import differences
+from kullback.models.card import notes_of_card
+from kullback.models.differences import differences, differences_by_group
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
-from kullback.models.model_results import Candidate, ModelComparison
+from kullback.models.model_results import Candidate, ModelComparison, Recorded
 from kullback.models.noise import NoisyModel
 from kullback.models.open_model import LOADING, Loading, Opened, is_reference, opened_in
 from kullback.models.pairing import DensePairing, Pairing, PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.passages import LENGTH
-from kullback.models.recording import record_reference
+from kullback.models.recording import (
+    copied,
+    metadata_of,
+    record_reference,
+    recorded_by,
+    recorded_in,
+    require_recordable,
+)
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
 from kullback.models.sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.models.text import CUT, Cut, Text, take_texts
@@ -64,6 +74,7 @@ def compare_models(
     run: Run = RUN,
     noise_floor: bool | None = None,
     one_at_a_time: bool = False,
+    record: str | os.PathLike[str] | None = None,
 ) -> ModelComparison:
     r"""Compare causal language models with a base over a text, by the divergences between their predictions and the
     base's.
@@ -90,16 +101,16 @@ def compare_models(
 
     Arguments:
         base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module that is called with
-            ``input_ids`` and returns logits, or a reference file (``.klref``). P may also be a source from
-            `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream` such as `HiddenStates`,
-            with one row for each scored token.
+            ``input_ids`` and returns logits, a reference file (``.klref``), or the folder of a card. P may also be a
+            source from `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream` such as
+            `HiddenStates`, with one row for each scored token.
         candidates: Q, in the same forms as the base, or the address of a server (``http://...``) with vLLM's, SGLang's
             or OpenAI's completions API. Pass one candidate, a list, or a mapping from names to candidates. If two
             candidates in a list have the same name, the second is called ``"name (2)"``, and so on.
         texts: a text, a `pathlib.Path` of a text file or JSONL file, or a list of texts, records or conversations. A
             record, such as a line of a JSONL file, has ``"text"``, or ``"messages"`` and ``"tools"``, or ``"prompt"``
             and ``"completion"``. None if a side is a reference file, which contains the tokens.
-        cut: how the text is cut into windows, and which tokens are scored.
+        cut: how the text is cut into windows, which tokens are scored, and their groups.
         loading: settings for opening models and files, such as a module's tokenizer, the dtype and the device.
         run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
         noise_floor: whether to compare the base also with a copy of the base that has rounding noise of the model's
@@ -109,6 +120,8 @@ def compare_models(
         one_at_a_time: whether to keep only one model in memory. If so, the base's predictions are first recorded as a
             reference file in a temporary folder. Each candidate is then compared with this file. For a candidate that
             is a reference itself, this gives only bounds.
+        record: a reference file to write of the base while it is read, for `ModelComparison.to_card`; None for no file.
+            A base that is a reference is copied.
 
     Returns:
         a `ModelComparison`; divergences in nats.
@@ -150,17 +163,26 @@ def compare_models(
             instead="resume without one_at_a_time",
         )
     check_goal(run, len(every_candidate), one_at_a_time=one_at_a_time, noise_floor=noise_floor)
+    recorded = None
+    if record is not None:
+        further = {"noise_floor": noise_floor, "one_at_a_time": one_at_a_time}
+        recorded = recorded_by(record, [base, *every_candidate], texts, cut, loading, run, further)
+    card = base if isinstance(base, str | os.PathLike) and is_card(base) else None
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(
         torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
     )
-    settings = _Settings(cut, loading, run, seed)
+    settings = _Settings(cut, loading, run, seed, texts, recorded and recorded.path)
     with ExitStack() as stack:
         name = None
         if one_at_a_time and not is_reference(base):
             name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
             base = _recorded(stack, base, texts, settings)
         opened = opened_in(stack, base, "base", settings.loading)
+        if recorded is not None:
+            require_recordable(opened)
+            if isinstance(opened, Reference):
+                stack.enter_context(copied(opened, recorded.path))
         # With `one_at_a_time`, each group is a single candidate. The text is the same for all groups.
         groups = [[each] for each in every_candidate] if one_at_a_time else [every_candidate]
         parts = [
@@ -174,7 +196,9 @@ def compare_models(
             )
             for place, group in enumerate(groups)
         ]
-    return _joined(parts, name, None if named is None else list(named))
+    result = _joined(parts, name, None if named is None else list(named), recorded)
+    notes = [] if card is None else notes_of_card(Path(card), result.candidates)
+    return replace(result, notes=[*result.notes, *notes])
 
 
 @dataclass(frozen=True)
@@ -185,6 +209,8 @@ class _Settings:
     loading: Loading
     run: Run
     seed: int
+    texts: object
+    record: Path | None
 
     def of_pairings(self, matched: Matched) -> PairingSettings:
         """Return the settings of each pair of a base and a candidate."""
@@ -192,7 +218,7 @@ class _Settings:
         clusters = _clusters(matched.windows, matched.documents, independent=independent)
         # An interval for a fixed number of windows is wrong where the data decide the number.
         run = self.run if self.run.goal is None else replace(self.run, bootstrap=0)
-        return PairingSettings(matched.windows, clusters, run, self.seed)
+        return PairingSettings(matched.windows, clusters, run, self.seed, matched.groups)
 
 
 class _Group(NamedTuple):
@@ -221,6 +247,10 @@ def _compare_group(
             units = of_pairings.windows, of_pairings.clusters
             question = question_of(settings.run, *units, len(others), cut.most_windows)
         base, *sides = matched.sides
+        if settings.record is not None and isinstance(base, DenseSide):
+            known = {"context": str(matched.context), "score": matched.score}
+            metadata = known | metadata_of(base.model, settings.texts, settings.loading, others)
+            base = recorded_in(stack, base, settings.record, metadata)
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
         pairings = [_pairing(base, side, of_pairings) for side in sides]
@@ -252,13 +282,16 @@ def _named(candidates: object) -> dict[str, object] | None:
     return dict(named)
 
 
-def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> ModelComparison:
+def _joined(
+    parts: list[_Group], name: str | None, names: list[str] | None, recorded: Recorded | None
+) -> ModelComparison:
     """Return the result of all groups.
 
     Arguments:
         parts: the results of the groups.
         name: the original name of a base that was recorded in a temporary file; None for other bases.
         names: the names that the user gave to the candidates; None if the user gave no names.
+        recorded: the arguments, with the candidates in the order of the call; None if no file was written.
     """
     matched, settings, _, floor, whole_text, question = parts[0]
     base = matched.sides[0].info
@@ -276,8 +309,13 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         range(len(results)), key=lambda place: results[place][0].comparison.divergences["kl_pq"].mean
     )
     results = [results[place] for place in order]
+    if recorded is not None:
+        sides, heads = (
+            (of[0], *(of[place + 1] for place in order)) for of in (recorded.sides, recorded.heads)
+        )
+        recorded = replace(recorded, sides=sides, heads=heads)
     compared, outcome, windows = [candidate for candidate, _ in results], None, matched.windows
-    distances = differences(results, settings)
+    distances, by_group = differences(results, settings), differences_by_group(results, settings)
     if question is not None:
         outcome = outcome_of(question, order, [each.model.name for each in compared], settings.clusters)
         compared = [with_bounds(each, question, place) for each, place in zip(compared, order, strict=True)]
@@ -297,6 +335,8 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
         whole_text=whole_text,
         notes=matched.notes,
         until_sure=outcome,
+        differences_by_group=by_group,
+        recorded=recorded,
     )
 
 
@@ -316,10 +356,13 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 def _called(candidate: Candidate, base: str, name: str) -> Candidate:
     """Return a candidate with the names that the report uses for it and for the base."""
+    groups = {
+        key: replace(each, p_name=base, q_name=name) for key, each in candidate.comparison.groups.items()
+    }
     return replace(
         candidate,
         model=replace(candidate.model, name=name),
-        comparison=replace(candidate.comparison, p_name=base, q_name=name),
+        comparison=replace(candidate.comparison, p_name=base, q_name=name, groups=groups),
     )
 
 
@@ -358,7 +401,7 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
     of_pairings = replace(
         settings, run=replace(settings.run, llama_cpp=False, until_sure=None, runs=1)
-    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number]))
+    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number], groups=None))
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)

@@ -19,6 +19,8 @@ UNSUPPORTED = "documents", "functions", "chat_template", "chat_template_kwargs"
 # The names that chat templates use for the field with the thoughts of a reply.
 REASONING = "reasoning_content", "reasoning", "thinking"
 THINK = "<think>"
+# The role of tokens that a template adds, and of those in a record of texts.
+TEMPLATE, PROMPT, COMPLETION = "template", "prompt", "completion"
 
 
 class WrongRecordError(Exception):
@@ -171,33 +173,108 @@ def reply_tokens(
     """
     if isinstance(document, Completion):
         return _completion_tokens(model, document, number)
-    messages, tools = document.messages, document.tools
-    text = model.chat_text(messages, tools=tools, reply_follows=False)
-    _require_all(model, document, text, number)
-    tokens = model.chat_encode(text)
+    tokens = document_tokens(model, document, number)
     scored = [False] * len(tokens)
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant" or place < document.first_scored:
-            continue
-        before = model.chat_text(messages[:place], tools=tools, reply_follows=True) if place else ""
-        after = model.chat_text(messages[: place + 1], tools=tools, reply_follows=False)
-        ends = [model.chat_encode(before) if before else [], model.chat_encode(after)]
-        if any(tokens[: len(end)] != end for end in ends) or not after.startswith(before):
-            raise ModelError.at(
-                "text",
-                "text",
-                wanted="a chat template that only adds to a conversation",
-                got=f"one that rewrites earlier messages of conversation {number}",
-                instead=(
-                    "templates that drop <think> from earlier replies do. Score the last reply alone, as "
-                    'the "completion" of a "prompt" of messages'
-                ),
-            )
-        _require_reply(message, before, after[len(before) :], place, number)
-        scored[len(ends[0]) : len(ends[1])] = [True] * (len(ends[1]) - len(ends[0]))
+    for place, message in enumerate(document.messages):
+        if message["role"] == "assistant" and place >= document.first_scored:
+            reply = _reply(model, document, tokens, place, number)
+            scored[reply] = [True] * (reply.stop - reply.start)
     if scored:
         scored[0] = False
     return tokens, scored
+
+
+def document_tokens(model: LanguageModel, document: Document, number: int) -> list[int]:
+    """Return all tokens of a document, as the model reads them; `number` is as for `reply_tokens`.
+
+    Raises:
+        ModelError: the template leaves out calls, tools or messages of the record.
+    """
+    if not isinstance(document, Conversation):
+        text = document if isinstance(document, str) else document.prompt + document.completion
+        return ([] if model.bos is None else [model.bos]) + model.encode(text)
+    text = model.chat_text(document.messages, tools=document.tools, reply_follows=False)
+    _require_all(model, document, text, number)
+    return model.chat_encode(text)
+
+
+def token_roles(model: LanguageModel, document: Conversation | Completion, number: int) -> list[str]:
+    """Return the role of each token: its message's, or `TEMPLATE` if the template adds it; `PROMPT` or `COMPLETION`.
+
+    A reply is all that follows its beginning, with its last token, as in `reply_tokens`. Of other messages, the tokens
+    with text of the content have the role. That text is replaced to find where the template writes it.
+
+    Raises:
+        ModelError: as for `reply_tokens`, or the template changes other parts of the text with the content of a
+            message.
+    """
+    if isinstance(document, Completion):
+        return [COMPLETION if scored else PROMPT for scored in _completion_tokens(model, document, number)[1]]
+    tokens = document_tokens(model, document, number)
+    text = model.chat_text(document.messages, tools=document.tools, reply_follows=False)
+    spans = model.vocabulary.spans(tokens, text.encode())
+    if spans is None:
+        raise ModelError.at(
+            printable(model.name),
+            wanted="tokens that spell the text of the template, whose roles are asked for",
+            got=f"others in conversation {number}",
+            instead="group by a key of the records (--group KEY), or score the replies (--score assistant)",
+        )
+    roles = [TEMPLATE] * len(tokens)
+    for place, message in enumerate(document.messages):
+        if message["role"] == "assistant":
+            chosen = _reply(model, document, tokens, place, number)
+            roles[chosen] = ["assistant"] * (chosen.stop - chosen.start)
+        elif message["content"]:
+            low, high = _place_of_content(model, document, text, place, number)
+            for token, (start, stop) in enumerate(spans):
+                if start < high and stop > low:
+                    roles[token] = message["role"]
+    return roles
+
+
+def _place_of_content(
+    model: LanguageModel, document: Conversation, text: str, place: int, number: int
+) -> tuple[int, int]:
+    """Return the bytes of the template's text at which the content of a message begins and ends."""
+    mark = next(name for i in range(len(text) + 1) if (name := f"content{i}") not in text)
+    messages = [*document.messages]
+    messages[place] = {**messages[place], "content": mark}
+    marked = model.chat_text(messages, tools=document.tools, reply_follows=False)
+    before, _, after = marked.partition(mark)
+    is_inside = len(before) + len(after) <= len(text) and text.startswith(before) and text.endswith(after)
+    if mark not in marked or not is_inside:
+        raise ModelError.at(
+            "text",
+            "text",
+            wanted="a chat template that writes the content of a message once, and the rest of the text alike",
+            got=f"another at message {place + 1} of conversation {number}",
+            instead="group by a key of the records (--group KEY), or score the replies (--score assistant)",
+        )
+    return len(before.encode()), len(text.encode()) - len(after.encode())
+
+
+def _reply(
+    model: LanguageModel, document: Conversation, tokens: Sequence[int], place: int, number: int
+) -> slice:
+    """Return the places of the tokens of the reply in a message, without its beginning; `number` is for errors."""
+    messages, tools = document.messages, document.tools
+    before = model.chat_text(messages[:place], tools=tools, reply_follows=True) if place else ""
+    after = model.chat_text(messages[: place + 1], tools=tools, reply_follows=False)
+    ends = [model.chat_encode(before) if before else [], model.chat_encode(after)]
+    if any(tokens[: len(end)] != end for end in ends) or not after.startswith(before):
+        raise ModelError.at(
+            "text",
+            "text",
+            wanted="a chat template that only adds to a conversation",
+            got=f"one that rewrites earlier messages of conversation {number}",
+            instead=(
+                "templates that drop <think> from earlier replies do. Score the last reply alone, as "
+                'the "completion" of a "prompt" of messages'
+            ),
+        )
+    _require_reply(messages[place], before, after[len(before) :], place, number)
+    return slice(len(ends[0]), len(ends[1]))
 
 
 def _completion_tokens(

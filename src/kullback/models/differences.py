@@ -1,4 +1,4 @@
-"""How much farther each candidate is from the base than the previous candidate."""
+"""How much farther each candidate is from the base than the previous candidate, also by group."""
 
 from __future__ import annotations
 
@@ -22,13 +22,29 @@ def differences(results: Sequence[tuple[Candidate, Tensor]], settings: PairingSe
     for (candidate, before), (following, after) in pairwise(results):
         common = min(len(before), len(after))  # a candidate whose place is clear may be read no further
         mean = _difference(after[:common] - before[:common], settings)
-        open_ends = candidate.is_open_above, following.is_open_above
-        if any(open_ends) and mean.interval is not None:
-            low, high = mean.interval
-            ends = -math.inf if open_ends[0] else low, math.inf if open_ends[1] else high
-            mean = replace(mean, interval=None if all(open_ends) else ends, reason="not bounded")
-        means.append(mean)
+        means.append(with_open_ends(mean, candidate.is_open_above, following.is_open_above))
     return means
+
+
+def differences_by_group(
+    results: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings
+) -> dict[str, list[Value[float]]]:
+    """Return `differences` over the rows of each group that all candidates have."""
+    by_group: dict[str, list[Value[float]]] = {}
+    for name, rows in ({} if settings.groups is None else settings.groups.masks()).items():
+        in_group = [(candidate.in_group(name), kl[rows[: len(kl)]]) for candidate, kl in results]
+        if all(len(kl) for _, kl in in_group):
+            by_group[name] = differences(in_group, settings.of_rows(rows))
+    return by_group
+
+
+def with_open_ends(difference: Value[float], below: bool, above: bool) -> Value[float]:
+    """Return a difference whose interval is open below, above, or on both sides, which is no interval."""
+    if difference.interval is None or not (below or above):
+        return difference
+    low, high = difference.interval
+    ends = None if below and above else (-math.inf if below else low, math.inf if above else high)
+    return replace(difference, interval=ends, reason="not bounded")
 
 
 def _difference(values: Tensor, settings: PairingSettings) -> Value[float]:

@@ -90,19 +90,6 @@ def _on_storage(samples: Sequence[Sample], head: OutputHead) -> list[str]:
     return [f"the files store {name}, whose rounding {added}; smaller divergences cannot be seen"]
 
 
-def stored_step(numbers: Tensor) -> Tensor:
-    """Return the distance between neighboring numbers of a dtype around each number, in float32.
-
-    Example:
-        >>> import torch
-        >>> stored_step(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float8_e4m3fn))
-        tensor([0.1250, 0.2500, 0.0020])
-    """
-    limits = torch.finfo(numbers.dtype)
-    exponents = torch.frexp(numbers.float().abs().clamp(min=limits.smallest_normal)).exponent - 1
-    return torch.ldexp(torch.full_like(numbers, limits.eps, dtype=torch.float32), exponents)
-
-
 def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
     """Return KL between the predictions of stored hidden states and of states that the dtype cannot tell from them."""
     generator = torch.Generator().manual_seed(0)
@@ -143,11 +130,22 @@ def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -
     scale = float((stored * own).sum() / (own * own).sum().clamp(min=1e-30))
     others = {f"the input of block {layer} (id {layer})": x for layer, x in layers.items()}
     others["the states after the final norm"] = normed
+    shifted = {
+        "the states of the tokens before": own.roll(1, 0),
+        "the states of the tokens after": own.roll(-1, 0),
+    }
+    others |= shifted
     others[f"its states times {significant(scale, 3)}, a wrong scale"] = scale * own
     distance, distances = _distance(stored, own), {name: _distance(stored, x) for name, x in others.items()}
     nearest = min(distances, key=lambda name: distances[name])
     if distances[nearest] < _NEARER * distance:
-        raise _wrong(ref, head, nearest)
+        raise _wrong(
+            ref, head, nearest, instead="store in row i the state of token i" if nearest in shifted else ""
+        )
+    if distance > 1:
+        other = "name the model that made these files (--head), or in Python check=False"
+        got = f"states that differ from it by {100 * distance:.3g} %, more than zeros do"
+        raise _wrong(ref, head, got, instead=other)
     made = head.logits(sample.states[:, -1]).cpu()
     kl = float(logit_divergence(_KL, logits.float(), made.float()).mean())
     return (
@@ -217,10 +215,11 @@ def _error(values: Tensor) -> float:
     return float(values.std() / math.sqrt(len(values)))
 
 
-def _wrong(ref: FileReference, head: OutputHead, got: str) -> FileError:
+def _wrong(ref: FileReference, head: OutputHead, got: str, *, instead: str = "") -> FileError:
     layers = f"id {head.layers}" if head.layers else "the id num_hidden_layers"
     return ref.error(
         wanted=f"as the last layer the output of the last block of {printable(head.name)}, before the norm ({layers})",
         got=got,
-        instead=f"record {layers} in eagle_aux_hidden_state_layer_ids, or name the model of these files (--head)",
+        instead=instead
+        or f"record {layers} in eagle_aux_hidden_state_layer_ids, or name the model of these files (--head)",
     )

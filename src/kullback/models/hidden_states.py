@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from kullback.common.dtypes import dtype_name
-from kullback.common.files import file_stamp, file_stamps
+from kullback.common.dtypes import dtype_name, stored_step
+from kullback.common.files import by_numbers, file_stamp, file_stamps
 from kullback.common.words import is_hidden_states
 from kullback.errors import ArgumentValueError, FileError, invalid_value, printable
 from kullback.io import RowStream, Windows
 from kullback.io.arrays import ArrayLayout, BytesReader
 from kullback.io.safetensors_file import FLOAT8_DTYPES, SAFETENSORS_DTYPES, safetensors_header, tensor_layout
 from kullback.io.source_files import FileReference
-from kullback.models.hidden_state_checks import Sample, examined, stored_step
+from kullback.models.hidden_state_checks import Sample, examined
 from kullback.models.open_model import LOADING, Loading
 from kullback.models.output_head import OutputHead, open_head
 from kullback.models.text import CUT, Cut
@@ -306,21 +306,14 @@ def with_heads(
             instead="--head MODEL" if stored else "leave --head out",
         )
     folders = iter(heads if len(heads) == len(stored) else [*heads] * len(stored))
-    known: dict[str | Path, OutputHead] = {}
-    opened: list[Any] = []
-    for name in sides:
-        if name not in stored:
-            opened.append(name)
-            continue
-        folder = next(folders)
-        known[folder] = known.get(folder) or open_head(folder, loading)
-        opened.append(HiddenStates(name, known[folder], cut=cut, loading=loading, name="hidden states"))
-    return opened
+    head_of = cache(lambda folder: open_head(folder, loading))
+    settings: dict[str, Any] = {"cut": cut, "loading": loading, "name": "hidden states"}
+    return [HiddenStates(x, head_of(next(folders)), **settings) if x in stored else x for x in sides]
 
 
 def _prompts(folder: FileReference) -> list[Prompt]:
     """Return the prompts of a folder, in the order of the numbers in the names of the files."""
-    paths = sorted(folder.path.glob("*.safetensors"), key=_by_numbers)
+    paths = sorted(folder.path.glob("*.safetensors"), key=lambda path: by_numbers(path.stem))
     if not paths:
         raise folder.error(
             wanted="a folder of hidden states as .safetensors",
@@ -328,11 +321,6 @@ def _prompts(folder: FileReference) -> list[Prompt]:
             instead="name the shared_storage_path of vLLM's ExampleHiddenStatesConnector",
         )
     return [_prompt(FileReference(path, folder.name)) for path in paths]
-
-
-def _by_numbers(path: Path) -> list[tuple[int, str]]:
-    """Return a key that puts hs_2 before hs_10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
 
 
 def _prompt(ref: FileReference) -> Prompt:
@@ -357,8 +345,11 @@ def _prompt(ref: FileReference) -> Prompt:
         if ids.shape[0] != tokens:
             raise ref.error(
                 wanted=f"a hidden state for each of {ids.shape[0]} tokens",
-                got=f"{tokens}: vLLM's prefix cache leaves the others out",
-                instead="record again with enable_prefix_caching=False (--no-enable-prefix-caching)",
+                got=f"{tokens}"
+                + (": vLLM's prefix cache leaves the others out" if tokens < ids.shape[0] else ""),
+                instead="record again with enable_prefix_caching=False (--no-enable-prefix-caching)"
+                if tokens < ids.shape[0]
+                else f"keep only the hidden states of the tokens in {TOKENS}",
             )
         is_float8 = states.dtype in FLOAT8_DTYPES.values()
         fitting = scales is not None and scales.shape in ((tokens, 1, 1), (tokens, layers, 1))

@@ -13,12 +13,14 @@ from kullback.errors import ArgumentValueError, ModelError, invalid_value, print
 from kullback.io import Reference, RowSource, TopKSource
 from kullback.io.windows import Windows
 from kullback.models.conversations import texts_of
+from kullback.models.groups import Origins, groups_of
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
 from kullback.models.text import Cut, Text
 from kullback.models.vocabulary import SharedClasses, share_classes
+from kullback.predictions.groups import Groups
 
 CALL = "compare_models"
 # The types of sides that may store windows.
@@ -36,6 +38,7 @@ class Matched(NamedTuple):
         score: which tokens are scored.
         words: the text of every class of the base, or None if these texts are unknown.
         notes: remarks, as sentences.
+        groups: the group of each scored token; None without groups.
     """
 
     sides: list[ModelSide]
@@ -45,6 +48,7 @@ class Matched(NamedTuple):
     score: str
     words: list[str] | None
     notes: list[str]
+    groups: Groups | None = None
 
 
 def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: Cut) -> Matched:
@@ -102,7 +106,34 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     notes: list[str] = []
     if text is not None and left_out:
         notes.append(f"{left_out:,} of {len(text.documents):,} documents hold no scored token.")
-    return Matched(sides, windows, documents, context, score, words, notes)
+    groups = None
+    if cut.groups is not None:
+        groups, remarks = _groups(cut, reader, text, windows, documents if holder is None else None)
+        notes += remarks
+    return Matched(sides, windows, documents, context, score, words, notes, groups)
+
+
+def _groups(
+    cut: Cut, reader: LanguageModel | None, text: Text | None, windows: Windows, documents: Tensor | None
+) -> tuple[Groups, list[str]]:
+    """Return the group of each scored token, and remarks.
+
+    Arguments:
+        cut: how the text was cut, and the rule of the groups.
+        reader: the model whose tokens the windows have; None without a model.
+        text: the text; None if a side stores the windows and there is no text.
+        windows: the windows.
+        documents: the document of each window; None to cut the text for them.
+    """
+    if reader is None:
+        got, instead = "files alone", "groups=None (without --group)"
+        wanted = "a model among the sides, whose tokenizer shows the groups"
+        raise invalid_value("Cut", "groups", wanted=wanted, got=got, instead=instead)
+    origins = None
+    if text is not None:
+        of_window = cut.windows(reader, text)[1] if documents is None else documents
+        origins = Origins(text.documents, text.records, of_window)
+    return groups_of(str(cut.groups), reader, windows, origins)
 
 
 def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from kullback.common.display import Shown
+from kullback.common.extra_arguments import by_name
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import quoted
 from kullback.io.windows import Windows
@@ -74,6 +78,8 @@ class Candidate(ShortRepr):
         certain: for each divergence, certain bounds of the mean over these tokens; None if all classes are known.
         drawn: for each divergence, the mean over exactly these tokens with the error of the sampling; None unless one
             side is a reference.
+        certain_in_groups: `certain` of each group, by name.
+        drawn_in_groups: `drawn` of each group, by name.
     """
 
     model: ModelInfo
@@ -83,6 +89,8 @@ class Candidate(ShortRepr):
     known: Literal["all classes", "reference", "top classes"] = "all classes"
     certain: dict[str, tuple[float, float]] | None = None
     drawn: dict[str, DrawnMean] | None = None
+    certain_in_groups: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    drawn_in_groups: dict[str, dict[str, DrawnMean]] = field(default_factory=dict)
 
     @property
     def is_lower_bound(self) -> bool:
@@ -95,6 +103,20 @@ class Candidate(ShortRepr):
         if self.drawn is not None:
             return self.drawn["kl_pq"].interval[1] == math.inf
         return self.is_lower_bound
+
+    def in_group(self, name: str) -> Candidate:
+        """Return the comparison of a group of tokens, `Comparison.groups`, as a candidate without passages."""
+        certain, drawn = self.certain_in_groups.get(name), self.drawn_in_groups.get(name)
+        comparison = self.comparison.groups[name]
+        return replace(
+            self,
+            comparison=comparison,
+            passages=[],
+            certain=certain,
+            drawn=drawn,
+            certain_in_groups={},
+            drawn_in_groups={},
+        )
 
 
 @dataclass(frozen=True)
@@ -147,12 +169,38 @@ class UntilSure:
         return hash((self.goal, self.units, *self.candidates.values()))
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """The reference file that a comparison wrote of its base, and the arguments of the comparison, for a card.
+
+    Attributes:
+        path: the path of the reference file.
+        sides: the path or address of the base and of each candidate, in the order of the result; None for an object.
+        heads: for each side, the folder of the head if the side is a folder of hidden states, else None.
+        text: the path of the text; None if the text was not a file.
+        seed: the seed of the intervals; None if a generator had been used before.
+        settings: the settings that are not the default, by their names in `compare_models`, `Cut`, `Loading`, `Run`.
+        is_command: whether the command line can make the same comparison: the models and the text have paths.
+    """
+
+    path: Path
+    sides: tuple[str | None, ...]
+    heads: tuple[str | None, ...]
+    text: str | None
+    seed: int | None
+    settings: Mapping[str, str | float]
+    is_command: bool
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.sides, self.text))
+
+
 @dataclass(frozen=True, repr=False)
 class ModelComparison(Shown):
     """The result of `compare_models`.
 
     ``print`` shows the comparison as text, and a notebook shows a table. `to_html`, `to_json`, `to_dict` and
-    `to_pandas` convert the comparison, and `plot` draws it.
+    `to_pandas` convert the comparison, `plot` draws it, and `to_card` writes a folder to publish.
 
     Attributes:
         base: the base's name and origin.
@@ -160,6 +208,7 @@ class ModelComparison(Shown):
         differences: for each candidate but the last, the mean KL of the next candidate minus the mean KL of this
             candidate, paired by rows. If one of both means has no upper bound, the difference is open on that side. If
             both means have no upper bound, the difference has no interval.
+        differences_by_group: `differences` over the tokens of each group, by name; empty without groups.
         noise_floor: the comparison of the base with the base plus rounding noise of its dtype in every layer; None
             without a noise floor.
         text: the windows that were read, in the base's tokens.
@@ -170,6 +219,7 @@ class ModelComparison(Shown):
         notes: remarks on the comparison as a whole, as sentences.
         until_sure: how far the run read until the goal of `Run.until_sure` was reached; None if there was no goal. The
             windows of `text` are then in the order in which they were read.
+        recorded: the reference file that was written of the base, and the arguments; None without `record`.
     """
 
     base: ModelInfo
@@ -183,6 +233,8 @@ class ModelComparison(Shown):
     whole_text: bool
     notes: list[str]
     until_sure: UntilSure | None = None
+    recorded: Recorded | None = None
+    differences_by_group: dict[str, list[Value[float]]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         # Equal objects have equal hashes. The lists are left out, because a list has no hash.
@@ -199,6 +251,29 @@ class ModelComparison(Shown):
             if candidate.model.name == name:
                 return candidate
         raise KeyError(name)
+
+    @by_name("result.to_card('folder')")
+    def to_card(self, folder: str | os.PathLike[str]) -> None:
+        """Write a folder to publish, with which others repeat the comparison without the base and without the text.
+
+        The folder has ``README.md`` (the numbers, how they were measured, and commands), ``card.json``, a badge for
+        shields.io, ``report.html``, ``report.json``, and the reference of the base, ``reference.klref``. The reference
+        contains the tokens of the text. `compare_models` takes the folder as the base.
+
+        Arguments:
+            folder: a new or empty folder, or the folder of an earlier card, whose files are replaced.
+
+        Raises:
+            ArgumentValueError: the comparison has no reference, because it was made without `record`.
+            FileError: the folder has other files, or cannot be written.
+            OptionalDependencyError: jinja2 or matplotlib is not installed.
+
+        Example:
+            >>> comparison = compare_models("llama-3-8b", "q4.gguf", text, record="a.klref")  # doctest: +SKIP
+            >>> comparison.to_card("card")  # doctest: +SKIP
+            >>> compare_models("card", "q4.gguf")  # doctest: +SKIP
+        """
+        self._report("card").write(self, folder)
 
     def __repr__(self) -> str:
         means = ", ".join(

@@ -13,10 +13,11 @@ import torch
 from kullback.common.constraints import FLAG, Arguments
 from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
-from kullback.common.words import RepresentationName, is_hidden_states
+from kullback.common.words import RepresentationName, is_address, is_card, is_hidden_states
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
 from kullback.io.row_sources import checked
+from kullback.models.card import open_card
 from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.parameters import parameter_count
@@ -157,9 +158,9 @@ Opened = LanguageModel | RowSource | Reference | TopKSource
 
 @by_name()
 def is_reference(side: object) -> bool:
-    """Whether an argument is an open reference file, or the path of a reference file."""
+    """Whether an argument is an open reference file, or the path of a reference file or of the folder of a card."""
     if isinstance(side, str | os.PathLike):
-        return os.fspath(side).lower().endswith(".klref")
+        return os.fspath(side).lower().endswith(".klref") or is_card(side)
     return isinstance(side, Reference)
 
 
@@ -181,8 +182,8 @@ def open_side(side: object, argument: str, loading: Loading) -> Opened:
         name = os.fspath(side)
         path = Path(name)
         if is_reference(name):
-            return Reference(path, name=argument)
-        if name.startswith(("http://", "https://")):
+            return open_card(path, argument) if is_card(path) else Reference(path, name=argument)
+        if is_address(name):
             return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
         if path.is_file() and path.suffix.lower() != ".gguf":
             return _open_file(path, argument, loading)

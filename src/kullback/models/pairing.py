@@ -18,6 +18,7 @@ from kullback.models.passages import Passages, decoded_passage, read_tokens
 from kullback.models.side import ModelSide
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
+from kullback.predictions.groups import Groups
 from kullback.predictions.mean_intervals import MeanEstimator
 from kullback.predictions.measure import MeasuredRows, measure, rows_in_part
 from kullback.predictions.prediction_results import WorstRow
@@ -36,6 +37,11 @@ class PairingSettings:
     clusters: Clusters
     run: Run
     seed: int
+    groups: Groups | None = None
+
+    def of_rows(self, rows: Tensor) -> PairingSettings:
+        """Return the settings of a mean over some rows."""
+        return replace(self, clusters=self.clusters.at(rows), groups=None)
 
     def estimator(self) -> MeanEstimator:
         """Return a new estimator of the mean of one column; all these estimators use the same draws."""
@@ -52,6 +58,7 @@ class PairingSettings:
             replace(self.run, generator=torch.Generator().manual_seed(self.seed)),
             chunks=self.windows.clusters if self.run.llama_cpp else None,
             further=further,
+            groups=self.groups,
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kullback.common.row_statistics import BUILT_IN, TOP_CLASSES
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
+from kullback.models.differences import with_open_ends
 from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.pairing import Pairing, PairingSettings
 from kullback.models.side import ModelSide, ReferenceSide
@@ -23,7 +24,7 @@ from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
 from kullback.predictions.reading import Part
 from kullback.predictions.reference_rows import ReferenceRows, measure_reference
-from kullback.results.value import Reason
+from kullback.results.value import Reason, Value
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
 HIGHEST = {each.name: each.high for each in BUILT_IN}
@@ -118,11 +119,45 @@ class _PartialPairing(Pairing):
             self._collector.add(rows, [])
         return self._collector.comparison(self.base, self.candidate, notes)
 
-    def _candidate(self, comparison: Comparison, divergences: dict[str, Summary], **known: Any) -> Candidate:
-        """Return the result, with `divergences` in place of the divergences in `comparison`."""
+    @abstractmethod
+    def _known(self, comparison: Comparison, chosen: Tensor | slice, settings: PairingSettings) -> Candidate:
+        """Return the result of the chosen rows.
+
+        Arguments:
+            comparison: the comparison of these rows, from the collector.
+            chosen: a mask of the rows, or a slice.
+            settings: the settings, with the clusters of the rows.
+        """
+
+    @abstractmethod
+    def _against_rest(
+        self, values: dict[str, Value[float]], group: Candidate, rest: Tensor
+    ) -> dict[str, Value[float]]:
+        """Return the differences of a group and all other rows, `rest`, as far as they are known."""
+
+    def _candidate(self, comparison: Comparison) -> Candidate:
+        """Return the result of all rows, and of each group."""
+        whole = self._known(comparison, slice(None), self.settings)
+        masks = {} if self.settings.groups is None else self.settings.groups.masks()
+        groups: dict[str, Candidate] = {}
+        for name, of_rows in comparison.groups.items():
+            group = self._known(of_rows, masks[name], self.settings.of_rows(masks[name]))
+            against_rest = self._against_rest(of_rows.against_rest, group, ~masks[name])
+            groups[name] = replace(group, comparison=replace(group.comparison, against_rest=against_rest))
+        comparisons = {name: each.comparison for name, each in groups.items()}
+        return replace(
+            whole,
+            passages=self.passages.passages(),
+            comparison=replace(whole.comparison, groups=comparisons),
+            certain_in_groups={name: each.certain for name, each in groups.items() if each.certain},
+            drawn_in_groups={name: each.drawn for name, each in groups.items() if each.drawn},
+        )
+
+    def _with(self, comparison: Comparison, divergences: dict[str, Summary], **known: Any) -> Candidate:
+        """Return a result with `divergences` in place of the divergences in `comparison`."""
         rate = complement(divergences["tv"])
         comparison = replace(comparison, divergences=divergences, acceptance_rate=rate)
-        return Candidate(self.candidate.info, comparison, self.passages.passages(), None, **known)
+        return Candidate(self.candidate.info, comparison, [], None, **known)
 
 
 class ListedPairing(_PartialPairing):
@@ -145,14 +180,25 @@ class ListedPairing(_PartialPairing):
 
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
-        comparison = self._comparison(table, [self._note()])
-        upper = dict(zip(DIVERGENCES, table[:, WIDTH:].unbind(-1), strict=True))
+        self._upper = dict(zip(DIVERGENCES, table[:, WIDTH:].unbind(-1), strict=True))
+        return self._candidate(self._comparison(table, [self._note()])), table[:, 0]
+
+    def _known(self, comparison: Comparison, chosen: Tensor | slice, settings: PairingSettings) -> Candidate:
+        upper = {name: most[chosen] for name, most in self._upper.items()}
         lower = comparison.divergences
         certain = {name: (lower[name].mean, float(most.mean())) for name, most in upper.items()}
-        divergences = {name: self._up_to(lower[name], most, HIGHEST[name]) for name, most in upper.items()}
-        return self._candidate(comparison, divergences, known="top classes", certain=certain), table[:, 0]
+        divergences = {
+            name: self._up_to(lower[name], most, HIGHEST[name], settings) for name, most in upper.items()
+        }
+        return self._with(comparison, divergences, known="top classes", certain=certain)
 
-    def _up_to(self, summary: Summary, upper: Tensor, bound: float) -> Summary:
+    def _against_rest(
+        self, values: dict[str, Value[float]], group: Candidate, rest: Tensor
+    ) -> dict[str, Value[float]]:
+        # The difference of two lower bounds says nothing.
+        return {name: value for name, value in values.items() if name not in DIVERGENCES}
+
+    def _up_to(self, summary: Summary, upper: Tensor, bound: float, settings: PairingSettings) -> Summary:
         """Return the summary of the lower bounds, with an interval that extends to the upper end for the upper
         bounds.
         """
@@ -160,7 +206,7 @@ class ListedPairing(_PartialPairing):
             return summary
         end = bound
         if bool(upper.isfinite().all()):
-            estimator = self.settings.estimator()
+            estimator = settings.estimator()
             estimator.add(upper[:, None])
             interval = estimator.estimates([RatioOfSums(0, -1, 0.0, bound)])[0].interval
             end = bound if interval is None else interval[1]
@@ -199,32 +245,51 @@ class ReferencePairing(_PartialPairing):
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
         side: Any = self.base if self._of_base else self.candidate
-        rows = ReferenceRows.of_table(table[:, WIDTH:], side.reference.tail_draws)
+        self._rows = rows = ReferenceRows.of_table(table[:, WIDTH:], side.reference.tail_draws)
         for place, name in enumerate(self._measured_as.values()):
             values = row_estimates(rows, name)[0]
             table[:, place] = torch.where(values.isnan(), table[:, place], values)
         note = _NOTE.format("P") if self._of_base else _NOTE.format("Q") + _NOTE_ON_CANDIDATE
-        comparison = self._comparison(table, [note])
-        drawn = {name: drawn_mean(rows, of) for name, of in self._measured_as.items()}
+        return self._candidate(self._comparison(table, [note])), table[:, 0]
+
+    def _known(self, comparison: Comparison, chosen: Tensor | slice, settings: PairingSettings) -> Candidate:
+        drawn = {name: drawn_mean(self._rows, of, chosen) for name, of in self._measured_as.items()}
         divergences = {
-            name: self._with_interval(comparison.divergences[name], rows, of, drawn[name])
-            for name, of in self._measured_as.items()
+            name: self._with_interval(comparison.divergences[name], name, drawn[name], chosen, settings)
+            for name in DIVERGENCES
         }
         certain = {name: each.bounds for name, each in drawn.items()}
-        candidate = self._candidate(comparison, divergences, known="reference", certain=certain, drawn=drawn)
-        return candidate, table[:, 0]
+        return self._with(comparison, divergences, known="reference", certain=certain, drawn=drawn)
 
-    def _with_interval(self, summary: Summary, rows: ReferenceRows, name: str, drawn: DrawnMean) -> Summary:
+    def _against_rest(
+        self, values: dict[str, Value[float]], group: Candidate, rest: Tensor
+    ) -> dict[str, Value[float]]:
+        differences = dict(values)
+        for name, mean in (group.drawn or {}).items() if values else ():
+            other = drawn_mean(self._rows, self._measured_as[name], rest)
+            is_open = other.interval[1] == math.inf, mean.interval[1] == math.inf
+            differences[name] = with_open_ends(values[name], *is_open)
+        return differences
+
+    def _with_interval(
+        self,
+        summary: Summary,
+        name: str,
+        drawn: DrawnMean,
+        chosen: Tensor | slice,
+        settings: PairingSettings,
+    ) -> Summary:
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason
-        if self.settings.run.bootstrap and math.isfinite(drawn.mean):
+        if settings.run.bootstrap and math.isfinite(drawn.mean):
             mean = population_mean(
-                rows,
-                name,
-                cluster=self.settings.clusters.numbers,
-                in_order=bool(self.settings.clusters.in_order),
-                bootstrap=self.settings.run.bootstrap,
-                generator=torch.Generator().manual_seed(self.settings.seed),
+                self._rows,
+                self._measured_as[name],
+                chosen=chosen,
+                cluster=settings.clusters.numbers,
+                in_order=bool(settings.clusters.in_order),
+                bootstrap=settings.run.bootstrap,
+                generator=torch.Generator().manual_seed(settings.seed),
             )
             interval, error, reason = mean.interval, mean.standard_error, mean.reason
         return replace(summary, value=drawn.mean, standard_error=error, interval=interval, reason=reason)

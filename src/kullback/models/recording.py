@@ -1,26 +1,46 @@
-"""`record_reference`, which writes a model's predictions over a text as a reference file."""
+"""A model's predictions over a text as a reference file: `record_reference`, and sides that are recorded when read."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import ExitStack
+import shutil
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.extra_arguments import by_name
-from kullback.common.files import check_writable
-from kullback.errors import invalid_value
-from kullback.io import RowStream
+from kullback.common.files import (
+    check_writable,
+    file_hash,
+    open_output,
+    refuse_overwriting,
+    without_folders,
+    write_errors,
+)
+from kullback.common.words import is_address
+from kullback.errors import invalid_type, invalid_value, printable, safe_repr
+from kullback.io import Reference, RowSource, RowStream, TopKSource
+from kullback.io.blocks import rows_from
 from kullback.io.reference_writer import STORED, ReferenceWriter
 from kullback.io.row_sources import checked
+from kullback.io.safetensors_file import METADATA, encoded_header, read_header
+from kullback.models.hidden_states import HiddenStates
+from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
+from kullback.models.model_results import Recorded
 from kullback.models.open_model import LOADING, Loading, open_model
+from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide
 from kullback.models.text import CUT, Cut, take_texts
-from kullback.predictions.run import BLOCK_BYTES, Progress
+from kullback.predictions.run import BLOCK_BYTES, RUN, Progress, Run
 
-CALL = "record_reference"
+CALL, _COMPARE = "record_reference", "compare_models"
 HASHED_AT_ONCE = 1 << 22
 
 _ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES))
@@ -105,27 +125,188 @@ def _side(
                 got=f"{type(model).__name__} without `windows`",
                 instead="a RowStream whose attribute `windows` is a kullback.io.Windows",
             )
-        return DenseSide.of_file(source, source.windows), {**source.metadata, "model": source.name}
+        return DenseSide.of_file(source, source.windows), metadata_of(source, None, loading)
     text = take_texts(CALL, texts)
     opened = stack.enter_context(open_model(model, loading))
     windows, _ = cut.windows(opened, text)
-    metadata = {"context": str(cut.context), "score": cut.score} | _describe(opened)
+    metadata = {"context": str(cut.context), "score": cut.score} | metadata_of(opened, texts, loading)
     return DenseSide(opened.info, windows, opened), metadata
 
 
-def _describe(model: LanguageModel) -> dict[str, str]:
-    info = model.info
-    known = {
-        "model": info.name,
-        "model_kind": info.kind,
-        "model_hash": _hash_of(Path(info.name)),
-        "dtype": info.dtype,
-        "parameters": info.parameters,
-        "file_bytes": info.file_bytes,
-        "tokenizer": model.vocabulary.fingerprint,
-        "bos": model.bos,
-    }
+class RecordedSide(DenseSide):
+    """A side that also writes its rows as a reference file while a comparison reads it.
+
+    A comparison that continues at a later row reads this side from row 0, so that the file has all rows.
+    """
+
+    def __init__(self, side: DenseSide, writer: ReferenceWriter) -> None:
+        super().__init__(side.info, side.windows, side.model)
+        self._writer = writer
+
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
+        yield from rows_from(self._recorded(rows), first)
+
+    def _recorded(self, rows: int) -> Iterator[Tensor]:
+        for block in super().blocks(rows=rows):
+            self._writer.add(block)
+            yield block
+
+
+def recorded_in(stack: ExitStack, side: DenseSide, path: Path, metadata: Mapping[str, str]) -> RecordedSide:
+    """Return a side that writes the file when it is read. The stack finishes the file if there was no error."""
+    public = {"model": without_folders(metadata["model"])}
+    return RecordedSide(
+        side, stack.enter_context(ReferenceWriter(path, side.windows, metadata={**metadata, **public}))
+    )
+
+
+@contextmanager
+def copied(source: Reference, target: Path) -> Generator[None]:
+    """Copy a reference file, without the folders in the name of its model, if the context ends without an error."""
+    yield
+    with write_errors(target), source.ref.open() as original, open_output(target) as file:
+        _, entries = read_header(source.ref, original)
+        if "model" in (metadata := entries[METADATA]):
+            metadata["model"] = without_folders(metadata["model"])
+        file.write(encoded_header(entries))
+        shutil.copyfileobj(original, file)
+
+
+def _checked_record(record: object, read: Sequence[object], run: Run) -> Path:
+    """Return the path of the reference file to write; refuse a path that cannot be written or that is read, and a goal.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, FileError: the file cannot be written by this run.
+    """
+    if not isinstance(record, str | os.PathLike):
+        wanted, instead = "the path of a file, or None", "record='base.klref'"
+        raise invalid_type(_COMPARE, "record", wanted=wanted, got=safe_repr(record), instead=instead)
+    if run.goal is not None:
+        raise invalid_value(
+            _COMPARE,
+            "record",
+            wanted="a run that reads every window, as a card has all of them",
+            got="a run until sure, which stops early",
+            instead="until_sure=None (without --until-sure)",
+        )
+    paths = [each for each in read if isinstance(each, str | os.PathLike)]
+    refuse_overwriting([record], [each for each in paths if os.path.exists(each)])  # noqa: PTH110 - any text
+    check_writable(record)
+    return Path(record)
+
+
+def require_recordable(base: object) -> None:
+    """Refuse a base that gives only some classes. The address of a server is refused before it is opened."""
+    if (isinstance(base, str) and is_address(base)) or isinstance(base, TopKSource | ServerModel):
+        raise invalid_value(
+            _COMPARE,
+            "record",
+            wanted="a base that gives the probability of every class: a model, hidden states or a reference",
+            got=f"{printable(base if isinstance(base, str) else base.name)}, which gives only the most probable ones",
+            instead="record=None (without --card), or pass the model itself as the base",
+        )
+
+
+def recorded_by(
+    record: object,
+    sides: Sequence[object],
+    texts: object,
+    cut: Cut,
+    loading: Loading,
+    run: Run,
+    further: Mapping[str, bool | None],
+) -> Recorded:
+    """Return the arguments of a comparison that writes a reference file, which is checked first.
+
+    Arguments:
+        record: the path of the file to write.
+        sides: the base and the candidates.
+        texts: the text.
+        cut, loading, run: the settings.
+        further: further settings of `compare_models`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, FileError: the comparison cannot write this file.
+    """
+    path = _checked_record(record, [*sides, texts], run)
+    require_recordable(sides[0])
+    settings: dict[str, str | float] = {name: value for name, value in further.items() if value}
+    for chosen, default in ((cut, CUT), (loading, LOADING), (run, RUN)):
+        values = {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "resume"}
+        settings |= {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, str | int | float) and value != getattr(default, name)
+        }
+    heads = tuple(side.head.name if isinstance(side, HiddenStates) else None for side in sides)
+    text = str(texts) if isinstance(texts, Path) else None
+    names, seed = tuple(map(_name_of, sides)), _seed_of(run.generator)
+    is_command = None not in (*names, seed) and (texts is None or text is not None)
+    return Recorded(path, names, heads, text, seed, settings, is_command)
+
+
+def _name_of(side: object) -> str | None:
+    if isinstance(side, Reference):
+        return str(side.ref.path)
+    if isinstance(side, HiddenStates | RowSource):
+        return side.name
+    return os.fspath(side) if isinstance(side, str | os.PathLike) else None
+
+
+def _seed_of(generator: torch.Generator | None) -> int | None:
+    """Return the seed of a generator that gave no number yet; None for another generator."""
+    if generator is None:
+        return 0
+    unused = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return generator.initial_seed() if torch.equal(unused.get_state(), generator.get_state()) else None
+
+
+def metadata_of(
+    opened: LanguageModel | RowSource, texts: object, loading: Loading, others: Sequence[object] = ()
+) -> dict[str, str]:
+    """Return the texts in a reference file about the model and the text.
+
+    Rows in a file may not know their tokenizer, which is then the tokenizer of the first model in `others`.
+    """
+    known: dict[str, object]
+    if isinstance(opened, RowSource):
+        readers = (
+            each.vocabulary.fingerprint
+            for each in others
+            if isinstance(each, LanguageModel) and not isinstance(each, ServerModel)
+        )
+        known = {"tokenizer": next(readers, None), **opened.metadata}
+        known |= {"model": opened.name, "text_hash": _hash_of_text(texts)}
+    else:
+        info = opened.info
+        known = {
+            "model": info.name,
+            "model_kind": info.kind,
+            "model_hash": _hash_of(Path(info.name)),
+            "dtype": info.dtype,
+            "device": _device_of(opened, loading),
+            "parameters": info.parameters,
+            "file_bytes": info.file_bytes,
+            "tokenizer": opened.vocabulary.fingerprint,
+            "bos": opened.bos,
+            "text_hash": _hash_of_text(texts),
+        }
     return {key: str(value) for key, value in known.items() if value is not None}
+
+
+def _device_of(model: LanguageModel, loading: Loading) -> str | None:
+    if isinstance(model, HuggingFaceModel):
+        return str(next(model.model.parameters()).device)
+    return loading.device if model.info.kind == "GGUF" else None
+
+
+def _hash_of_text(texts: object) -> str | None:
+    """Return the SHA-256 of the bytes of a file or of a string; None for a list, which has no bytes."""
+    if isinstance(texts, Path):
+        return file_hash(texts)
+    return (
+        hashlib.sha256(texts.encode(errors="surrogatepass")).hexdigest() if isinstance(texts, str) else None
+    )
 
 
 def _hash_of(path: Path) -> str | None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value, safe_repr
+from kullback.errors import invalid_value
 from kullback.io.windows import Windows
 from kullback.models.match import Matched
 from kullback.models.model_results import Candidate, SureCandidate, UntilSure
@@ -31,30 +31,17 @@ def check_goal(run: Run, candidates: int, *, one_at_a_time: bool, noise_floor: b
     """
     if run.goal is None:
         return
-    goal, got, instead = run.goal, "", ""
-    if one_at_a_time:
-        got, instead = (
-            "one_at_a_time=True, which reads every window",
-            "one_at_a_time=False (without --one-at-a-time)",
-        )
-    elif noise_floor:
-        got, instead = (
-            "noise_floor=True, which reads every window",
-            "noise_floor=None (without --noise-floor)",
-        )
-    elif run.llama_cpp:
-        got, instead = (
-            "llama_cpp=True, whose numbers are of all windows in order",
-            "llama_cpp=False (without --format)",
-        )
-    elif goal.kind == "order" and candidates < 2:
-        got, instead = (
-            f"{safe_repr(goal.text)} with one candidate",
-            "until_sure='mean=0.01', or several candidates",
-        )
-    if got:
-        wanted = "a goal for candidates that are read together, in random order"
-        raise invalid_value("Run", "until_sure", wanted=wanted, got=got, instead=instead)
+    every, all_windows = "which reads every window", "whose numbers are of all windows in order"
+    is_lonely = run.goal.kind == "order" and candidates < 2
+    for is_set, got, instead in (
+        (one_at_a_time, f"one_at_a_time=True, {every}", "one_at_a_time=False (without --one-at-a-time)"),
+        (noise_floor, f"noise_floor=True, {every}", "noise_floor=None (without --noise-floor)"),
+        (run.llama_cpp, f"llama_cpp=True, {all_windows}", "llama_cpp=False (without --format)"),
+        (is_lonely, "'order' with one candidate", "until_sure='mean=0.01', or several candidates"),
+    ):
+        if is_set:
+            wanted = "a goal for candidates that are read together, in random order"
+            raise invalid_value("Run", "until_sure", wanted=wanted, got=got, instead=instead)
 
 
 def in_random_order(matched: Matched, clusters: Clusters, seed: int) -> Matched:
@@ -63,10 +50,14 @@ def in_random_order(matched: Matched, clusters: Clusters, seed: int) -> Matched:
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(int(clusters.numbers.max()) + 1, generator=generator, device="cpu")
     order = windows[places[units].sort(stable=True).indices]
+    rank = torch.empty(len(matched.windows), dtype=torch.int64, device="cpu")
+    rank[order] = torch.arange(len(order), device="cpu")
+    rows = rank[matched.windows.clusters].sort(stable=True).indices
     return matched._replace(
         sides=[side.in_order(order) for side in matched.sides],
         windows=matched.windows.in_order(order),
         documents=matched.documents[order],
+        groups=matched.groups and matched.groups.at(rows),
     )
 
 

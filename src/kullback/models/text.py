@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments
+from kullback.common.constraints import Arguments, OfType
 from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_input
 from kullback.common.shared_constraints import CONTEXT, FEWEST_TOKENS, SCORE, WINDOWS, Score
@@ -23,14 +23,19 @@ from kullback.models.conversations import (
     Conversation,
     Document,
     WrongRecordError,
+    document_tokens,
     read_record,
     reply_tokens,
 )
+from kullback.models.groups import pattern_of
 from kullback.models.language_model import LanguageModel
 
 # A text of at most this many characters may be the name of a file, passed as a string by mistake.
 _LONGEST_NAME = 255
-_CUT = Arguments("Cut", context=CONTEXT, score=SCORE, most_windows=WINDOWS)
+_GROUPS = OfType(
+    (str,), wanted="'role', 're:PATTERN', a key of the records, or None", example="role", optional=True
+)
+_CUT = Arguments("Cut", context=CONTEXT, score=SCORE, most_windows=WINDOWS, groups=_GROUPS)
 LONGEST_LINE = 64 * 1024 * 1024  # characters in a line of JSON
 
 
@@ -42,10 +47,12 @@ class Text:
         documents: the texts, or the conversations and completions.
         running: whether there is one running text. Only whole windows of a running text are read, as in llama.cpp. The
             last window of a document may be shorter.
+        records: the record that each document comes from; None without a record.
     """
 
     documents: Sequence[Document]
     running: bool
+    records: Sequence[Mapping[str, Any] | None] = (None,)
 
     @property
     def are_conversations(self) -> bool:
@@ -91,9 +98,10 @@ def read_texts(path: Path) -> Text:
         )
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
-    documents = [
+    lines = [
         _document(path, number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()
     ]
+    documents = [document for document, _ in lines]
     if len({isinstance(each, str) for each in documents}) > 1:
         raise FileError.at(
             f"text = {path}",
@@ -102,10 +110,10 @@ def read_texts(path: Path) -> Text:
             got="both",
             instead="write two files",
         )
-    return Text(documents, running=False)
+    return Text(documents, running=False, records=[record for _, record in lines])
 
 
-def _document(path: Path, number: int, line: str) -> Document:
+def _document(path: Path, number: int, line: str) -> tuple[Document, Mapping[str, Any]]:
     def wrong(got: str) -> FileError:
         return FileError.at(
             f"text = {path}",
@@ -122,7 +130,7 @@ def _document(path: Path, number: int, line: str) -> Document:
     except (ValueError, RecursionError):
         raise wrong("no JSON") from None
     try:
-        return read_record(record if isinstance(record, dict) else None)
+        return read_record(record if isinstance(record, dict) else None), record
     except WrongRecordError as error:
         raise wrong(str(error)) from None
 
@@ -161,7 +169,8 @@ def take_texts(call: str, texts: object) -> Text:
             instead="texts=[[{'role': 'user', 'content': '...'}, {'role': 'assistant', 'content': '...'}]]",
         ) from None
     if len({isinstance(each, str) for each in documents}) == 1:
-        return Text(documents, running=False)
+        records = [each if isinstance(each, Mapping) else None for each in items]
+        return Text(documents, running=False, records=records)
     raise invalid_type(
         call,
         "texts",
@@ -187,6 +196,13 @@ class Cut:
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window. ``"all"`` scores all
             tokens but the first. ``"assistant"`` scores the replies in conversations and the completions of prompts.
         most_windows: the largest number of windows to read; None for all windows.
+        groups: the groups of scored tokens, in each of which every statistic is computed too; None for no groups.
+            ``"role"`` groups by the role of the message, or ``"prompt"`` and ``"completion"``. Tokens that a template
+            adds are in group ``"template"``. ``"re:PATTERN"`` groups by a regular expression of Python, which is
+            searched in the text of each window. The tokens that overlap a match are in group ``"match"``, or in that
+            of the first named group, as of ``re:(?P<number>[0-9]+)|(?P<word>[a-z]+)``. All others are in ``"rest"``.
+            Any other text is a key of the records, with one value for all tokens of a record, or a list with a value
+            for each. A pattern may run forever, so it must be your own. There are at most 32 groups.
 
     Raises:
         ArgumentValueError: an attribute has a wrong value.
@@ -201,9 +217,11 @@ class Cut:
     context: int = 512
     score: Score = "second-half"
     most_windows: int | None = None
+    groups: str | None = None
 
     def __post_init__(self) -> None:
         _CUT.settle(self)
+        pattern_of(self.groups or "")
 
     def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
         """Return the windows of a text in a model's tokens, and the number of each window's document.
@@ -214,13 +232,15 @@ class Cut:
                 changes a reply.
         """
         context, score, most = self.context, self.score, self.most_windows
-        if text.are_conversations != (score == "assistant"):
+        if score != "all" and text.are_conversations != (score == "assistant"):
             wanted = (
                 "conversations with score='assistant', and no other text" if score == "assistant" else "text"
             )
             got = "conversations" if text.are_conversations else "text"
             instead = (
-                "score='assistant' (--score assistant)" if text.are_conversations else "score='second-half'"
+                "score='assistant' (--score assistant), or score='all'"
+                if text.are_conversations
+                else "score='second-half'"
             )
             raise invalid_value("Cut", "score", wanted=wanted, got=got, instead=instead)
         cuts: list[tuple[int, list[int], list[bool]]] = []
@@ -228,7 +248,7 @@ class Cut:
             if isinstance(document, str):
                 cut = _cut(model, document, context, score, running=text.running)
             else:
-                cut = [_replies(model, document, context, number + 1)]
+                cut = [_conversation(model, document, context, score, number + 1)]
             cuts += ((number, *window) for window in cut)
             if most is not None and len(cuts) >= most:
                 cuts = cuts[:most]
@@ -273,11 +293,15 @@ def _cut(
     return windows
 
 
-def _replies(
-    model: LanguageModel, document: Conversation | Completion, context: int, number: int
+def _conversation(
+    model: LanguageModel, document: Conversation | Completion, context: int, score: Score, number: int
 ) -> tuple[list[int], list[bool]]:
-    """Return the tokens of a conversation or completion, and which of them belong to the assistant's replies."""
-    tokens, scored = reply_tokens(model, document, number)
+    """Return the tokens of a conversation or completion, and which of them are scored: the replies, or all."""
+    if score == "all":
+        tokens = document_tokens(model, document, number)
+        scored = [place > 0 for place in range(len(tokens))]
+    else:
+        tokens, scored = reply_tokens(model, document, number)
     if len(tokens) > context:
         raise ModelError.at(
             "text",

@@ -74,6 +74,23 @@ class Vocabulary(Sequence[Token | None]):
         """Return the token of a class; None if the class has no token."""
         return self._tokens[index] if 0 <= index < len(self._tokens) else None
 
+    def spans(self, tokens: Sequence[int], text: bytes) -> list[tuple[int, int]] | None:
+        """Return where each token begins and ends in the bytes of a text; None if the tokens do not spell the text.
+
+        A tokenizer may add a space before a token, as SentencePiece does.
+        """
+        spans: list[tuple[int, int]] = []
+        start = 0
+        for index in tokens:
+            content = b"" if (token := self.get(index)) is None else token.content
+            if not text.startswith(content, start):
+                content = content.removeprefix(b" ")
+            if not text.startswith(content, start):
+                return None
+            spans.append((start, start + len(content)))
+            start += len(content)
+        return spans if start == len(text) else None
+
     def text(self, index: int) -> str:
         """Return the text of a class, or the number of the class in brackets if it has no token."""
         token = self.get(index)

@@ -17,12 +17,12 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
 from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.label_terms import HardLabels, subtractable
 from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
-from kullback.kernels.row_sums import log_sums, subtractable
+from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_parts
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
@@ -118,6 +118,9 @@ class ShardedRows(RowOperation):
         of_p, of_q = (
             merged_log_sums(numbers, self.temperature) for numbers in (gathered[..., :2], gathered[..., 2:4])
         )
+        # If P or Q contains NaN or +inf, or has no mass, all results of the row are NaN.
+        is_valid = (of_p.total * of_q.total > 0) & (of_p.total < torch.inf) & (of_q.total < torch.inf)
+        of_p, of_q = (x._replace(total=torch.where(is_valid, x.total, torch.nan)) for x in (of_p, of_q))
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
         kernels = kernels_for(rule.kind, p, q)
@@ -132,7 +135,9 @@ class ShardedRows(RowOperation):
                 parts.append(rule.local(pair, tops))
             local = torch.cat(parts)
         numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
-        return SweepResults(of_p, of_q, rule.merge(numbers, needed), mixed)
+        merged = rule.merge(numbers, needed)
+        values = torch.where(of_p.total.isnan(), torch.nan, merged.values)
+        return SweepResults(of_p, of_q, merged._replace(values=values), mixed)
 
     def side_gradients(
         self,

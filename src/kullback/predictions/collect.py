@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,6 +14,8 @@ from kullback.common.row_statistics import BUILT_IN, RowStatistic
 from kullback.common.serial_dependence import SerialDependence
 from kullback.common.streaming import Moments
 from kullback.common.words import NO_LABEL
+from kullback.predictions.against_rest import AgainstRest
+from kullback.predictions.groups import Groups
 from kullback.predictions.llama_cpp_statistics import LlamaCpp
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.measure import DIVERGENCES
@@ -25,7 +28,7 @@ from kullback.predictions.prediction_results import (
 )
 from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters, require_values
-from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
+from kullback.predictions.statistics import EXACT_ROWS, ByConfidence, Histogram, Quantiles, Segments, Worst
 from kullback.results.value import Value
 
 if TYPE_CHECKING:
@@ -53,6 +56,8 @@ AGREEMENTS, ACCURACIES_P, ACCURACIES_Q = (
     tuple(each.name for each in BUILT_IN if each.name.endswith(of))
     for of in ("_agreement", "_accuracy_p", "_accuracy_q")
 )
+# The statistics whose means in a group are compared with those of all other rows; registered statistics are too.
+PAIRED = (*DIVERGENCES, AGREEMENTS[0], "cross_entropy_p", "cross_entropy_q", "difference")
 # If none of n rows is of some kind, at most 3/n of all rows are of that kind, at 95 % confidence. `LARGE_KL` is a large
 # KL of a row, in nats.
 UNSEEN, LARGE_KL = 3.0, 10.0
@@ -70,6 +75,8 @@ class Collector:
         run: the settings of the run.
         chunks: the chunk of each row for llama.cpp's statistics, from 0 and increasing; None without chunks.
         further: statistics that the user registered.
+        groups: the group of each row, in which all statistics are computed too; None without groups.
+        shares: the number of collectors that share the memory of the values of exact quantiles.
     """
 
     def __init__(
@@ -81,9 +88,11 @@ class Collector:
         *,
         chunks: Tensor | None = None,
         further: Sequence[RowStatistic] = (),
+        groups: Groups | None = None,
+        shares: int = 1,
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(run.worst)
-        self._clusters, self._bootstrap = clusters, run.bootstrap
+        self._clusters, self._bootstrap, self._groups = clusters, run.bootstrap, groups
         known = [each for each in BUILT_IN if labels is not None or not each.of_labels]
         self.further = [each for each in further if labels is not None or not each.of_labels]
         columns = [each for each in known if not each.of_labels] + [each for each in known if each.of_labels]
@@ -94,11 +103,13 @@ class Collector:
         self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
         self._filled = 0
         self._moments = {name: Moments() for name in self._columns}
-        self._quantiles = {name: Quantiles() for name in DIVERGENCES}
+        exact_rows = EXACT_ROWS // shares
+        self._quantiles = {name: Quantiles(exact_rows) for name in DIVERGENCES}
         if labels is not None:
-            self._quantiles["delta_prob"] = Quantiles(signed=True)
+            self._quantiles["delta_prob"] = Quantiles(exact_rows, signed=True)
         self._infinite = dict.fromkeys(DIVERGENCES, 0)
-        self._histogram, self._by_confidence, self._segments = Histogram(), ByConfidence(), Segments(rows)
+        self._histogram, self._segments = Histogram(), Segments(rows)
+        self._by_confidence = ByConfidence(exact_rows)
         numbers = None if clusters is None else clusters.numbers
         all_labeled = labels is not None and bool((labels != NO_LABEL).all())
         in_order = not run.independent and (clusters is None or clusters.in_order)
@@ -107,11 +118,38 @@ class Collector:
             for place, each in enumerate(self._statistics.values())
             if in_order and each.examined and (all_labeled or not each.of_labels)
         ]
-        self._estimator = MeanEstimator(len(self._columns), run.bootstrap, run.generator, numbers, places)
+        self._of_group = {} if groups is None else self._collectors(groups, run)
+        paired = [each for each in known if each.name in PAIRED] + self.further
+        self._by_unit = None if groups is None else AgainstRest(groups, self._columns, paired)
+        width = len(self._columns) if self._by_unit is None else self._by_unit.columns
+        self._estimator = MeanEstimator(width, run.bootstrap, run.generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
 
+    def _collectors(self, groups: Groups, run: Run) -> dict[str, Collector]:
+        """Return a collector for the rows of each group, by name."""
+        for argument, values in self._beside():
+            require_values(argument, len(values), len(groups.numbers))
+        of_group = replace(run, worst=0, llama_cpp=False)
+        return {
+            name: Collector(
+                int(rows.sum()),
+                None if self.labels is None else self.labels[rows],
+                None if self._clusters is None else self._clusters.at(rows),
+                # Every collector has the same draws, whatever the groups are.
+                replace(of_group, generator=run.generator and run.generator.clone_state()),
+                further=self.further,
+                shares=len(groups.names),
+            )
+            for name, rows in groups.masks().items()
+        }
+
+    @property
+    def count(self) -> int:
+        """The number of rows that were added."""
+        return self._moments["kl_pq"].count + self._filled
+
     def require_values_up_to(self, stop: int) -> None:
-        """Refuse labels or clusters that end before row `stop`."""
+        """Refuse labels, clusters or groups that end before row `stop`."""
         for argument, values in self._beside():
             if len(values) < stop:
                 require_values(argument, len(values), stop, more=True)
@@ -129,8 +167,13 @@ class Collector:
 
     def _take_table(self) -> None:
         """Add the buffered rows to the statistics."""
-        table = self._table[: self._filled]
-        self._filled = 0
+        table, first = self._table[: self._filled], self._moments["kl_pq"].count
+        self._filled, by_unit = 0, None
+        if self._groups is not None and self._by_unit is not None:
+            groups = self._groups.at(slice(first, first + len(table)))
+            by_unit = self._by_unit.table(table, groups)
+            for name, rows in groups.masks().items():
+                self._of_group[name].add(table[rows], [])
         columns = dict(zip(self._columns, table.T.contiguous(), strict=True))
         known = columns["labeled"] > 0 if "labeled" in columns else None
         if self._llama_cpp is not None and known is not None:
@@ -147,17 +190,20 @@ class Collector:
         self._histogram.add(kl)
         self._segments.add(kl)
         self._by_confidence.add(columns["confidence"], kl, columns[AGREEMENTS[0]])
-        self._estimator.add(table)
+        self._estimator.add(table if by_unit is None else by_unit)
 
     def end_early(self) -> None:
-        """Drop the labels and the clusters of rows that were not added."""
-        rows = self._moments["kl_pq"].count + self._filled
+        """Drop the labels, the clusters and the groups of rows that were not added."""
+        self._take_table()
+        rows = slice(self.count)
         if self.labels is not None:
-            self.labels = self.labels[:rows]
+            self.labels = self.labels[rows]
         if self._clusters is not None:
-            present, numbers = self._clusters.numbers[:rows].unique(return_inverse=True)
-            names = [self._clusters.names[number] for number in present.tolist()]
-            self._clusters = self._clusters._replace(numbers=numbers, names=names)
+            self._clusters = self._clusters.at(rows)
+        if self._groups is not None:
+            self._groups = self._groups.at(rows)
+        for collector in self._of_group.values():
+            collector.end_early()
 
     def comparison(self, p: ComparisonSide, q: ComparisonSide, notes: list[str]) -> Comparison:
         """Return the comparison of all rows; the notes of the comparison begin with `notes`."""
@@ -199,12 +245,25 @@ class Collector:
             llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
             unseen=self._unseen_share() if self._bootstrap else 0.0,
             further={each.name: self._titled(each) for each in self.further},
+            groups=self._comparisons(p, q),
         )
+
+    def _comparisons(self, p: ComparisonSide, q: ComparisonSide) -> dict[str, Comparison]:
+        """Return the comparison of the rows of each group that has rows, paired with all other rows."""
+        if self._by_unit is None:
+            return {}
+        against_rest = self._by_unit.values(self._estimator)
+        return {
+            name: replace(collector.comparison(p, q, []), against_rest=against_rest[name])
+            for name, collector in self._of_group.items()
+            if collector.count
+        }
 
     def _beside(self) -> list[tuple[str, Tensor]]:
         """Return (argument, vector) for the vectors that must have a value for each row."""
         clusters = None if self._clusters is None else self._clusters.numbers
-        named = (("labels", self.labels), ("cluster", clusters))
+        groups = None if self._groups is None else self._groups.numbers
+        named = (("labels", self.labels), ("cluster", clusters), ("groups", groups))
         return [(argument, values) for argument, values in named if values is not None]
 
     def _quantity(self, of: RowStatistic) -> RatioOfSums:

@@ -31,6 +31,7 @@ from kullback.predictions.sources import (
     open_source,
     require_same_rows,
     take_clusters,
+    take_groups,
     take_labels,
 )
 from kullback.representations import Representation
@@ -60,6 +61,8 @@ def compare_predictions(
     labels_key: str | None = None,
     cluster: object = None,
     cluster_key: str | None = None,
+    groups: object = None,
+    group_key: str | None = None,
     independent: bool = False,
     worst: int = 10,
     bootstrap: int = 1000,
@@ -102,6 +105,9 @@ def compare_predictions(
         labels_key: the name of the labels in the file of `labels`.
         cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
         cluster_key: the name of the clusters in the file of `cluster`.
+        groups: the group of each row, in which every statistic is computed too: a path, or integers, Booleans or text
+            of shape (rows,). A text that is not a file is the name of a column of P, a Parquet or CSV file. At most 32.
+        group_key: the name of the groups in the file of `groups`.
         independent: whether the rows are known to be independent, so that their order is not examined.
         worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
@@ -170,16 +176,17 @@ def compare_predictions(
             by_position = unnamed_side(source_p.class_names, source_q.class_names)
             notes += [] if by_position is None else [by_position]
             stored = next((side.clusters for side in sides if side.clusters is not None), None)
-            groups = take_clusters(cluster, cluster_key, rows, stored)
+            clusters = take_clusters(cluster, cluster_key, rows, stored)
             if llama_cpp:
                 _check_llama_cpp(true_classes)
             collector = Collector(
                 rows,
                 true_classes,
-                groups,
+                clusters,
                 run,
                 chunks=_chunks(sides) if llama_cpp else None,
                 further=list(FURTHER.values()),
+                groups=take_groups(groups, group_key, rows, source_p),
             )
             measured = RowMeasure(collector, source_p, source_q)
             reading = Reading(
@@ -199,6 +206,7 @@ def compare_predictions(
             settings = (
                 true_classes is None,
                 cluster is None,
+                groups is None,
                 worst,
                 bootstrap,
                 llama_cpp,

@@ -116,8 +116,8 @@ def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
     )
 
 
-def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
-    """Return the mean of a divergence over these rows, with an interval for the sampling of the tail only.
+def drawn_mean(rows: ReferenceRows, name: str, chosen: Tensor | slice = slice(None)) -> DrawnMean:
+    """Return the mean of a divergence over the chosen rows, with an interval for the sampling of the tail only.
 
     The interval is Student's t interval with Satterthwaite's degrees of freedom, clamped to the bounds. If the sampling
     distribution is skewed toward a side, the end on that side is the bound. If that bound is infinite, the tail
@@ -128,14 +128,15 @@ def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
     Arguments:
         rows: all measured rows.
         name: ``"kl_pq"``, ``"kl_qp"``, ``"js"`` or ``"tv"``.
+        chosen: the rows of the mean, by default all.
 
     Returns:
         the mean with its interval, as a `DrawnMean`.
     """
     drawn = rows.divergences[name]
-    values, variances, thirds, light = row_estimates(rows, name)
-    bounds = float(drawn.bound.mean()), float(drawn.upper.mean())
-    count = len(rows)
+    values, variances, thirds, light = (x[chosen] for x in row_estimates(rows, name))
+    bounds = float(drawn.bound[chosen].mean()), float(drawn.upper[chosen].mean())
+    count = len(values)
     if math.isinf(bounds[0]):
         return DrawnMean(math.inf, math.inf, (math.inf, math.inf), bounds)
     mean, variance = float(values.mean()), float(variances.sum())
@@ -147,7 +148,7 @@ def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
     fourth = float(variances.square().sum()) / max(rows.draws - 1, 1)
     degrees = variance**2 / fourth if fourth > 0 else math.inf
     low, high = bounds
-    if not bool(rows.has_tail.any()):
+    if not bool(rows.has_tail[chosen].any()):
         low = high = mean
     elif error > 0 and degrees >= FEWEST_DEGREES:
         dof = int(min(degrees, 1e6))
@@ -171,6 +172,7 @@ def population_mean(
     rows: ReferenceRows,
     name: str,
     *,
+    chosen: Tensor | slice = slice(None),
     cluster: Tensor | None = None,
     in_order: bool = False,
     bootstrap: int = 1000,
@@ -184,8 +186,9 @@ def population_mean(
     Arguments:
         rows: the measured rows.
         name: the divergence: ``"kl_pq"``, ``"kl_qp"``, ``"js"`` or ``"tv"``.
-        cluster: the number of the window, document or speaker of each row, shape (rows,). None if each row is a cluster
-            of its own.
+        chosen: the rows of the mean, by default all.
+        cluster: the number of the window, document or speaker of each chosen row, shape (rows,). None if each row is
+            a cluster of its own.
         in_order: whether neighboring clusters may be dependent. If so, the order of the clusters is examined.
         bootstrap: the number of bootstrap draws.
         generator: the random generator of the bootstrap; None for one with a fixed seed.
@@ -193,7 +196,7 @@ def population_mean(
     Returns:
         the standard error and the interval.
     """
-    values, _, _, light = row_estimates(rows, name)
+    values, _, _, light = (x[chosen] for x in row_estimates(rows, name))
     if not bool(values.isfinite().all()):
         return MeanEstimate(math.inf if bool((values == math.inf).any()) else math.nan)
     bound = {"js": math.log(2), "tv": 1.0}.get(name, math.inf)

@@ -115,8 +115,8 @@ class MeanEstimator:
         examined: Sequence[int] = (),
     ) -> None:
         generator = generator or torch.Generator().manual_seed(0)
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        self._draws, self._random = draws, np.random.default_rng(seed)
+        self._seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        self._draws, self._random = draws, np.random.default_rng(self._seed)
         # The last column counts rows.
         self._sums = torch.zeros(GROUPS, columns + 1, dtype=torch.float64, device="cpu")
         self._rows = 0
@@ -162,13 +162,23 @@ class MeanEstimator:
         self._sums = with_combined(self._sums, weights)
         return self._sums.shape[1] - 2
 
-    def estimates(self, quantities: Sequence[RatioOfSums]) -> list[MeanEstimate]:
-        """Return the standard error and the interval of each quantity, all from the same draws."""
+    def independent_units(self) -> Floats:
+        """Return the sums of the units that intervals assume to be independent, shape (units, columns + 1)."""
         units, dependence = self._units(), self.dependence
+        if dependence is None or dependence.kind == "pattern":
+            return units
+        return sums_of_blocks(units, dependence) if self._blocks is None else self._blocks.sums(dependence)
+
+    def estimates(self, quantities: Sequence[RatioOfSums], units: Floats | None = None) -> list[MeanEstimate]:
+        """Return the standard error and the interval of each quantity, all from the same draws.
+
+        Arguments:
+            quantities: the means to estimate.
+            units: other columns of the independent units, for which every call has the same draws; None for their sums.
+        """
+        random = self._random if units is None else np.random.default_rng(self._seed)
+        units, dependence = self.independent_units() if units is None else units, self.dependence
         in_blocks = dependence is not None and dependence.kind != "pattern"
-        if dependence is not None and in_blocks:
-            blocks = self._blocks
-            units = sums_of_blocks(units, dependence) if blocks is None else blocks.sums(dependence)
         wider = math.sqrt(dependence.correction) if dependence is not None else 1.0
         clustered = self._group_of_row is not None or in_blocks
         of_rows = not clustered and self._rows > GROUPS  # random groups, whose sizes mean nothing
@@ -177,11 +187,11 @@ class MeanEstimator:
             for quantity in quantities
         ]
         drawn = [ratio for ratio in ratios if self._draws and ratio.needs_draws]
-        sums = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
+        sums = self._drawn_sums(len(units), [ratio.products() for ratio in drawn], random)
         sums_of = dict(zip(map(id, drawn), sums, strict=True))
         return [ratio.estimate(sums_of.get(id(ratio)), asked=self._draws > 0) for ratio in ratios]
 
-    def _drawn_sums(self, units: int, products: list[Floats]) -> list[Floats]:
+    def _drawn_sums(self, units: int, products: list[Floats], random: np.random.Generator) -> list[Floats]:
         """For each matrix of shape (units, 5), return the sums over the units of each draw, shape (draws, 5)."""
         if not products:
             return []
@@ -190,7 +200,7 @@ class MeanEstimator:
         step = DRAWN_AT_ONCE // units  # at least 100: there are at most GROUPS units
         for first in range(0, self._draws, step):
             here = drawn_sums[first : first + step]
-            picked = self._random.integers(units, size=(len(here), units))
+            picked = random.integers(units, size=(len(here), units))
             picked += units * np.arange(len(here))[:, None]
             times = np.bincount(picked.ravel(), minlength=len(here) * units).reshape(len(here), units)
             here[:] = times @ table

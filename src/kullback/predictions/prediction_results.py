@@ -250,6 +250,10 @@ class Comparison(Shown):
             from the data. The interval of KL(P || Q) does not allow for such a kind. The share is 0 if the interval is
             wide enough for such a kind.
         further: the results of the statistics that `register_statistic` added, by name.
+        groups: the comparison of the rows of each group, by name; empty without groups. It has no worst rows, and its
+            segments are of the rows of the group alone.
+        against_rest: for the comparison of a group, its means minus those of all other rows, by the names of
+            statistics. They are paired by the independent units: one unit may have rows in both.
     """
 
     p_name: str
@@ -273,6 +277,8 @@ class Comparison(Shown):
     llama_cpp: LlamaCppStatistics | None = None
     unseen: float = 0.0
     further: dict[str, TitledValue] = field(default_factory=dict)
+    groups: dict[str, Comparison] = field(default_factory=dict)
+    against_rest: dict[str, Value[float]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.p_name, self.q_name, self.rows, self.classes, self.acceptance_rate))

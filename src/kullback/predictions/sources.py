@@ -22,6 +22,8 @@ from kullback.io.class_columns import chosen_classes, places_of_labels
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.row_sources import checked
 from kullback.io.source_files import FileReference
+from kullback.io.vectors import read_groups
+from kullback.predictions.groups import Groups
 from kullback.predictions.run import BLOCK_BYTES
 from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
@@ -294,6 +296,11 @@ class Clusters(NamedTuple):
         """Return the name of a row's cluster."""
         return self.names[int(self.numbers[row])]
 
+    def at(self, rows: Tensor | slice) -> Clusters:
+        """Return the clusters of some rows, without clusters that have none of them."""
+        present, numbers = self.numbers[rows].unique(return_inverse=True)
+        return self._replace(numbers=numbers, names=[self.names[number] for number in present.tolist()])
+
 
 def take_clusters(
     cluster: object, key: str | None, rows: int | None, stored: Tensor | None = None
@@ -310,27 +317,50 @@ def take_clusters(
     cluster = stored if cluster is None else cluster
     if cluster is None:
         return None
-    values = cluster.detach().cpu().numpy() if isinstance(cluster, Tensor) else cluster
-    ids = np.asarray(values).reshape(-1)
-    if ids.dtype.kind not in "iuU":
-        got = f"dtype {ids.dtype}"
-        raise invalid_type(CALL, "cluster", wanted="integers or text", got=got, instead="cluster=ids.long()")
-    require_values("cluster", len(ids), rows)
+    ids = _ids("cluster", cluster, rows, "iuU", wanted="integers or text", instead="cluster=ids.long()")
     names, numbers = np.unique(ids, return_inverse=True)
     return Clusters(torch.from_numpy(numbers.astype("int64")), [str(name) for name in names])
 
 
-def _refuse_key(argument: str, key: str | None, value: object) -> None:
+def take_groups(groups: object, key: str | None, rows: int | None, p: RowSource) -> Groups | None:
+    """Return the group of each row, from a file, a column of the file of P, a tensor, an array or a list of names."""
+    if isinstance(groups, str | os.PathLike):
+        path = Path(cast("str | os.PathLike[str]", groups))
+        if key is None and not path.exists() and p.path.suffix.lower() in (".parquet", ".csv"):
+            path, key = p.path, str(groups)
+        return Groups.of(CALL, "groups", read_groups(path, key, rows))
+    _refuse_key("groups", key, groups, "group_key")
+    if groups is None:
+        return None
+    wanted, instead = "integers, Booleans or text, without missing values", "groups=['code', 'prose', ...]"
+    return Groups.of(CALL, "groups", _ids("groups", groups, rows, "iubU", wanted=wanted, instead=instead))
+
+
+def _ids(
+    argument: str, values: Any, rows: int | None, kinds: str, *, wanted: str, instead: str
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return an id for each row; `kinds` are the accepted kinds of NumPy's dtypes."""
+    array = np.asarray(values.detach().cpu().numpy() if isinstance(values, Tensor) else values).reshape(-1)
+    if array.dtype.kind in "OT" and all(isinstance(each, str) for each in array):  # a column of text
+        array = array.astype(str)
+    if array.dtype.kind not in kinds:
+        raise invalid_type(CALL, argument, wanted=wanted, got=f"dtype {array.dtype}", instead=instead)
+    require_values(argument, len(array), rows)
+    return array
+
+
+def _refuse_key(argument: str, key: str | None, value: object, key_name: str = "") -> None:
     """Refuse the name of an array in a file if there is no file."""
+    key_name = key_name or f"{argument}_key"
     if key is not None:
         raise invalid_value(
             CALL,
-            f"{argument}_key",
+            key_name,
             wanted=f"none without {argument}="
             if value is None
             else f"none for {argument} that are not a file",
             got=safe_repr(key),
-            instead=f"{CALL}(p, q, {argument}=path, {argument}_key=...), or the call without {argument}_key",
+            instead=f"{CALL}(p, q, {argument}=path, {key_name}=...), or the call without {key_name}",
         )
 
 

@@ -122,11 +122,11 @@ class Histogram:
 class ByConfidence:
     """KL(P || Q) and top-1 agreement in bins of P's largest probability."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = EXACT_ROWS) -> None:
         bins = len(CONFIDENCE_EDGES) - 1
         self._kl = [Moments() for _ in range(bins)]
         self._same = [Moments() for _ in range(bins)]
-        self._quantiles = [Quantiles() for _ in range(bins)]
+        self._quantiles = [Quantiles(limit) for _ in range(bins)]
 
     def add(self, confidence: Tensor, kl: Tensor, same_top: Tensor) -> None:
         inner = torch.tensor(CONFIDENCE_EDGES[1:-1], dtype=confidence.dtype, device="cpu")

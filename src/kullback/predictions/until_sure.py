@@ -23,6 +23,7 @@ _BOUNDS = {each.name: (each.low, each.high) for each in BUILT_IN}
 # 1,000 log-normal means (sigma 0.5) with a fifth of the limit as their mean, 59 decide. In 7 % of such texts, some unit
 # is above four times the largest of the first eight. Then the bound is doubled.
 _CAP_OF_LIMIT, _CAP_OF_PILOT, _PILOT = 10.0, 4.0, 8
+_LARGEST_RATIO = 1e300  # of bounds, whose parts of the error rate float64 can hold
 # The goal is examined again when this many times as many units are read. Fewer looks make no interval wrong.
 _NEXT_LOOK = 1.02
 
@@ -128,16 +129,21 @@ class Question:
             with_share: whether to compute `Bounds.above`.
         """
         statistic = statistic or self.goal.statistic
-        sums, (low, high) = self._of(place, statistic), _BOUNDS[statistic]
-        least = lower_end(sums, self.sizes, low=low, error=self._error)
-        if math.isfinite(high):
-            return Bounds(least, upper_end(sums, self.sizes, high=high, error=self._error))
+        sums = self._of(place, statistic)
+        least = lower_end(sums, self.sizes, low=_BOUNDS[statistic][0], error=self._error)
         if len(sums) == len(self.sizes):
             return Bounds(least, least)
         cap, error, first = self._cap(sums, statistic)
-        if math.isinf(cap):
-            return Bounds(least, math.inf)
         most = upper_end(sums, self.sizes, high=cap, error=error, first=first)
+        if self.goal.kind == "limit" and statistic == self.goal.statistic:
+            # The ends are less precise than the decision, which they must not contradict.
+            limit = self.goal.number
+            if self._is_above(sums):
+                least = max(least, math.nextafter(limit, math.inf))
+            elif self._is_below(sums):
+                most = min(most, limit)
+        if math.isinf(cap) or math.isfinite(_BOUNDS[statistic][1]):
+            return Bounds(least, most)
         if not with_share:
             return Bounds(least, most, cap)
         none, ones = np.zeros(len(sums)), np.ones(len(self.sizes))
@@ -174,24 +180,33 @@ class Question:
         return math.isfinite(cap) and exceeds(excess, self.sizes, 0.0, low=-cap, error=error, first=first)
 
     def _is_reached(self, place: int) -> bool:
-        limit, statistic = self.goal.number, self.goal.statistic
+        sums = self._of(place, self.goal.statistic)
         if self.goal.kind == "limit":
-            sums, (low, high) = self._of(place, statistic), _BOUNDS[statistic]
-            if len(sums) == len(self.sizes) or exceeds(sums, self.sizes, limit, low=low, error=self._error):
-                return True
-            cap = self._cap(sums, statistic) if math.isinf(high) else _Cap(high, self._error, 0)
-            return math.isfinite(cap.cap) and exceeds(
-                -sums, self.sizes, -limit, low=-cap.cap, error=cap.error, first=cap.first
-            )
+            return len(sums) == len(self.sizes) or self._is_above(sums) or self._is_below(sums)
         low, high, *_ = self.bounds(place)
-        mean = self._of(place, "kl_pq").sum() / self._rows[place]
-        return high - low <= self.goal.number * (mean if self.goal.is_share else 1)
+        mean = sums.sum() / self._rows[place]
+        return low == high or high - low <= self.goal.number * (mean if self.goal.is_share else 1)
+
+    def _is_above(self, sums: Floats) -> bool:
+        """Return whether the mean of the goal's statistic exceeds the limit for certain."""
+        low = _BOUNDS[self.goal.statistic][0]
+        return exceeds(sums, self.sizes, self.goal.number, low=low, error=self._error)
+
+    def _is_below(self, sums: Floats) -> bool:
+        cap, error, first = self._cap(sums, self.goal.statistic)
+        return math.isfinite(cap) and exceeds(
+            -sums, self.sizes, -self.goal.number, low=-cap, error=error, first=first
+        )
 
     def _of(self, place: int, statistic: str) -> Floats:
         return self._sums[place][: self.read(place), COLUMNS.index(statistic)]
 
     def _cap(self, sums: Floats, statistic: str) -> _Cap:
-        """Return the smallest bound of the ladder that no unit read so far exceeds; infinite if there is none yet."""
+        """Return the bound of a bounded statistic; otherwise the smallest one of the ladder that no unit read so far
+        exceeds, infinite if there is none yet.
+        """
+        if math.isfinite(_BOUNDS[statistic][1]):
+            return _Cap(_BOUNDS[statistic][1], self._error, 0)
         means = sums / self.sizes[: len(sums)]
         of_limit = self.goal.kind == "limit" and statistic == self.goal.statistic
         first = 0 if of_limit else _PILOT
@@ -203,7 +218,8 @@ class Question:
             _CAP_OF_LIMIT * self.goal.number if of_limit else _CAP_OF_PILOT * float(means[:first].max())
         )
         largest = float(means.max())
-        if smallest == 0 or math.isinf(largest):
+        ratio = largest / smallest if smallest else math.inf
+        if not ratio <= _LARGEST_RATIO:  # of two infinite means, the ratio is NaN
             return _Cap(math.inf, 0.0, first)
-        step = max(0, math.ceil(math.log2(max(largest / smallest, 1))))
+        step = math.ceil(math.log2(max(ratio, 1)))
         return _Cap(smallest * 2**step, self._error / 2 ** (step + 1), first)

@@ -65,6 +65,7 @@ class Table:
         is_main: whether summaries and notebooks show the table.
         is_open: whether a page shows the table unfolded.
         ends_in_text: whether the last column also contains text, which may fold.
+        beside_figures: whether a summary shows the main table although it shows the main numbers.
     """
 
     title: str
@@ -77,6 +78,7 @@ class Table:
     is_main: bool = False
     is_open: bool = True
     ends_in_text: bool = False
+    beside_figures: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Code:
     text: str
     caption: tuple[str, ...] = ()
     is_main: bool = True
+    language: str = "python"
 
 
 @dataclass(frozen=True)
@@ -252,9 +255,12 @@ class Frame:
     index: list[str] | None = None
 
     @classmethod
-    def of_numbers(cls, rows: Sequence[Mapping[str, float | None]], index: list[str]) -> Frame:
-        """Return a frame with the given rows of numbers; None becomes NaN."""
-        columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+    def of_numbers(
+        cls, rows: Sequence[Mapping[str, float | None]], index: list[str], groups: Sequence[str | None] = ()
+    ) -> Frame:
+        """Return a frame with the given rows of numbers; None becomes NaN. `groups` has the group of each row."""
+        columns: dict[str, Column] = {"group": groups} if any(groups) else {}
+        columns |= {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
         return cls(columns, index)
 
 

@@ -55,7 +55,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
         elif isinstance(block, Code):
             parts += [
                 [f"{escaped(block.title)}:"],
-                ["```python", block.text, "```"],
+                [f"```{block.language}", block.text, "```"],
                 [*map(escaped, block.caption)],
             ]
     return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
@@ -82,8 +82,9 @@ def _tables(page: Document) -> Iterator[list[str]]:
             for each in page.headline.figures
         ]
         yield _grid(("", "value", "95% CI"), rows)
-        return
     for place, table in enumerate(main_tables(page)):
+        if page.headline.figures and not table.beside_figures:
+            continue
         if place:
             yield [f"**{escaped(table.title)}**"]
         yield _grid(table.headings, table.rows[:MOST_ROWS], "---" if table.ends_in_text else "---:")

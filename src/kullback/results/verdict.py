@@ -25,12 +25,14 @@ class Verdict:
         failures: a sentence for each column or candidate that breaks the limit.
         broken_by: the columns, groups of columns, or candidates that break the limit.
         unclear: a sentence for each column or candidate for which the data do not show whether the limit is kept.
+        unclear_for: the columns, groups of columns, or candidates of these sentences.
     """
 
     limit: str
     failures: tuple[str, ...] = ()
     broken_by: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
+    unclear_for: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Outcome:

@@ -257,6 +257,9 @@ def divergences(
         ordered=math.nan if ordered is None else ordered.p_value,
     )
     remarks = list(_remarks(pooled, statistics.kl_pq, statistics.kl_qp))
+    if statistics.open_limits:
+        too_far = f"Simulated draws do not show the limits of {statistics.open_limits} at a confidence of"
+        remarks.append(("", f"{too_far} {settings.confidence:g}: they are open. Use a smaller confidence."))
     name = " with ".join(map(quoted, columns))
     column = columns[0] if len(columns) == 1 else None
     p_value, psi_of_words = statistics.p_value, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 import torch
 
@@ -72,6 +73,29 @@ def test_rare_categories_become_one():
     assert b.tolist() == [50, 5, 5, 0]
 
 
+def of_chi_square(x, y, estimate: float, added: float, c: float, alpha: float, spread: float = 1.0) -> float:
+    """The lower end from a noncentral chi-square of the same variance, whose tail is longer for small counts."""
+    both = (x > 0) & (y > 0)
+    number, scale = int(both.sum()), float(1 / x.sum() + 1 / y.sum())
+    excess = (
+        float((1 / x + 1 / y)[both].sum()) / 2 * (number - 2) / (number * (number - 1)) if number > 2 else 0.0
+    )
+    excess, of_equal = min(excess, 0.5), max(number - 1, 0) / 2 * scale
+    longer = 2 * scale * spread * (1 + 2 * excess)
+    unit = max(c, (c * (estimate + of_equal) + longer * of_equal) / (estimate + 2 * of_equal)) / 4
+    dof = (spread * of_equal * scale * (1 + excess) + added) / (2 * unit**2)
+    if dof == 0:
+        return np.inf
+
+    def excess_of_tail(t: float) -> float:
+        below = alpha / 2 * t / (t + np.sqrt(2 * dof))
+        return scipy.stats.ncx2.sf(dof + estimate / unit, dof, t) - (alpha - below)
+
+    if scipy.stats.chi2.sf(dof + estimate / unit, dof) >= alpha:
+        return 0.0
+    return unit * scipy.optimize.brentq(excess_of_tail, 1e-9, dof + estimate / unit, xtol=1e-11)
+
+
 @pytest.mark.parametrize(("confidence", "spread"), [(0.8, 1.0), (0.95, 4.0)])
 @pytest.mark.parametrize("inflation", [(1.0, 1.0), (4.0, 1.0), (1.0, 3.0)])
 def test_the_ends_are_the_roots_of_their_equation(inflation, spread, confidence):
@@ -92,6 +116,7 @@ def test_the_ends_are_the_roots_of_their_equation(inflation, spread, confidence)
     variance = spread * float(CategoryCounts(a, b).second_order.variance) + float(change.variance)
     low, high = np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]))
     found = kl_interval(CategoryCounts(a, b, inflation, spread), confidence)
+    low = min(low, of_chi_square(a, b, estimate, float(change.variance), c, 1 - confidence, spread))
     assert float(found[0]) == pytest.approx(low + min(0.0, float(change.predicted)), rel=1e-9)
     assert float(found[1]) == pytest.approx(high + 1.5 * max(0.0, float(change.predicted)), rel=1e-9)
 
@@ -152,7 +177,10 @@ def plain_interval(a, b, z: float, *, bins: bool = False) -> tuple[float, float]
         floor = (first + 2 * scale * of_equal) / (estimate + 2 * of_equal)
         c = max(first / (estimate + of_equal), min(floor, 2 * scale))
         variance = of_equal * scale + added
-        return np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]).real)
+        low, high = np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]).real)
+        if low > 0:
+            low = min(low, of_chi_square(x, y, estimate, added, c, 2 * scipy.stats.norm.sf(z)))
+        return np.array([low, high])
 
     def with_few(x, y) -> tuple[float, float]:
         """What T changes by with P's probability of its rarest categories at its limits."""

@@ -233,6 +233,16 @@ def test_edge_rows_in_half_precision(kind: Divergence) -> None:
     check_edge_rows(kind, on_device(p, torch.float16), on_device(q, torch.bfloat16))
 
 
+@pytest.mark.parametrize("kind", [Renyi(alpha=50), Alpha(alpha=20)], ids=repr)
+def test_an_infinite_class_in_short_hides_no_class_that_needs_the_range_of_float64(kind: Divergence) -> None:
+    p = on_device(torch.tensor([[0.0, 7.0, -3.0, 1.0]]))
+    q = on_device(torch.tensor([[9.0, -INF, -5.4, 1.0]]))
+    value, *gradients = ours(kind, p, q)
+    assert value == INF
+    for mine, derivative in zip(gradients, in_float64(kind, p, q)[1:], strict=True):
+        assert_within(mine, derivative, 5e-6)
+
+
 @EACH_KIND
 def test_logits_at_the_end_of_the_range_are_no_nan(kind: Divergence) -> None:
     p = on_device(torch.tensor([[3e38, 3e38, -INF], [3e38, -3e38, 0.0]]))
@@ -569,6 +579,7 @@ def test_what_it_leaves_to_others() -> None:
     assert not triton_rows.serves(KL(), p.double(), p.double())
     assert not triton_rows.serves(KL(), p[:, :0], p[:, :0])
     assert not triton_rows.serves(KL(), p, p.to("meta"))
+    assert not triton_rows.serves(KL(), p, torch.complex(p, p).conj().imag)  # its memory has the other sign
 
 
 if DEVICE == "cuda":  # chosen when the cases are collected

@@ -172,6 +172,17 @@ def test_a_row_with_nan_or_infinity_is_alone() -> None:
         assert (unused == 0).all()
 
 
+def test_a_label_without_any_other_class() -> None:
+    """The student gives no mass to a class that the teacher lists."""
+    logits = on_device(torch.tensor([[0.4, -INF, -INF], [-0.6, 0.8, -INF]]))
+    labels = on_device(torch.tensor([0, 1]))
+    for leaves_out in (False, True):
+        mine = check(
+            SelectedClasses(on_device(torch.tensor([[1, 0], [2, 0]])), 2.0, leaves_out, labels), logits
+        )
+        assert mine.gradient.isfinite().all()
+
+
 def test_any_strides_are_read_and_overwritten() -> None:
     indices, grad = indices_of(2, 300, 3), on_device(torch.randn(2, 4, dtype=torch.float64))
     classes = SelectedClasses(indices, 2.0, True, None)
@@ -234,7 +245,12 @@ def test_offsets_beyond_32_bits() -> None:
 def test_what_the_kernels_leave_to_others() -> None:
     logits = on_device(torch.zeros(2, 3))
     assert triton_sums.serves(logits)
-    for other in (logits.double(), logits[:, :0], logits.to("meta")):
+    for other in (
+        logits.double(),
+        logits[:, :0],
+        logits.to("meta"),
+        torch.complex(logits, logits).conj().imag,  # its memory has the other sign
+    ):
         assert not triton_sums.serves(other)
     assert not triton_sums.serves(logits, 1e31)
     assert not triton_sums.serves(logits, 1.0, 2000)

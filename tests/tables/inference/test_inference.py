@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from scipy.special import rel_entr
 
+from kullback.common.inference import noncentral_chi_square_cdf, unified_high, unified_low
 from kullback.estimators.discrete.formulas import zhang_grabchak
-from kullback.tables.inference.divergences import (
-    _chi_square_cdf,
-    _unified_interval,
-    compare_counts,
-    expected_rows,
-)
+from kullback.tables.inference.divergences import compare_counts, expected_rows
 from kullback.tables.inference.sampling_error import ClusteredRows, IndependentRows
 from kullback.tables.inference.significance import g_statistic, g_test
 
@@ -237,16 +235,16 @@ def test_few_clusters_reach_as_far_as_students_t():
 def test_the_unified_interval_covers_exactly(dof, noncentrality):
     draws = stats.ncx2.rvs(dof, noncentrality, size=1500, random_state=5) if noncentrality else None
     draws = stats.chi2.rvs(dof, size=1500, random_state=5) if draws is None else draws
-    intervals = [_unified_interval(float(x), dof, 0.05) for x in draws]
-    assert all(low <= high and high > 0 for low, high in intervals)
-    proportion = np.mean([low <= noncentrality <= high for low, high in intervals])
+    low, high = unified_low(draws, dof, 0.05), unified_high(draws, dof, 0.05)
+    assert ((low <= high) & (high > 0)).all()
+    proportion = ((low <= noncentrality) & (noncentrality <= high)).mean()
     assert proportion >= 0.935
     assert proportion <= 0.965 or noncentrality == 3  # near 0 an upper end is widened: never [0, 0]
 
 
 def test_the_interval_leaves_zero_exactly_where_the_test_rejects():
     for x in np.linspace(10, 50, 41):
-        low, _ = _unified_interval(float(x), 19.0, 0.05)
+        low = unified_low(x, 19.0, 0.05)
         assert (low > 0) == (stats.chi2.sf(x, 19) < 0.05)
 
 
@@ -254,7 +252,7 @@ def test_the_interval_leaves_zero_exactly_where_the_test_rejects():
     ("x", "dof", "noncentrality"), [(12e3, 19, 11.8e3), (5.1e4, 5e4, 300), (2e5, 40, 2e5)]
 )
 def test_the_cube_root_approximation_is_close(x, dof, noncentrality):
-    assert _chi_square_cdf(x, dof, noncentrality) == pytest.approx(
+    assert noncentral_chi_square_cdf(x, dof, noncentrality) == pytest.approx(
         stats.ncx2.cdf(x, dof, noncentrality), abs=2e-4
     )
 
@@ -430,3 +428,44 @@ def test_expected_rows_are_those_of_the_smaller_side():
     assert expected_rows(np.array([90.0, 10]), np.array([900.0, 100]), (100, 1000)) == pytest.approx([90, 10])
     # Weights count by proportion: 1 % of 50 rows of equal weight.
     assert expected_rows(np.array([9.9, 0.1]), np.array([99.0, 1]), (50, 500)) == pytest.approx([49.5, 0.5])
+
+
+# Far in the tails
+
+
+def test_simulated_limits_have_draws_beyond_them_or_are_open():
+    """Ten draws are beyond each limit at 99.75 % too; with more confidence than the draws can show, limits are open."""
+    frequent = np.array([400.0, 300, 200]), np.array([380.0, 320, 200])
+    few = np.array([40.0, 8, 2, 30]), np.array([35.0, 10, 3, 32])
+    for counts, sparse in ((frequent, False), (few, True)):
+        ends = [
+            compared(*counts, sparse=sparse, confidence=level) for level in (0.95, 0.9975, 0.9999, 0.9999999)
+        ]
+        assert [each.open_limits for each in ends[:3]] == ["", "", ""]
+        assert ends[3].open_limits == ("all divergences" if sparse else "total variation")
+        assert ends[3].tv.interval == (0.0, 1.0)
+        for name in QUANTITIES:
+            intervals = [getattr(each, name).interval for each in ends]
+            assert [low for low, _ in intervals] == sorted((low for low, _ in intervals), reverse=True)
+            assert [high for _, high in intervals] == sorted(high for _, high in intervals)
+        assert math.isinf(ends[3].kl_pq.interval[1]) == sparse
+        assert ends[3].js.interval[1] == (
+            pytest.approx(math.log(2)) if sparse else pytest.approx(0.02, abs=0.02)
+        )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("confidence", [0.95, 0.9975])
+@pytest.mark.parametrize(("p", "q"), [(0.5, 0.5), (0.4, 0.45), (0.3, 0.7)])
+def test_all_tables_of_two_bins_are_seldom_wrong(p, q, confidence):
+    n = 60
+    expected = truth(np.array([p, 1 - p]), np.array([q, 1 - q]))
+    of_p, of_q = (stats.binom.pmf(np.arange(n + 1), n, share) for share in (p, q))
+    wrong = dict.fromkeys(QUANTITIES, 0.0)
+    for a, b in np.argwhere(np.outer(of_p, of_q) > 1e-6):
+        found = compared([a, n - a], [b, n - b], confidence=confidence)
+        for name, value in expected.items():
+            low, high = getattr(found, name).interval
+            wrong[name] += of_p[a] * of_q[b] * (low > value + 1e-12 or high < value - 1e-12)
+    # Total variation is simulated, and counts are discrete.
+    assert max(wrong.values()) <= 1.4 * (1 - confidence), wrong

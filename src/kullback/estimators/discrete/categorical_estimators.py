@@ -116,7 +116,7 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
         >>> from kullback import Samples
         >>> estimate = coverage_adjusted(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20))
         >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
-        (0.1057, [0.0117, 0.545])
+        (0.1057, [0.0087, 0.545])
 
     References:
         Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species

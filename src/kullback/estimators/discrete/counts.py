@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Number
 from typing import Any
 
@@ -162,7 +163,7 @@ def tabulate(
     """Return the effective counts of the codes 0, ..., categories - 1 in P's draws and in Q's draws."""
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = kl_influence(a, b)
-    inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
+    (in_p, groups_p), (in_q, groups_q) = _inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q)
     # If the user named no clusters, the clusters come from the serial dependence of the draws. Another note has then
     # already stated the effective number of draws.
     notes = tuple(
@@ -171,7 +172,8 @@ def tabulate(
         if side.cluster is not None and (side.samples is None or side.samples.cluster is not None)
     )
     spread = 1.0 if p.is_plain and q.is_plain else _spread(codes_p, codes_q, a, b, p, q)
-    return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes, bins)
+    sizes = len(p), len(q)
+    return CategoryCounts(a, b, (in_p, in_q), spread, sizes, notes, bins, groups=(groups_p, groups_q))
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
@@ -288,22 +290,22 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
     return min(dof / between, n) if between > 0 else float(n)
 
 
-def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> float:
+def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> tuple[float, float]:
     """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws.
 
     `codes` has the category of each draw. `influence` and `x` have the influence of a draw in each category, and the
-    effective count of each category.
+    effective count of each category. The second number is the effective number of clusters, infinite without clusters.
     """
     if samples.is_plain:
-        return 1.0
+        return 1.0, math.inf
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
     independent = (x * influence.square()).sum() / x.sum() ** 2
     ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
     if samples.cluster is None:
-        return max(ratio, 1.0)
+        return max(ratio, 1.0), math.inf
     squares = torch.bincount(tensor_in_place(samples.cluster).to(terms.device), terms).square()
     dof = dof_of_squares(float(squares.sum()), float(squares.square().sum()), squares.numel())
-    return max(ratio, 1.0) * student_ratio(0.95, 1 + dof) ** 2
+    return max(ratio, 1.0) * student_ratio(0.95, 1 + dof) ** 2, 1 + dof
 
 
 def dof_of_squares(total: float, fourth: float, clusters: int) -> float:

@@ -149,6 +149,7 @@ def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
     above, below = at_the_ends(kind)
     return KindCounts(
         *(table.a, table.b, table.inflation, table.spread, table.n, table.notes, table.bins),
+        groups=table.groups,
         kind=kind,
         terms=terms,
         constant=constant,

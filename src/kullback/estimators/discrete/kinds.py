@@ -79,7 +79,7 @@ def bias_corrected(
         >>> from kullback import Samples
         >>> estimate = bias_corrected(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20), "js")
         >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
-        (0.0271, [0.0029, 0.1508])
+        (0.0271, [0.0022, 0.1508])
 
     References:
         Notes on bias in estimation (Quenouille, 1956)

@@ -39,7 +39,7 @@ def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) ->
     References:
         On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
     """
-    z = two_sided_quantile(confidence)
+    z, table = two_sided_quantile(confidence), table.at(confidence)
     high, low = _upper_end(table, z), _lower_end(table, z)
     low = torch.where(table.rarest_share > MOST_UNSEEN, _lower_end(table.coarser, z), low)
     return low.clamp(0, 1), high.clamp(0, 1)

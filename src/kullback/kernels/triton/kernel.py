@@ -317,7 +317,7 @@ def _renyi(value, sums, unit, state, numbers):
     change = value * order * exponent  # the sum of the affinities minus 1
     is_near = tl.abs(change) < 0.5
     near = tl.where(is_near, change, 0.0)
-    far = tl.where(state == 2, INF, weight * (unit + tl.log(sums[4])))
+    far = tl.where(state == 1, INF, weight * (unit + tl.log(sums[4])))
     value = tl.where(is_near, weight * _log1p(near), far)
     factor_p = tl.where(is_near, weight * order * exponent / (1.0 + near), weight * order)
     factor_q = tl.where(is_near, factor_p, -weight * exponent)
@@ -364,7 +364,7 @@ def _finish(
 def row_kernel(
     p, q, weights, values, out_p, out_q,
     p_row, p_column, q_row, q_column, out_p_row, out_p_column, out_q_row, out_q_column,
-    classes, scale, scale_2, factor, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
+    factor, classes, scale, scale_2, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
     FORM: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
     TILE: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip

@@ -186,36 +186,32 @@ def _power_series(x, order):
 
 @triton.jit
 def _power_term(p, q, d, order, exponent):
-    """Return the term of the power divergence, its derivatives, q - p, the affinity p^order q^-exponent, and a state: 2
-    if the class makes the value infinite, 1 if the class needs the range of float64, else 0.
-
-    A class that makes the value infinite has derivatives of 0.
+    """Return the term of the power divergence, its derivatives, q - p, the affinity p^order q^-exponent, and a state: 1
+    if the row needs the range of float64, else 0. A class that makes the value infinite has state 1, too.
     """
     log_power = exponent * d
     power = tl.exp2(tl.where(log_power < 80.0, log_power, 80.0) * _LOG2_E)
-    is_infinite = (d == INF) & (exponent > 0.0)
     change = p * tl.where(tl.abs(log_power) < 0.3, small_expm1(log_power), power - 1.0)
-    change = tl.where(is_infinite, 0.0, change)
     difference = difference_of(p, q, d)
     box_cox = change * (1.0 / exponent)
     near = tl.abs(d) * order < 0.3
     term = tl.where(near, q * _power_series(d, order) * (d * d), (box_cox + difference) * (1.0 / order))
-    by_q = tl.where(is_infinite, 0.0, (difference - change) * (1.0 / order))
-    affinity = tl.where(is_infinite, 0.0, p * power)
+    by_q = (difference - change) * (1.0 / order)
+    affinity = p * power
     # The exponential magnifies the rounding error of a large `log_power`, and p may underflow. If the affinity is
     # small, neither matters.
     is_large = (
         ((log_power > 16.0) & (affinity > 1e-3)) | ((log_power > 40.0) & (p < 1e-34)) | (log_power > 80.0)
     )
-    is_wide = (exponent > 0.0) & is_large
-    state = tl.where(is_infinite, 2, tl.where(is_wide, 1, 0))
-    return tl.where(is_infinite, INF, term), box_cox, by_q, difference, affinity, state
+    state = tl.where((exponent > 0.0) & is_large, 1, 0)
+    return term, box_cox, by_q, difference, affinity, state
 
 
 @triton.jit
 def wide_power_term(log_p, log_q, d, order, exponent):
     """Return what `_power_term` returns, in float64, with the logarithm of the affinity in place of the affinity. The
-    power of p / q may overflow, and p may underflow.
+    power of p / q may overflow, and p may underflow. The state is 1 if the class makes the value infinite. Such a class
+    has derivatives of 0.
     """
     p, q = tl.exp(log_p), tl.exp(log_q)
     log_power = exponent * d
@@ -231,7 +227,7 @@ def wide_power_term(log_p, log_q, d, order, exponent):
     term = tl.where(near, q * _power_series(d, order) * (d * d), (change / exponent + difference) / order)
     bounded = tl.where(change > 1e290, 1e290, change)  # so that sums stay finite
     by_q = tl.where(is_infinite, 0.0, (difference - bounded) / order)
-    state = tl.where(is_infinite, 2, 0)
+    state = tl.where(is_infinite, 1, 0)
     log_affinity = tl.where(is_infinite, -INF, log_affinity)
     return tl.where(is_infinite, INF, term), bounded / exponent, by_q, difference, log_affinity, state
 

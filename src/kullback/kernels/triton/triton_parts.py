@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Weights
 from kullback.kernels.triton import triton_rows
-from kullback.kernels.triton.forms import Form, form_of
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
@@ -35,6 +34,7 @@ def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> 
     values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
     sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device=p.device)
     if len(values):
+        program = _program(rows, p, q)
         with torch.cuda.device_of(p):
             _kernels().part_values_kernel[(len(values),)](
                 p,
@@ -44,8 +44,8 @@ def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> 
                 sums,
                 *p.stride(),
                 *q.stride(),
-                *_numbers(rows, p),
-                **_shape(rows, p, q),
+                *program.numbers,
+                **program.constants,
             )
     return values.unsqueeze(-1), sums[:, :3], sums[:, 3:]
 
@@ -68,6 +68,7 @@ def gradients_of_part(
     # The kernel does not write a gradient that is not wanted, so any valid pointer can take its place.
     outs = [y if x is None else x for x, y in zip(written, (p, q), strict=True)]
     strides = [stride for x in (p, q, *outs) for stride in x.stride()]
+    program = _program(rows, p, q)
     with torch.cuda.device_of(p):
         _kernels().part_gradients_kernel[(len(p),)](
             p,
@@ -76,39 +77,20 @@ def gradients_of_part(
             whole if weights is None else weights.to(torch.float64).contiguous(),
             *outs,
             *strides,
-            *_numbers(rows, p),
+            *program.numbers,
             WEIGHTED=weights is not None,
             WANT_P=written[0] is not None,
             WANT_Q=written[1] is not None,
-            **_shape(rows, p, q),
+            **program.constants,
         )
     for result, x in zip(results, written, strict=True):
         if result is not None and x is not None and x is not result:
             result.copy_(x)
 
 
-def _numbers(rows: RowDivergence, p: Tensor) -> list[float]:
-    """Return the number of classes and the numbers of the divergence for the kernels."""
-    weight_p, share_p, weight_q, share_q = map(float, cast(Arguments, arguments_of(rows.kind)).numbers)
-    scale = 1 / rows.temperature
-    shares = [weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q]
-    return [p.shape[1], scale, scale * triton_rows.LOG2_E, *shares]
-
-
-def _shape(rows: RowDivergence, p: Tensor, q: Tensor) -> dict[str, Any]:
-    """Return the constants of a program."""
+def _program(rows: RowDivergence, p: Tensor, q: Tensor) -> triton_rows.Program:
     code, numbers, _ = cast(Arguments, arguments_of(rows.kind))
-    vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
-    form = cast(Form, form_of(code, numbers))
-    launch = triton_rows.launch_of(form, p.shape[1], vector, triton_rows.lanes_of(p.device))
-    # The compiler must not fuse products and sums (see `triton_rows`).
-    return {
-        "FORM": form.value,
-        "TILE": launch.tile,
-        "VECTOR": vector,
-        "num_warps": launch.warps,
-        "enable_fp_fusion": False,
-    }
+    return triton_rows.program_of(p, q, code, numbers, rows.temperature)
 
 
 def _kernels() -> ModuleType:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ DTYPES = available.DTYPES
 # Rows of more classes get programs of 1024 threads. At 128,256 classes, the logits of one such row for each
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
-LOG2_E = 1 / math.log(2)
+_LOG2_E = 1 / math.log(2)
 # In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
 # The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
@@ -179,16 +179,13 @@ def _launch(
     by_p: Tensor | None,
     by_q: Tensor | None,
 ) -> None:
-    rows, classes = p.shape
+    rows = len(p)
     if rows == 0:
         return
-    weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
     wanted = (by_p is not None, by_q is not None)
     # The kernel does not write a gradient that is not wanted, so any valid pointer can take its place.
     tensors = (p, q, p if by_p is None else by_p, q if by_q is None else by_q)
-    vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
-    form = cast(Form, form_of(code, numbers))
-    launch = launch_of(form, classes, vector, lanes_of(p.device))
+    program = program_of(p, q, code, numbers, temperature)
     with torch.cuda.device_of(p):
         _kernel().row_kernel[(rows,)](
             p,
@@ -197,24 +194,40 @@ def _launch(
             values,
             *tensors[2:],
             *(stride for x in tensors for stride in x.stride()),
-            classes,
-            1 / temperature,
-            LOG2_E / temperature,
             scale / temperature,
-            *(weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q),
-            FORM=form.value,
+            *program.numbers,
             WEIGHTED=weights is not None,
             WANT_P=wanted[0],
             WANT_Q=wanted[1],
-            EARLY=wanted == _EARLY.get(form),
-            TILE=launch.tile,
-            VECTOR=vector,
-            SHIFTED=_is_shifted(tensors, vector),
-            num_warps=launch.warps,
-            # The kernel itself fuses products and sums (`tl.fma`), in the same way for P and Q, so the compiler must
-            # not fuse them.
-            enable_fp_fusion=False,
+            EARLY=wanted == _EARLY.get(program.constants["FORM"]),
+            SHIFTED=_is_shifted(tensors, program.constants["VECTOR"]),
+            **program.constants,
         )
+
+
+class Program(NamedTuple):
+    """The arguments of a kernel that do not depend on the wanted results."""
+
+    numbers: list[
+        float
+    ]  # the number of classes, two factors of the logits, and the six numbers of a divergence
+    constants: dict[str, Any]
+
+
+def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temperature: float) -> Program:
+    """Return the arguments for a divergence of the logits `p` and `q`, whose code and numbers are those of
+    `kernel_arguments`.
+    """
+    weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
+    shares = (weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q)
+    vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
+    form = cast(Form, form_of(code, numbers))
+    launch = launch_of(form, p.shape[1], vector, lanes_of(p.device))
+    # The kernel itself fuses products and sums (`tl.fma`), in the same way for P and Q, so the compiler must not fuse
+    # them.
+    constants = {"FORM": form.value, "TILE": launch.tile, "VECTOR": vector}
+    constants |= {"num_warps": launch.warps, "enable_fp_fusion": False}
+    return Program([p.shape[1], 1 / temperature, _LOG2_E / temperature, *shares], constants)
 
 
 def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect
-from kullback.kernels.label_terms import HardLabels, LabelSums
+from kullback.kernels.label_terms import HardLabels, LabelSums, subtractable
 from kullback.kernels.row_operation import Weights
 from kullback.kernels.triton.available import can_read, missing
 
@@ -207,8 +207,7 @@ def _launch_cross_entropies(
 ) -> None:
     labels, classes = HardLabels(classes, soft, hard), classes.unsqueeze(-1)
     peak, total = log_sums(logits, 1.0, classes).unbind(-1)
-    peak = torch.where(peak.isfinite(), peak, 0)
-    sums = LabelSums.of(peak, total, upcast(logits.gather(-1, classes)).squeeze(-1))
+    sums = LabelSums.of(subtractable(peak), total, upcast(logits.gather(-1, classes)).squeeze(-1))
     if gradient is not None:
         by = torch.full_like(total, scale * hard)
         by = by if weights is None else by * weights

@@ -13,9 +13,11 @@ The document is one object with ``"schema": "kullback.models/1"``:
   (null, or for each divergence ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the sampling), and
   ``passages``: objects ``window``, ``first``, ``text_before``, ``tokens`` (objects ``index``, ``text``, ``kl``, ``p``,
   ``q``, ``top``: objects ``index``, ``text``, ``p``, ``q``). If ``known`` is ``"top classes"``, the divergences of
-  ``comparison`` are lower bounds, and their intervals extend to the upper bounds.
+  ``comparison`` are lower bounds, and their intervals extend to the upper bounds. ``certain_in_groups`` and
+  ``drawn_in_groups``, if there are groups and not all classes are known: ``certain`` and ``drawn`` of each group.
 * ``differences``: for each candidate except the first, its mean KL minus the mean KL of the candidate before, with
-  ``standard_error``, ``interval`` and ``reason``.
+  ``standard_error``, ``interval`` and ``reason``. ``differences_by_group``, if there are groups: the same for the
+  tokens of each group.
 * ``noise_floor``: the comparison of the base with itself plus rounding noise, in the form of a candidate, or null.
 * ``until_sure``: null, or how far a run with a goal read: ``goal``, ``unit`` (``"window"`` or ``"document"``)
   (strings), ``confidence``, ``units``, ``read`` (of them), ``decided`` (boolean), and ``candidates``: for each name,
@@ -23,8 +25,8 @@ The document is one object with ``"schema": "kullback.models/1"``:
   (null, or the mean KL that the upper end assumes for unread units at most) and ``above`` (null, or the largest share
   of units above it). Windows and rows are then numbered in the order in which they were read.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
-  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
-  ``broken_by`` (the candidates that break the limit).
+  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences),
+  ``broken_by`` (the candidates that break the limit), and ``unclear_for`` (the candidates for which it is unclear).
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Later releases may add names to
@@ -60,7 +62,13 @@ def fields(result: ModelComparison) -> Fields:
         "whole_text": result.whole_text,
         "until_sure": result.until_sure and _until_sure(result.until_sure),
         "notes": result.notes,
+        **({"differences_by_group": by_group} if (by_group := _by_group(result)) else {}),
     }
+
+
+def _by_group(result: ModelComparison) -> Fields:
+    means = result.differences_by_group.items()
+    return {name: [predictions.mean_fields(asdict(mean)) for mean in values] for name, values in means}
 
 
 def _until_sure(run: UntilSure) -> Fields:
@@ -69,20 +77,26 @@ def _until_sure(run: UntilSure) -> Fields:
 
 def _candidate(result: ModelComparison, candidate: Candidate) -> Fields:
     comparison = predictions.fields(candidate.comparison)
+    of_groups = {name: _drawn(means) for name, means in candidate.drawn_in_groups.items()}
     return {
         "model": _info(candidate.model),
         "comparison": {key: value for key, value in comparison.items() if key != "schema"},
         "shared_classes": candidate.shared_classes,
         "known": candidate.known,
         "certain": candidate.certain,
-        "drawn": candidate.drawn and {name: _drawn(mean) for name, mean in candidate.drawn.items()},
+        "drawn": candidate.drawn and _drawn(candidate.drawn),
+        **({"certain_in_groups": candidate.certain_in_groups} if candidate.certain_in_groups else {}),
+        **({"drawn_in_groups": of_groups} if of_groups else {}),
         "passages": [_passage(result, passage) for passage in candidate.passages],
     }
 
 
-def _drawn(mean: DrawnMean) -> Fields:
-    values = predictions.mean_fields(asdict(mean))
-    return {name: value for name, value in values.items() if name != "reason"}
+def _drawn(means: dict[str, DrawnMean]) -> Fields:
+    by_name = {name: predictions.mean_fields(asdict(mean)) for name, mean in means.items()}
+    return {
+        name: {key: value for key, value in values.items() if key != "reason"}
+        for name, values in by_name.items()
+    }
 
 
 def _info(info: ModelInfo) -> Fields:

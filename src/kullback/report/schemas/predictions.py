@@ -24,11 +24,14 @@ The document is one object with ``"schema": "kullback.predictions/3"``, and the 
 * ``infinite``: for each divergence, the number of rows in which the divergence is infinite.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
-  ``broken_by`` (empty).
+  ``broken_by`` and ``unclear_for`` (empty).
 * ``unseen``: the largest proportion of rows (or blocks or clusters) that may be of a kind absent from these data; 0 if
   the ``interval`` of ``kl_pq`` takes such rows into account.
 * ``further``, if statistics were registered: for each statistic, ``title``, ``mean``, ``standard_error``,
   ``interval``, ``reason``.
+* ``groups``, if there are groups: for each group, these attributes of its rows, without ``worst``, and
+  ``against_rest``: by the names of statistics, the group's mean minus the mean of all other rows, with ``mean``,
+  ``standard_error``, ``interval``, ``reason``.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
 * ``llama_cpp``: null or, if you request them, the numbers that llama.cpp prints: ``chunks`` (a list) and ``total``,
   objects with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``,
@@ -61,9 +64,17 @@ def fields(comparison: Comparison) -> Fields:
     values["quantiles"] = [
         dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
     ]
-    if not values["further"]:
-        del values["further"]
-    for name in {"divergences", "labels", "further"} & values.keys():
+    for name in ("further", "groups", "against_rest"):
+        if not values[name]:
+            del values[name]
+    if comparison.groups:
+        groups = {name: fields(group) for name, group in comparison.groups.items()}
+        left_out = ("schema", "worst")
+        values["groups"] = {
+            name: {key: value for key, value in group.items() if key not in left_out}
+            for name, group in groups.items()
+        }
+    for name in {"divergences", "labels", "further", "against_rest"} & values.keys():
         values[name] = values[name] and {key: mean_fields(value) for key, value in values[name].items()}
     values["acceptance_rate"] = mean_fields(values["acceptance_rate"])
     return {"schema": "kullback.predictions/3", **values}

@@ -17,8 +17,8 @@ The document is one object with ``"schema": "kullback.tables/2"``, and the attri
 * ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
 * ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
-  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
-  ``broken_by`` (the columns that break the limit).
+  ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences),
+  ``broken_by`` (the columns that break the limit), and ``unclear_for`` (the columns for which it is unclear).
 * ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 

@@ -128,7 +128,7 @@ def _title(name: str, result: Mismatch) -> str:
 def _reason(result: Mismatch) -> str:
     """Return a sentence about the largest cause that the log separates."""
     known = {part.name: part.value.value for part in result.parts if part.value and part.name != "rest"}
-    missing = [part.name for part in result.parts if part.value is None]
+    missing = [part.name for part in result.parts if part.value is None and part.name != "rest"]
     largest = max(known, key=lambda name: abs(known[name]), default="")
     share = known[largest] / result.naive_k3.value if largest and result.naive_k3.value else math.nan
     sentences: list[str] = []
@@ -200,12 +200,8 @@ def _fields(result: Mismatch) -> Fields:
 def _frame(result: Mismatch) -> Frame:
     shown = _known(result)
     rows = [
-        {
-            "value": value.value,
-            "standard_error": value.standard_error,
-            "lower": value.ends[0],
-            "upper": value.ends[1],
-        }
-        for value in shown.values()
+        {"value": x.value, "standard_error": x.standard_error, "lower": low, "upper": high}
+        for x in shown.values()
+        for low, high in [x.ends]
     ]
     return Frame.of_numbers(rows, list(shown))

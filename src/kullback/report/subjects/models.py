@@ -53,8 +53,10 @@ from kullback.report.subjects.predictions import (
     LONGEST_TOKEN,
     MEASURED,
     WORST_IN_BRIEF,
+    brief_groups,
     brief_numbers,
     brief_remarks,
+    group_table,
     infinite,
     numbers,
     tone_of,
@@ -93,7 +95,7 @@ HEADINGS = (
 
 def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of the result of `compare_models`."""
-    blocks: list[Block] = [_scoreboard(result)]
+    blocks: list[Block] = [_scoreboard(result), *_groups(result)]
     if plots := draw_plots(result):
         blocks.append(Gallery("KL(P||Q) in pictures", plots))
     scale = max(map(_scale, result.candidates))
@@ -162,7 +164,9 @@ def _brief(result: ModelComparison) -> Brief:
     blocks += until_sure(result)
     if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
-    if (worst := _worst(result, best, several=False)) is not None:
+    if best.comparison.groups:
+        blocks.append(brief_groups(best.comparison))
+    elif (worst := _worst(result, best, several=False)) is not None:
         unit = Unit.of(best.comparison.divergences[KL_PQ].mean)
         kl = unit.write([row.kl for row in best.comparison.worst[:WORST_IN_BRIEF]])
         rows = [
@@ -276,10 +280,17 @@ def _worst(result: ModelComparison, candidate: Candidate, *, several: bool) -> T
 
 
 def _frame(result: ModelComparison) -> Frame:
-    """Return a row for each candidate, with the scoreboard's numbers; unknown numbers are NaN."""
-    rows = []
-    for candidate in result.candidates:
-        comparison, labels = candidate.comparison, candidate.comparison.labels
+    """Return a row for each candidate, and for each of its groups, with the scoreboard's numbers; unknown numbers are
+    NaN.
+    """
+    rows: list[dict[str, float | None]] = []
+    every = [
+        (candidate, name, comparison)
+        for candidate in result.candidates
+        for name, comparison in [(None, candidate.comparison), *candidate.comparison.groups.items()]
+    ]
+    for candidate, _, comparison in every:
+        labels = comparison.labels
         kl = comparison.divergences[KL_PQ]
         low, high = kl.ends
         rows.append(
@@ -296,7 +307,8 @@ def _frame(result: ModelComparison) -> Frame:
                 "bits_per_weight": candidate.model.bits_per_weight,
             }
         )
-    return Frame.of_numbers(rows, [candidate.model.name for candidate in result.candidates])
+    index = [candidate.model.name for candidate, _, _ in every]
+    return Frame.of_numbers(rows, index, [name for _, name, _ in every])
 
 
 def _scoreboard(result: ModelComparison) -> Table:
@@ -325,13 +337,35 @@ def _scoreboard(result: ModelComparison) -> Table:
             "PPL is the perplexity at the text's own tokens, ΔPPL the candidate's minus the base's.",
             "Δp is the change in the probability of the true token.",
             *until_sure(result),
-            *_differences(result),
+            *_differences(result.candidates, result.differences),
             *_certain(result),
             *_noise(result),
         ),
         dropped_first=DROPPED_FIRST,
         is_main=True,
     )
+
+
+def _groups(result: ModelComparison) -> list[Table]:
+    """Return the table of the groups of every candidate, with the order of the candidates in each group."""
+    names = list(result.candidates[0].comparison.groups)
+    several = len(result.candidates) > 1
+    lines = [
+        ([name, each.model.name][: 1 + several], each.comparison.groups[name])
+        for name in names
+        for each in result.candidates
+        if name in each.comparison.groups
+    ]
+    orders = [
+        f"Group {name}: {sentence}"
+        for name, means in result.differences_by_group.items()
+        for sentence in _differences([each.in_group(name) for each in result.candidates], means)
+    ]
+    if not lines:
+        return []
+    table = group_table("group, model" if several else "group", lines)
+    bounds = ("Divergences are lower bounds.",) if result.candidates[0].is_lower_bound else ()
+    return [replace(table, caption=(*table.caption, *bounds, *orders))]
 
 
 def _certain(result: ModelComparison) -> list[str]:
@@ -405,10 +439,10 @@ def _size(result: ModelComparison) -> str:
     )
 
 
-def _differences(result: ModelComparison) -> list[str]:
+def _differences(candidates: Sequence[Candidate], means: Sequence[Value[float]]) -> list[str]:
     """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear."""
     sentences: list[str] = []
-    for (a, b), mean in zip(pairwise(result.candidates), result.differences, strict=True):
+    for (a, b), mean in zip(pairwise(candidates), means, strict=True):
         if a.is_lower_bound:
             sentences.append(
                 f"It is unclear whether {b.model.name} or {a.model.name} is closer: only a lower bound of "

@@ -54,7 +54,7 @@ from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
 LONGEST_TOKEN, LONGEST_IN_BRIEF = 16, 9
-WORST_IN_BRIEF = 3
+WORST_IN_BRIEF, GROUPS_IN_BRIEF = 3, 4
 # The text of each class. A class has no text if its entry is None, or if its index is beyond the end.
 Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
@@ -116,7 +116,9 @@ def document(
         blocks.append(Gallery("KL(P||Q) in pictures", plots))
     if comparison.worst:
         blocks.append(_worst(comparison, tokens))
-    blocks += numbers(comparison)
+    first, *others = numbers(comparison)
+    groups = [([name], each) for name, each in comparison.groups.items()]
+    blocks += [first, *([group_table("group", groups)] if groups else []), *others]
     blocks += Findings.of_notes(comparison.notes)
     return Document(
         f"{comparison.q_name} against {comparison.p_name}: KL divergence",
@@ -155,7 +157,9 @@ def _plot(comparison: Comparison) -> Plot:
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
     size = _sizes(comparison, "")
     blocks: list[str | Table] = [brief_numbers(comparison), *brief_remarks(comparison)]
-    if rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
+    if comparison.groups:
+        blocks.append(brief_groups(comparison))
+    elif rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
         unit = Unit.of(comparison.divergences[KL_PQ].mean)
         cells = [
             [
@@ -211,6 +215,57 @@ def brief_remarks(comparison: Comparison) -> list[str]:
     if not comparison.unseen:
         return []
     return [f"Not in the interval: kinds of rows that these data lack, up to {percent(comparison.unseen)}."]
+
+
+def brief_groups(comparison: Comparison) -> Table:
+    """Return a table of the groups with the largest mean KL(P||Q), in one unit."""
+    groups = sorted(comparison.groups.items(), key=lambda item: -item[1].divergences[KL_PQ].mean)
+    unit = Unit.of(comparison.divergences[KL_PQ].mean)
+    rows: list[list[str]] = []
+    for name, group in groups[:GROUPS_IN_BRIEF]:
+        kl = group.divergences[KL_PQ]
+        value, *ends = unit.write([kl.mean, *(kl.interval or ())])
+        cells = [shortened(name, LONGEST_TOKEN), f"{value} {unit.name}", " to ".join(ends) or "n/a"]
+        rows.append([*cells, percent(group.top1_agreement.value), count(group.rows)])
+    first = "group" if len(rows) == len(groups) else "farthest groups"
+    headings = (first, "mean KL(P||Q)", "95% CI", "same top", "rows")
+    return Table("", headings, rows, dropped_first=(4, 3))
+
+
+def group_table(heading: str, groups: Sequence[tuple[Sequence[str], Comparison]]) -> Table:
+    """Return the table of the comparisons of groups.
+
+    Arguments:
+        heading: the headings of the first cells, separated by commas.
+        groups: the first cells and the comparison of each line.
+    """
+    rows: list[list[str]] = []
+    for first, group in groups:
+        kl, labels, minus = group.divergences[KL_PQ], group.labels, group.against_rest.get(KL_PQ)
+        cells = [*first, count(group.rows), number(kl.mean), interval(kl.interval)]
+        cells += ["", ""] if minus is None else [number(minus.mean), interval(minus.interval)]
+        cells += [percent(group.top1_agreement.value)]
+        rows.append([*cells, "" if labels is None else precisely(labels.perplexity_ratio.mean)])
+    headings = [*heading.split(", "), "rows", "mean KL(P||Q)", "95% CI", "minus the rest", "95% CI"]
+    captions = [
+        "KL(P||Q) in nats. The rest are all rows outside of the group, paired by the independent units."
+    ]
+    without = [
+        f"{first[0]} ({kl.reason})"
+        for first, group in groups
+        if (kl := group.divergences[KL_PQ]).interval is None and kl.reason
+    ]
+    captions += [f"No interval: {', '.join(dict.fromkeys(without))}."] if without else []
+    last = len(headings)
+    return Table(
+        "By group",
+        [*headings, "same top", "PPL, Q / P"],
+        rows,
+        tuple(captions),
+        dropped_first=(last + 1, last, last - 5, last - 1, last - 2),
+        is_main=True,
+        beside_figures=True,
+    )
 
 
 KL = Meaning(
@@ -416,13 +471,18 @@ def _worst_tokens(rows: Sequence[WorstRow], tokens: Tokens) -> Table:
 
 
 def _frame(comparison: Comparison) -> Frame:
-    """Return a row for each divergence: the mean with its error and interval, and the quantiles over rows."""
-    rows = []
-    for summary in comparison.divergences.values():
-        low, high = summary.ends
-        first = {"mean": summary.mean, "standard_error": summary.standard_error, "low": low, "high": high}
-        rows.append(first | {name: getattr(summary, name) for name in QUANTILES})
-    return Frame.of_numbers(rows, list(comparison.divergences))
+    """Return a row for each divergence, of all rows and of each group: the mean with its error and interval, and the
+    quantiles over rows.
+    """
+    rows: list[dict[str, float | None]] = []
+    groups = [(None, comparison), *comparison.groups.items()]
+    for _, group in groups:
+        for summary in group.divergences.values():
+            low, high = summary.ends
+            first = {"mean": summary.mean, "standard_error": summary.standard_error, "low": low, "high": high}
+            rows.append(first | {name: getattr(summary, name) for name in QUANTILES})
+    index = list(comparison.divergences)
+    return Frame.of_numbers(rows, index * len(groups), [name for name, _ in groups for _ in index])
 
 
 def _rate(rate: Value[float], of: str = "") -> str:

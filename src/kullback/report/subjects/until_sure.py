@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kullback.common.formats import count, counted, number, significant
 from kullback.models.model_results import ModelComparison, SureCandidate, UntilSure
 
@@ -29,15 +31,18 @@ def until_sure(result: ModelComparison) -> list[str]:
     if spared:
         first += " Windows are numbered in this order."
     if run.is_decided and spared:
-        first += f" {counted(spared, run.unit)} ({round(100 * spared / run.units)} %) were spared."
+        first += f" {counted(spared, run.unit)} ({min(99, round(100 * spared / run.units))} %) were spared."
     elif spared:
         first += f" A run with more {units} (--windows) may decide it; with --resume, it continues this one."
-    return [first, *(_candidate(run, name, each) for name, each in run.candidates.items())]
+    infinite = {
+        each.model.name for each in result.candidates if math.isinf(each.comparison.divergences["kl_pq"].mean)
+    }
+    return [first, *(_candidate(run, name, each, name in infinite) for name, each in run.candidates.items())]
 
 
-def _candidate(run: UntilSure, name: str, candidate: SureCandidate) -> str:
+def _candidate(run: UntilSure, name: str, candidate: SureCandidate, is_infinite: bool) -> str:
     sentence = f"{name}: {_OUTCOMES[candidate.outcome]} after {counted(candidate.units, run.unit)}."
-    if candidate.outcome == "above":
+    if candidate.outcome == "above" or is_infinite:
         return sentence  # the lower end assumes nothing
     if candidate.cap is not None and candidate.above is not None:
         sentence += (

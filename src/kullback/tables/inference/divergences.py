@@ -19,14 +19,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from kullback.common.arrays import Flags, Floats
-from kullback.common.inference import normal_quantile, of_independent_tests, of_tests_on_the_same_rows
+from kullback.common.inference import (
+    normal_quantile,
+    of_independent_tests,
+    of_tests_on_the_same_rows,
+    unified_high,
+    unified_low,
+)
 from kullback.estimators.discrete.formulas import kl_influence, zhang_grabchak
 from kullback.results.value import Interval, Value
 from kullback.tables.inference.rare_values import GROUPS, RareValues
@@ -47,13 +53,19 @@ STRAY = 0.01  # an unbounded divergence has no upper limit if more than this pro
 MOST_UNSEEN = 0.5  # a divergence has no value if more than this proportion of rows have unknown values
 TV_DRAWS = 2000
 POSTERIOR_DRAWS = 4000
+DRAWS_BEYOND = 10  # a limit is a quantile of simulated draws only if this many draws are beyond it
+MOST_DRAWN = 1 << 24  # at most this many numbers are drawn for one simulation
 # If at most this many rows are expected in a bin, chance may explain that it is empty: exp(-3) is 5 %.
 MOST_MISSING = 3.0
 
 
 @dataclass(frozen=True)
 class BinStatistics:
-    """The divergences, the p-value of the test, and each bin's term of KL(P || Q)."""
+    """The divergences, the p-value of the test, and each bin's term of KL(P || Q).
+
+    Attributes:
+        open_limits: which limits are open, because the confidence is too far in the tail for simulated draws; or empty.
+    """
 
     kl_pq: Value[float | None]
     kl_qp: Value[float | None]
@@ -62,6 +74,7 @@ class BinStatistics:
     tv: Value[float | None]
     p_value: float
     contributions: Floats
+    open_limits: str = ""
 
 
 def compare_counts(
@@ -120,7 +133,8 @@ def compare_counts(
         p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
     p_value = of_tests_on_the_same_rows([p_value, ordered])
     n, m = errors.effective
-    posterior = (_posterior(a, random), _posterior(b, random)) if sparse else None
+    number = _number_of_draws(POSTERIOR_DRAWS, len(a), confidence)
+    posterior = (_posterior(a, random, number), _posterior(b, random, number)) if sparse else None
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
     contributions[occupied] = case.contributions()
     forward, backward = case.zhang_grabchak(), case.swapped_zhang_grabchak()
@@ -137,7 +151,10 @@ def compare_counts(
     ]
     if not p_value <= 1 - confidence:
         quantities = [_down_to_zero(each) for each in quantities]
-    return _statistics(quantities, hidden, p_value, contributions)
+    statistics = _statistics(quantities, hidden, p_value, contributions)
+    if quantities[0].interval is None or _number_of_draws(TV_DRAWS, len(a), confidence):
+        return statistics
+    return replace(statistics, open_limits="all divergences" if sparse and not number else "total variation")
 
 
 @dataclass(frozen=True)
@@ -292,13 +309,16 @@ class _Comparison:
             student = self.errors.inflation(of_p, of_q, self.confidence)
         error = float(np.sqrt(variance + 2 * dof * scale**2))
         scale *= student
-        if self.posterior is not None:
+        if self.posterior is not None and not len(self.posterior[0]):
+            low, high = 0.0, math.inf
+        elif self.posterior is not None:
             low, high = self._of_posterior(function(*self.posterior)[0], plugin)
         else:
-            low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
+            alpha, x = 1 - self.confidence, dof + corrected / scale
+            low, high = float(unified_low(x, dof, alpha)), float(unified_high(x, dof, alpha))
             # For an empty bin, half a row is the continuity correction.
             if not (self.p.all() and self.q.all()):
-                low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
+                low = min(low, float(unified_low(plugin / scale, dof, alpha)))
             low, high = scale * low, scale * high
         low, high = min(low, value), max(high, value)
         return Value(
@@ -333,11 +353,11 @@ class _Comparison:
             return Value(value, None, None)
         certain = u > normal_quantile(1 - 0.005 / len(u))  # strict, so that no sign seems certain by chance
         signs = np.sign(difference)
-        up = np.empty(TV_DRAWS)
-        shift = np.empty(TV_DRAWS)
+        number = _number_of_draws(TV_DRAWS, len(u), self.confidence)
+        up, shift = np.empty(number or TV_DRAWS), np.empty(number or TV_DRAWS)
         # The estimated variance of a proportion from few rows is too small, so the variance of two rows is added.
         least = math.sqrt(2 / self.n**2 + 2 / self.m**2)
-        for rows, exact in self.errors.draws(random, TV_DRAWS):
+        for rows, exact in self.errors.draws(random, len(up)):
             errors = exact + least * random.standard_normal(exact.shape)
             shift[rows] = np.where(signs == 0, -abs(errors), errors * signs).sum(1) / 2
             up[rows] = np.where(certain, errors * signs, abs(errors)).sum(1) / 2
@@ -345,16 +365,24 @@ class _Comparison:
         low = plugin - float(np.quantile(up, 1 - (alpha / 2 if certain.any() else alpha)))
         high = plugin - float(np.quantile(shift, alpha / 2))
         error = float(shift.std())
+        if not number:
+            low, high = 0.0, 1.0
         return Value(value, error, (min(max(low, 0.0), value), max(min(high, 1.0), value)))
 
 
-def _posterior(counts: Floats, random: np.random.Generator) -> Floats:
-    """Return draws of the proportions given their counts, with Jeffreys' prior.
+def _number_of_draws(least: int, bins: int, confidence: float) -> int:
+    """Return how many draws show the limits at this confidence, `least` or more; 0 if these would be too many."""
+    needed = max(least, round(2 * DRAWS_BEYOND / (1 - confidence)))
+    return needed if needed <= max(least, MOST_DRAWN // bins) else 0
+
+
+def _posterior(counts: Floats, random: np.random.Generator, number: int) -> Floats:
+    """Return `number` draws of the proportions given their counts, with Jeffreys' prior.
 
     References:
         An Invariant Form for the Prior Probability in Estimation Problems (Jeffreys, 1946)
     """
-    return random.dirichlet(counts + 0.5, POSTERIOR_DRAWS)
+    return random.dirichlet(counts + 0.5, number)
 
 
 def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
@@ -365,55 +393,6 @@ def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
     proportion, counts = proportion[positive], counts[positive]
     logarithms = np.log(proportion) - np.log(counts) + digamma(counts) - digamma(size) + np.log(size)
     return -float((proportion * logarithms).sum())
-
-
-def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
-    r"""Return the interval of :math:`\lambda` for one draw x of :math:`\chi'^2_\nu(\lambda)`.
-
-    At :math:`\lambda = 0`, the whole error probability is in the upper tail of x. For large :math:`\lambda`, half of
-    the error probability is in each tail. The interval therefore excludes 0 exactly if a test at level `alpha` rejects,
-    and the interval is never empty.
-    """
-
-    def below(noncentrality: float) -> float:
-        return alpha / 2 * noncentrality / (noncentrality + np.sqrt(2 * dof))
-
-    def low_misses(noncentrality: float) -> bool:
-        return 1 - _chi_square_cdf(x, dof, noncentrality) < alpha - below(noncentrality)
-
-    # If x is small by chance, a typical x replaces it. The interval is then wider, so it still has its coverage.
-    typical = max(x, dof * (1 - 2 / (9 * dof)) ** 3)
-
-    def high_covers(noncentrality: float) -> bool:
-        return _chi_square_cdf(typical, dof, noncentrality) > below(noncentrality)
-
-    return _last_where(low_misses, x), _last_where(high_covers, typical)
-
-
-def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """Return the number x such that a condition holds from 0 to x only; 0 if the condition does not hold at 0."""
-    if not holds(0.0):
-        return 0.0
-    low, high = 0.0, max(start, 1.0)
-    while holds(high):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return (low + high) / 2
-
-
-def _chi_square_cdf(x: float, dof: float, noncentrality: float) -> float:
-    """Return the distribution function of the noncentral chi-square, approximated by cube roots for large arguments."""
-    from scipy.special import chndtr, ndtr
-
-    if x <= 0:
-        return 0.0
-    if x + noncentrality < 1e4:
-        return float(chndtr(x, dof, noncentrality))
-    mean = dof + noncentrality
-    spread = 2 * (dof + 2 * noncentrality) / (9 * mean**2)
-    return float(ndtr((np.cbrt(x / mean) - 1 + spread) / np.sqrt(spread)))
 
 
 @dataclass(frozen=True)

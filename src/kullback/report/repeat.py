@@ -1,0 +1,112 @@
+"""The commands on a card: the one that made it, and the one that repeats it with the card alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kullback.common.files import without_folders
+from kullback.common.words import is_address
+from kullback.errors import printable
+from kullback.models import ModelComparison, is_reference
+from kullback.models.model_results import Recorded
+
+ANY_CANDIDATE = "CANDIDATE"
+# The options of the command whose names are not those of the library's arguments.
+FLAGS = {
+    "representation": "--as",
+    "groups": "--group",
+    "most_windows": "--windows",
+    "server_top": "--top",
+    "block_bytes": "--block-mb",
+    "llama_cpp": "--format llama.cpp",
+}
+# The reference has the settings of the text. The others need the base.
+OF_TEXT = ("context", "score", "most_windows")
+OF_BASE = ("noise_floor", "one_at_a_time", "llama_cpp")
+_MEBIBYTE = 1 << 20
+
+
+class Commands(NamedTuple):
+    """The command that repeats a comparison with the card alone, and the original one; None if it took objects."""
+
+    repeat: str
+    original: str | None
+
+
+def are_repeatable(result: ModelComparison, recorded: Recorded) -> list[bool]:
+    """Return for each candidate whether the reference of the base can be compared with it as the base was.
+
+    A candidate with classes of its own needs the base, and two references give only bounds.
+    """
+    return [
+        candidate.shared_classes is None and not (side is not None and is_reference(side))
+        for candidate, side in zip(result.candidates, recorded.sides[1:], strict=True)
+    ]
+
+
+def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates: Sequence[str]) -> Commands:
+    """Return both commands. They name files without folders.
+
+    Arguments:
+        result: the comparison.
+        recorded: its arguments.
+        folder: the folder of the card.
+        gates: the options of the gates, as words of a command.
+    """
+    card = os.path.basename(os.path.abspath(folder))  # noqa: PTH100, PTH119 - a link keeps its name
+    repeatable = [place for place, is_so in enumerate(are_repeatable(result, recorded), 1) if is_so]
+    sides = [recorded.sides[place] for place in repeatable]
+    needs_text = any(side is not None and is_address(side) for side in sides)
+    repeat = [
+        card,
+        *(_names(sides) if sides and None not in sides else [ANY_CANDIDATE]),
+        *_text(recorded if needs_text else None),
+        *_heads([recorded.heads[place] for place in repeatable]),
+        *_options(recorded, () if needs_text else OF_TEXT, OF_BASE),
+        *gates,
+    ]
+    original = [
+        *_names(recorded.sides),
+        *_text(recorded),
+        *_heads(recorded.heads),
+        *_options(recorded),
+        *gates,
+        "--card",
+        card,
+    ]
+    return Commands(_joined(repeat), _joined(original) if recorded.is_command else None)
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(printable(shlex.quote(word)) for word in ("kullback", "compare", *words))
+
+
+def _names(sides: Sequence[str | None]) -> list[str]:
+    return [without_folders(side) for side in sides if side is not None]
+
+
+def _text(recorded: Recorded | None) -> list[str]:
+    return [] if recorded is None or recorded.text is None else ["--text", without_folders(recorded.text)]
+
+
+def _heads(heads: Sequence[str | None]) -> list[str]:
+    folders = [without_folders(head) for head in heads if head is not None]
+    chosen = folders if len(set(folders)) > 1 else folders[:1]
+    return [word for folder in chosen for word in ("--head", folder)]
+
+
+def _options(recorded: Recorded, *left_out: Collection[str]) -> list[str]:
+    words: list[str] = []
+    for name, value in recorded.settings.items():
+        if any(name in names for names in left_out):
+            continue
+        words += FLAGS.get(name, f"--{name.replace('_', '-')}").split()
+        if name == "block_bytes":
+            words.append(f"{float(value) / _MEBIBYTE:g}")
+        elif not isinstance(value, bool):
+            words.append(str(value))
+    return words + (["--seed", str(recorded.seed)] if recorded.seed else [])

@@ -1,0 +1,393 @@
+"""`record` and `to_card` in Python: what a card has, what repeats it, and what is refused. The models are of bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kullback import compare, compare_models, record_reference
+from kullback.common.formats import plus_minus
+from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, KullbackError, ModelError
+from kullback.io import Reference
+from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
+from kullback.models.text import take_texts
+from tests.models.bytes_model import BytesModel
+from tests.refusals import refused
+
+WORDS = "the cat sat on the mat, and the dog sat on the log. " * 40
+CUT = Cut(context=32)
+
+
+def table(seed: int, noise: float = 0.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return logits + noise * torch.randn(256, 256, generator=generator, dtype=torch.float64)
+
+
+BASE = BytesModel("base", table(0))
+NEAR, FAR = BytesModel("near", table(1, 0.1)), BytesModel("far", table(2, 0.5))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelComparison, Path]:
+    """A comparison, and the folder of its card."""
+    folder = tmp_path_factory.mktemp("made")
+    result = compare_models(BASE, [FAR, NEAR], WORDS, cut=CUT, record=folder / "base.klref")
+    result.to_card(folder / "card")
+    return result, folder / "card"
+
+
+@pytest.fixture
+def card(made: tuple[ModelComparison, Path], tmp_path: Path) -> Path:
+    """A copy of the card, to spoil."""
+    return Path(shutil.copytree(made[1], tmp_path / "card"))
+
+
+def fields(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "card.json").read_text("utf-8"))
+
+
+def means(result: ModelComparison) -> dict[str, tuple[float, tuple[float, float] | None]]:
+    kl = {each.model.name: each.comparison.divergences["kl_pq"] for each in result.candidates}
+    return {name: (each.mean, each.interval) for name, each in kl.items()}
+
+
+def test_recording_changes_no_number_and_gives_the_file_of_record(
+    made: tuple[ModelComparison, Path], tmp_path: Path
+) -> None:
+    result, folder = made
+    plain = compare_models(BASE, [FAR, NEAR], WORDS, cut=CUT)
+    assert result.to_dict() == plain.to_dict()
+    assert plain.recorded is None
+    record_reference(BASE, WORDS, tmp_path / "base.klref", cut=CUT)
+    recorded = (tmp_path / "base.klref").read_bytes()
+    assert (
+        (folder / "reference.klref").read_bytes() == recorded == (folder.parent / "base.klref").read_bytes()
+    )
+    assert fields(folder)["text"]["sha256"] == hashlib.sha256(WORDS.encode()).hexdigest()
+
+
+def test_the_card_gives_the_numbers_of_its_reference(
+    made: tuple[ModelComparison, Path], tmp_path: Path
+) -> None:
+    result, folder = made
+    assert is_reference(folder)
+    repeated = compare(folder, [FAR, NEAR])
+    assert isinstance(repeated, ModelComparison)
+    record_reference(BASE, WORDS, tmp_path / "base.klref", cut=CUT)
+    assert means(repeated) == means(compare_models(tmp_path / "base.klref", [FAR, NEAR]))
+    assert (repeated.context, repeated.score, repeated.windows) == (32, "second-half", result.windows)
+    for name, (mean, _) in means(result).items():
+        _, interval = means(repeated)[name]
+        assert interval is not None
+        assert interval[0] <= mean <= interval[1]
+    notes = [note for note in repeated.notes if "on the card" in note]
+    assert [note.partition(" on the card")[0] for note in notes] == [
+        "Mean KL(P||Q) of near",
+        "Mean KL(P||Q) of far",
+    ]
+    assert all(note.endswith("the intervals overlap.") for note in notes)
+    assert compare_models(folder, BytesModel("new", table(1, 0.1))).notes == []
+    [other] = compare_models(folder, BytesModel("near", table(2, 0.5))).notes
+    assert other.endswith("do not overlap, so this is another model, or it ran in another way.")
+
+
+def test_the_notes_say_the_numbers_of_both(made: tuple[ModelComparison, Path]) -> None:
+    repeated = compare_models(made[1], NEAR)
+    numbers = [float(word) for word in re.findall(r"\d+\.\d+", repeated.notes[0])]
+    (card, of_card), (here, of_here) = (means(each)["near"] for each in (made[0], repeated))
+    assert of_card is not None
+    assert of_here is not None
+    assert numbers == pytest.approx([card, *of_card, here, *of_here], rel=1e-3)
+    [unknown] = compare_models(made[1], NEAR, run=Run(bootstrap=0)).notes
+    assert unknown.endswith("without both intervals, they cannot be compared.")
+
+
+def test_a_card_is_a_candidate_too(made: tuple[ModelComparison, Path]) -> None:
+    of_card = compare_models(NEAR, made[1])
+    assert (
+        means(of_card).popitem()[1] == means(compare_models(NEAR, made[1] / "reference.klref")).popitem()[1]
+    )
+    assert of_card.notes == []
+
+
+def test_objects_have_no_command_of_their_own(made: tuple[ModelComparison, Path]) -> None:
+    assert fields(made[1])["commands"] == {"repeat": "kullback compare card CANDIDATE", "original": None}
+    readme = (made[1] / "README.md").read_text("utf-8")
+    assert readme.count("```sh") == 1
+    assert "kullback compare card CANDIDATE\n" in readme
+    assert {each["color"] for each in badges(made[1])} == {"lightgrey"}  # nobody set a limit
+
+
+def badges(folder: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("badge*.json")))
+
+
+def test_a_reference_is_copied_and_a_card_of_a_card_is_the_same(
+    made: tuple[ModelComparison, Path], tmp_path: Path
+) -> None:
+    again = compare_models(made[1], NEAR, record=tmp_path / "again.klref")
+    again.to_card(tmp_path / "again")
+    first, second = fields(made[1]), fields(tmp_path / "again")
+    for part in ("base", "text", "reference"):
+        assert {**second[part], "name": ""} == {**first[part], "name": ""}
+    assert second["candidates"][0]["badge"] == "badge.json"
+    assert means(compare_models(tmp_path / "again", NEAR)) == means(again)
+
+
+def test_the_name_in_a_copied_reference_has_no_folders(tmp_path: Path) -> None:
+    model = BytesModel(str(tmp_path / "models" / "base"), BASE.table)
+    record_reference(model, WORDS, tmp_path / "base.klref", cut=CUT)
+    compare_models(tmp_path / "base.klref", NEAR, record=tmp_path / "copy.klref").to_card(tmp_path / "card")
+    with Reference(tmp_path / "copy.klref") as copy, Reference(tmp_path / "base.klref") as original:
+        assert copy.metadata == {**original.metadata, "model": "base"}
+        assert torch.equal(copy.read(0, copy.rows).tail_indices, original.read(0, copy.rows).tail_indices)
+    for path in (tmp_path / "card").iterdir():
+        assert str(tmp_path).encode() not in path.read_bytes(), path
+
+
+def test_one_model_at_a_time_repeats_to_the_last_digit(tmp_path: Path) -> None:
+    result = compare_models(
+        BASE, [NEAR, FAR], WORDS, cut=CUT, one_at_a_time=True, record=tmp_path / "base.klref"
+    )
+    result.to_card(tmp_path / "card")
+    assert (fields(tmp_path / "card")["reference"]["top"], fields(tmp_path / "card")["base"]["name"]) == (
+        256,
+        "base",
+    )
+    repeated = compare_models(tmp_path / "card", [NEAR, FAR])
+    assert means(repeated) == means(result)
+
+
+@pytest.mark.parametrize("stopped_after", [1, 3])
+def test_a_resumed_run_records_all_rows(tmp_path: Path, stopped_after: int) -> None:
+    calls = 0
+
+    def stop(done: int, rows: int | None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stopped_after:
+            raise KeyboardInterrupt
+
+    state, path = tmp_path / "state", tmp_path / "base.klref"
+    blocks = {"block_bytes": 4 * 256 * 128, "resume": state}
+    with pytest.raises(KeyboardInterrupt):
+        compare_models(BASE, NEAR, WORDS, cut=CUT, run=Run(progress=stop, **blocks), record=path)
+    assert state.exists()
+    assert not path.exists()
+    firsts: list[int] = []
+    result = compare_models(
+        BASE,
+        NEAR,
+        WORDS,
+        cut=CUT,
+        run=Run(progress=lambda done, _: firsts.append(done), **blocks),
+        record=path,
+    )
+    assert firsts[0] > 0
+    record_reference(BASE, WORDS, tmp_path / "whole.klref", cut=CUT)
+    assert path.read_bytes() == (tmp_path / "whole.klref").read_bytes()
+    assert means(result) == means(compare_models(BASE, NEAR, WORDS, cut=CUT))
+
+
+def test_documents_are_the_units_of_the_card_and_the_card_says_so(tmp_path: Path) -> None:
+    documents = [WORDS[place : place + 150] for place in range(0, 1500, 100)]
+    compare_models(BASE, NEAR, documents, cut=CUT, record=tmp_path / "base.klref").to_card(tmp_path / "card")
+    assert fields(tmp_path / "card")["intervals"]["unit"] == "document"
+    assert fields(tmp_path / "card")["text"]["sha256"] is None
+    assert "repeated intervals have windows as units" in (tmp_path / "card" / "README.md").read_text("utf-8")
+
+
+def test_an_earlier_card_is_replaced_with_its_badges_and_nothing_else(card: Path, tmp_path: Path) -> None:
+    (card / "LICENSE").write_text("mine")
+    compare_models(BASE, NEAR, WORDS, cut=CUT, record=tmp_path / "base.klref").to_card(card)
+    assert {path.name for path in card.iterdir()} == {
+        "LICENSE", "README.md", "badge.json", "card.json", "reference.klref", "report.html", "report.json",
+    }  # fmt: skip
+    assert len(fields(card)["candidates"]) == 1
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "README.md", "config.json", "card.json"])
+def test_a_folder_of_something_else_is_refused_and_stays(
+    made: tuple[ModelComparison, Path], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    with refused(
+        FileError, wanted="an earlier card", got=rf"1 other file, such as {name}", instead="new folder"
+    ):
+        made[0].to_card(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    made[0].to_card(tmp_path / "new folder")
+    assert means(compare_models(tmp_path / "new folder", NEAR))
+
+
+def test_a_model_is_never_a_card(card: Path) -> None:
+    (card / "config.json").write_text("{}")
+    assert not is_reference(card)
+    with refused(FileError, wanted="an earlier card"):
+        compare_models(BASE, NEAR, WORDS, cut=CUT, record=card.parent / "a.klref").to_card(card)
+    for path in card.iterdir():
+        if path.name not in ("config.json", "README.md"):
+            path.unlink()
+    (card / "config.json").unlink()
+    assert not is_reference(card)
+
+
+def edited(card: Path, change: Any) -> None:
+    held = fields(card)
+    change(held)
+    (card / "card.json").write_text(json.dumps(held))
+
+
+SPOILED = {
+    "no record": lambda card: (card / "card.json").unlink(),
+    "no reference": lambda card: (card / "reference.klref").unlink(),
+    "cut record": lambda card: (card / "card.json").write_text((card / "card.json").read_text()[:100]),
+    "deep record": lambda card: (card / "card.json").write_text("[" * 100_000),
+    "a list": lambda card: (card / "card.json").write_text("[]"),
+    "another version": lambda card: edited(card, lambda held: held.update(schema="kullback.card/2")),
+    "no candidates": lambda card: edited(card, lambda held: held.pop("candidates")),
+    "a word for a mean": lambda card: edited(
+        card, lambda held: held["candidates"][0]["kl_pq"].update(mean="x")
+    ),
+    "other tokens": lambda card: edited(card, lambda held: held["text"].update(tokens_sha256="0" * 64)),
+    "other hash": lambda card: edited(card, lambda held: held["reference"].update(sha256="0" * 64)),
+    "a number for a hash": lambda card: edited(card, lambda held: held["reference"].update(sha256=7)),
+    "another reference": lambda card: record_reference(FAR, WORDS, card / "reference.klref", cut=CUT),
+    "cut reference": lambda card: (card / "reference.klref").write_bytes(
+        (card / "reference.klref").read_bytes()[:-1]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_card_is_refused_and_the_remedies_help(
+    made: tuple[ModelComparison, Path], card: Path, case: str
+) -> None:
+    SPOILED[case](card)
+    assert is_reference(card)
+    with refused(FileError, instead="get the whole folder again|copy it again") as caught:
+        compare_models(card, NEAR)
+    assert "\n" not in str(caught.value)
+    named = re.search(r"or compare with (.*)$", caught.value.instead or "")
+    assert (named is None) == (case in ("no reference", "cut reference"))
+    if named is not None:
+        assert means(compare_models(named[1], NEAR))
+    shutil.rmtree(card)
+    shutil.copytree(made[1], card)
+    assert means(compare_models(card, NEAR))
+
+
+def test_what_cannot_be_recorded_is_refused_and_the_remedies_work(tmp_path: Path) -> None:
+    path = tmp_path / "base.klref"
+    sure = Run(until_sure="mean=0.1")
+    with refused(
+        ArgumentValueError, argument="record", wanted="every window", instead=r"until_sure=None \(without"
+    ):
+        compare_models(BASE, NEAR, WORDS, cut=CUT, run=sure, record=path)
+    with refused(ArgumentTypeError, argument="record", got="7", instead=r"^record='base.klref'$"):
+        compare_models(BASE, NEAR, WORDS, cut=CUT, record=7)  # pyright: ignore[reportArgumentType]
+    with refused(FileError, got="No such file"):
+        compare_models(BASE, NEAR, WORDS, cut=CUT, record=tmp_path / "none" / "base.klref")
+    with refused(ArgumentValueError, instead=r"record=None \(without --card\)"):
+        compare_models("http://127.0.0.1:9", NEAR, WORDS, cut=CUT, record=path)
+    assert not path.exists()
+    plain = compare_models(BASE, NEAR, WORDS, cut=CUT, record=None)
+    with refused(ArgumentValueError, call="ModelComparison.to_card", instead="record='base.klref'") as caught:
+        plain.to_card(tmp_path / "card")
+    assert caught.value.instead == "compare_models(..., record='base.klref').to_card('card')"
+    result = compare_models(BASE, NEAR, WORDS, cut=CUT, run=Run(until_sure=None), record=path)
+    with refused(FileError, got="it is one of the other files"):
+        compare_models(path, NEAR, record=path)
+    result.to_card(tmp_path / "card")
+    with refused(FileError, got="a folder to read"):
+        compare_models(tmp_path / "card", NEAR, record=tmp_path / "card" / "new.klref")
+
+
+def test_a_failed_run_leaves_no_file(tmp_path: Path) -> None:
+    broken = BytesModel("broken", torch.full((256, 256), math.nan, dtype=torch.float64))
+    for base, candidate in ((BASE, broken), (broken, BASE)):
+        with pytest.raises(KullbackError):
+            compare_models(base, candidate, WORDS, cut=CUT, record=tmp_path / "base.klref")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_distance_of_a_badge_encloses_the_interval() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(2000):
+        mean = 10 ** draw.uniform(-9, 2)
+        low = mean * draw.uniform(0, 1)
+        high = mean * (1 + 10 ** draw.uniform(-4, 2))
+        center, reach = map(float, plus_minus(mean, low, high).split(" ± "))
+        assert center - reach <= low * (1 + 1e-12)
+        assert center + reach >= high * (1 - 1e-12)
+        assert reach <= 1.2 * max(high - mean, mean - low)
+
+
+def test_the_badge_of_a_number_without_an_upper_end_is_its_lower_end(tmp_path: Path) -> None:
+    record_reference(FAR, WORDS, tmp_path / "far.klref", cut=CUT)
+    result = compare_models(BASE, tmp_path / "far.klref", WORDS, cut=CUT, record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    [candidate] = fields(tmp_path / "card")["candidates"]
+    low, high = candidate["kl_pq"]["interval"]
+    assert (candidate["known"], candidate["repeatable"], high) == ("reference", False, "Infinity")
+    assert [each["message"] for each in badges(tmp_path / "card")] == [f"KL ≥ {low:.3g} nats"]
+    readme = (tmp_path / "card" / "README.md").read_text("utf-8")
+    assert "Only a comparison with the base repeats far.klref: other classes, or a reference too." in readme
+
+
+def test_equal_names_of_files_get_numbers(tmp_path: Path) -> None:
+    candidates = [BytesModel(str(tmp_path / "a" / "near"), NEAR.table), BytesModel("near", FAR.table)]
+    result = compare_models(BASE, candidates, WORDS, cut=CUT, record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    of_cards = {each["name"]: each["kl_pq"]["mean"] for each in fields(tmp_path / "card")["candidates"]}
+    assert of_cards == {"near": means(result)[candidates[0].name][0], "near (2)": means(result)["near"][0]}
+    assert [each["label"] for each in badges(tmp_path / "card")] == ["near (2) vs. base", "near vs. base"]
+
+
+def test_a_file_of_predictions_is_recorded_with_the_tokenizer_of_the_candidate(tmp_path: Path) -> None:
+    windows, _ = CUT.windows(BASE, take_texts("", WORDS))
+    np.save(tmp_path / "base.npy", torch.cat(list(BASE.logits(windows, 100))).numpy())
+    options = {"cut": CUT, "loading": Loading(representation="logits")}
+    result = compare_models(tmp_path / "base.npy", NEAR, WORDS, record=tmp_path / "base.klref", **options)
+    result.to_card(tmp_path / "card")
+    assert means(compare_models(tmp_path / "card", NEAR)) == means(
+        compare_models(tmp_path / "base.klref", NEAR)
+    )
+    assert fields(tmp_path / "card")["base"]["tokenizer_sha256"] == NEAR.vocabulary.fingerprint
+    assert fields(tmp_path / "card")["base"]["name"] == "base.npy"
+    other = BytesModel("other", NEAR.table)
+    other.vocabulary = Vocabulary([Token(bytes([255 - byte])) for byte in range(256)])
+    with refused(ModelError, wanted="the tokenizer that"):
+        compare_models(tmp_path / "card", other)
+
+
+def test_a_long_address_is_no_card() -> None:
+    assert not is_reference("http://" + "a" * 5000)
+
+
+def test_a_card_is_written_whole_or_not_at_all(
+    card: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = compare_models(FAR, NEAR, WORDS, cut=CUT, record=card.parent / "far.klref")
+    before = {path.name: path.read_bytes() for path in card.iterdir()}
+
+    def fail(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kullback.report.card.html.render", fail)
+    for folder in (tmp_path / "new", card):
+        with pytest.raises(KeyboardInterrupt):
+            result.to_card(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"card", "far.klref"}
+    assert {path.name: path.read_bytes() for path in card.iterdir()} == before
