@@ -25,7 +25,7 @@ _TOO_FEW = Evidence(
     math.nan, error=math.inf, ends=(0.0, math.inf), notes=["One draw gives only the interval from 0 to inf."]
 )
 _NO_DRAWS = (
-    "Counts with a prior, that are not whole numbers, or with a sum above 1e100 count as weights and have no interval. "
+    "Counts with a prior, that are not whole numbers, or with a sum above 1e30 count as weights and have no interval. "
     "For an interval, use whole numbers without prior=, with a smaller sum."
 )
 

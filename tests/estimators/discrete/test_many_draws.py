@@ -30,7 +30,7 @@ def counts(*x: Any) -> Counts:
     return Counts(torch.tensor(x, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("size", [2.0**53, 2.0**63, 1e19, 1e60, 1e99])
+@pytest.mark.parametrize("size", [2.0**53, 2.0**63, 1e19, 1e25, 3e29])
 @pytest.mark.parametrize("kind", TRUTHS)
 def test_any_number_of_draws_has_the_divergence_of_its_proportions(size: float, kind: str) -> None:
     p, q = counts(size, 2 * size), counts(2 * size, size)
@@ -44,7 +44,7 @@ def test_any_number_of_draws_has_the_divergence_of_its_proportions(size: float, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("size", [1e19, 1e99])
+@pytest.mark.parametrize("size", [1e19, 3e29])
 def test_the_standard_error_is_that_of_the_delta_method(method: str, size: float) -> None:
     result = kl_estimate(counts(size, 2 * size), counts(2 * size, size), method=method)
     assert float(result.value) == pytest.approx(TRUTHS["kl"], rel=1e-12)
@@ -72,8 +72,8 @@ def test_more_draws_than_the_formulas_take_are_refused_and_the_remedy_works(x: t
         with refused(
             ArgumentValueError,
             argument="p, q",
-            wanted="at most 1e.100",
-            got="more than 1e.100 draws",
+            wanted="at most 1e.30",
+            got="more than 1e.30 draws",
             instead=r"^kl_divergence\(p, q\)",
         ):
             kl_estimate(p, q, method=method)
@@ -82,7 +82,7 @@ def test_more_draws_than_the_formulas_take_are_refused_and_the_remedy_works(x: t
         result = estimate(p, q, kind)
         assert float(result.value) == float(divergence(p, q, kind))
         assert result.interval is None
-        assert "with a sum above 1e100" in result.notes[0]
+        assert "with a sum above 1e30" in result.notes[0]
 
 
 def test_too_many_draws_for_samples_are_refused_and_the_remedy_works() -> None:
@@ -94,3 +94,11 @@ def test_too_many_draws_for_samples_are_refused_and_the_remedy_works() -> None:
             kl_estimate(*pair)
     truth = float(np.log([0.5 / 0.4, 0.5 / 0.6]).mean())
     assert float(kl_estimate(p, Counts(torch.bincount(draws))).value) == pytest.approx(truth, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", [*TRUTHS, "alpha:-1"])
+def test_opposite_counts_of_the_largest_size_have_an_interval_without_nan(kind: str) -> None:
+    p, q = counts(9e29, 5), counts(5, 9e29)
+    result = estimate(p, q, kind)
+    assert float(result.value) == pytest.approx(float(divergence(p, q, kind)), rel=1e-9)
+    assert not any(bool(end.isnan()) for end in result.interval)

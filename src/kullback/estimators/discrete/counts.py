@@ -31,8 +31,8 @@ from kullback.samples import Samples
 # With more categories than this number, the covariance matrix of the categories is not computed, because the time is
 # cubic in the number of categories.
 _MOST_FOR_SPREAD = 1000
-# Above this number of draws, squares and cubes of counts in the formulas would be infinite.
-_MOST_DRAWS = 1e100
+# Above this number of draws, powers of counts in the formulas and in the search for intervals would be infinite.
+_MOST_DRAWS = 1e30
 # More draws than this number would need too much memory as `Samples`: 16 GiB for the labels alone.
 _MOST_SAMPLES = 2**31
 
