@@ -330,7 +330,8 @@ def refusals(constraint: Constraint) -> Iterator[Any]:
     elif isinstance(constraint, OfType) and bool in constraint.types:
         yield from (0, 1.0, "True", np.True_, torch.tensor(True), [])
     else:
-        yield from (3, "x", ["print"])
+        is_text = isinstance(constraint, OfType) and str in constraint.types
+        yield from (3, b"x" if is_text else "x", ["print"])
 
 
 def acceptances(constraint: Constraint) -> Iterator[Any]:

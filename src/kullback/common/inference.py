@@ -6,7 +6,7 @@ The functions import SciPy when they are called, so that `import kullback` does 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.arrays import Flags, Floats
+from kullback.common.arrays import Floats
 
 # If one of several p-values were 1, the Cauchy combination would be 1 too. So this number replaces larger p-values.
 _LARGEST_P = 0.99
+# SciPy's series for the noncentral chi-square has as many terms as the square root of its arguments, and fails for very
+# large ones. From this number on, cube roots replace it.
+_LARGE = 1e4
 
 
 @lru_cache(maxsize=256)
@@ -95,7 +98,7 @@ def wilson_interval(proportion: float, number: float, confidence: float) -> tupl
     return 0.0 if proportion == 0 else max(0.0, low), 1.0 if proportion == 1 else min(1.0, high)
 
 
-def unified_low(x: Any, dof: Any, alpha: float, at_most: Any = None) -> Floats:
+def unified_low(x: Any, dof: Any, alpha: float, at_most: Any = None, *, is_upper: bool = False) -> Floats:
     r"""Return the lower limit of :math:`\lambda` for a draw x of :math:`\chi'^2_\nu(\lambda)`, with error `alpha`.
 
     At :math:`\lambda = 0`, the whole error probability is in the upper tail of x. For large :math:`\lambda`, half of
@@ -107,51 +110,34 @@ def unified_low(x: Any, dof: Any, alpha: float, at_most: Any = None) -> Floats:
         dof: the degrees of freedom of each draw; they need not be whole.
         alpha: the error probability of both limits together.
         at_most: larger limits are replaced by this number, an array or a number.
+        is_upper: whether to return the upper limit of the interval instead.
     """
+    from scipy.special import chdtrc, chndtr
 
-    def misses(noncentrality: Floats) -> Flags:
-        left = alpha - _error_below(noncentrality, dof, alpha)
-        return 1 - noncentral_chi_square_cdf(x, dof, noncentrality) < left
-
-    if at_most is None:
-        return _last_where(misses, x)
-    low, smaller = np.array(at_most), ~misses(at_most)
-    if smaller.any():
-        x, dof = x[smaller], dof[smaller]
-        low[smaller] = _last_where(misses, low[smaller])
-    return low
+    x, dof = np.maximum(np.asarray(x, np.float64), 0.0), np.asarray(dof, np.float64)
+    point = np.maximum(x, 1.0) if at_most is None else np.array(at_most, np.float64)
+    low, high = np.zeros_like(point), point
+    # The limit is the end of the numbers, from 0 on, for which x is too far in one tail. It is 0 where 0 is not one.
+    wide = np.ones_like(point, bool) if is_upper else chdtrc(dof, x) < alpha
+    zero, is_last = ~wide, np.zeros_like(wide)
+    while wide.any():
+        cdf = noncentral_chi_square_cdf if np.any(x + point >= _LARGE) else chndtr
+        below, error_below = cdf(x, dof, point), alpha / 2 * point / (point + np.sqrt(2 * dof))
+        inside = below > error_below if is_upper else 1 - below < alpha - error_below
+        # Each element stops by itself, so its result does not depend on the others.
+        low, high = np.where(wide & inside, point, low), np.where(wide & ~inside, point, high)
+        is_last |= ~inside if at_most is None else True
+        high = np.where(is_last, high, 2 * point)
+        wide &= high - low > 1e-9 * high
+        point = np.where(is_last, (low + high) / 2, high)
+    return np.where(zero, 0.0, (low + high) / 2)
 
 
 def unified_high(x: Any, dof: Any, alpha: float) -> Floats:
     """Return the upper limit that belongs to `unified_low`."""
     # If x is small by chance, a typical x replaces it. The interval is then wider, so it still has its coverage.
     typical = np.maximum(x, dof * (1 - 2 / (9 * dof)) ** 3)
-
-    def covers(noncentrality: Floats) -> Flags:
-        return noncentral_chi_square_cdf(typical, dof, noncentrality) > _error_below(
-            noncentrality, dof, alpha
-        )
-
-    return _last_where(covers, typical)
-
-
-def _error_below(noncentrality: Floats, dof: Any, alpha: float) -> Floats:
-    """Return the part of the error probability `alpha` that is in the lower tail of the draw."""
-    return alpha / 2 * noncentrality / (noncentrality + np.sqrt(2 * dof))
-
-
-def _last_where(holds: Callable[[Floats], Flags], start: Any) -> Floats:
-    """Return the numbers x such that a condition holds from 0 to x only; 0 where the condition does not hold at 0."""
-    high = np.maximum(np.asarray(start, np.float64), 1.0)
-    low, zero = np.zeros_like(high), ~holds(np.zeros_like(high))
-    while (beyond := holds(high) & ~zero).any():
-        low, high = np.where(beyond, high, low), np.where(beyond, 2 * high, high)
-    # Each element stops by itself, so its result does not depend on the others.
-    while (wide := (high - low > 1e-9 * high) & ~zero).any():
-        middle = (low + high) / 2
-        inside = holds(middle)
-        low, high = np.where(wide & inside, middle, low), np.where(wide & ~inside, middle, high)
-    return np.where(zero, 0.0, (low + high) / 2)
+    return unified_low(typical, dof, alpha, is_upper=True)
 
 
 def noncentral_chi_square_cdf(x: Any, dof: Any, noncentrality: Any) -> Floats:
@@ -159,8 +145,7 @@ def noncentral_chi_square_cdf(x: Any, dof: Any, noncentrality: Any) -> Floats:
     from scipy.special import chndtr, ndtr
 
     x, dof, noncentrality = np.broadcast_arrays(x, dof, noncentrality)
-    # SciPy's series has as many terms as the square root of its arguments, and fails for very large ones.
-    large = x + noncentrality >= 1e4
+    large = x + noncentrality >= _LARGE
     exact = chndtr(np.where(large, 1.0, x), dof, np.where(large, 0.0, noncentrality))
     if large.any():
         mean = np.where(large, dof + noncentrality, 1.0)

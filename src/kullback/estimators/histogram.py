@@ -268,7 +268,7 @@ def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> 
     coarse, tails = sides.count(edges[1::2]), sides.count(_with_tails(first.values, edges))
     lost = (estimate - coarse.estimate).clamp(min=0) + more - corrected
     in_tails = (tails.estimate - estimate).clamp(min=0)
-    high = float(kl_interval(tails, confidence)[1] + 2 * in_tails)
+    high = float(kl_interval(tails, confidence, upper_alone=True)[1] + 2 * in_tails)
     low, end = map(float, evidence.ends)
     # If only the finer bins give an infinite limit, a few draws of P in a tail cause it, and it is not used.
     high = (max(end, high) if math.isfinite(high) else end) + float(lost)

@@ -201,13 +201,12 @@ class Divergence(ABC):
         """
         if not vars(type(self)).get("short_name"):  # an inherited short name does not name the subclass
             return repr(self)
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        shown = [
-            name if value is True else repr(float(value)).removesuffix(".0")
-            for name, value in values.items()
-            if value is not False
-        ]
-        return ":".join([self.short_name, *shown])
+        parts = [self.short_name]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not False:
+                parts.append(field.name if value is True else repr(float(value)).removesuffix(".0"))
+        return ":".join(parts)
 
     @property
     def instead_of_zero(self) -> Divergence | None:

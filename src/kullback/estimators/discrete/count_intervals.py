@@ -61,7 +61,9 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 
 
-def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
+def kl_interval(
+    table: CategoryCounts, confidence: float = 0.95, *, upper_alone: bool = False
+) -> tuple[Tensor, Tensor]:
     r"""Return a confidence interval for KL from counts, whose upper limit may be infinite.
 
     The interval contains the divergences t that the estimate T of `coverage_adjusted` does not reject:
@@ -93,6 +95,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
         table: the counts of P and of Q, shape (..., K). If they are `KindCounts`, the interval is for the divergence
             `table.kind`.
         confidence: the probability that the interval contains the divergence.
+        upper_alone: whether only the upper limit is wanted. The lower limit is then the one of the equation alone.
 
     Returns:
         the lower and the upper limit in nats, float64, shape (...). The lower limit is at least 0, and the upper limit
@@ -107,16 +110,18 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
-    z, table = two_sided_quantile(confidence), table.at(confidence)
+    z = two_sided_quantile(confidence)
+    if min(table.groups) < math.inf:
+        table = table.at(confidence)
     correction = table.correction
-    low, high = _ends(table, z, correction)
+    low, high = _ends(table, z, correction, upper_alone)
     low = low + correction.predicted.clamp(max=0)
     high = high + _CAUTION * correction.predicted.clamp(min=0)
     rare = torch.maximum(*table.unseen_shares) if table.is_kl else table.rarest_share
     is_coarse = rare > MOST_UNSEEN
     if bool(is_coarse.any()):
         no_correction = CoverageCorrection(*[torch.zeros_like(low)] * 3)
-        low = torch.where(is_coarse, _ends(table.coarser, z, no_correction)[0], low)
+        low = torch.where(is_coarse, _ends(table.coarser, z, no_correction, upper_alone)[0], low)
     low = low.clamp(min=0)
     closed = _is_closed(table, (high - low) / 2)
     # NaN is the difference of two infinite divergences; the lower limit is then 0, and the upper limit infinite.
@@ -137,7 +142,9 @@ def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
     return closed
 
 
-def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tuple[Tensor, Tensor]:
+def _ends(
+    table: CategoryCounts, z: float, correction: CoverageCorrection, upper_alone: bool
+) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence that the counts do not reject; z is the normal quantile.
 
     The smallest divergence is also computed with half a draw of one side in the merged categories that only the other
@@ -145,12 +152,12 @@ def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tu
     """
     a, b, (_, shrunken, added) = table.a, table.b, correction
     estimate = table.estimate + shrunken
-    low, high = _not_rejected(table, estimate, z, added)
+    low, high = _not_rejected(table, estimate, z, added, upper_alone)
     below, above = _with_few(table, z)
     low = torch.minimum(low, estimate + below)
     if isinstance(table, KindCounts):
         estimate = table.above + shrunken
-        high = _not_rejected(table, estimate, z, added)[1]
+        high = _not_rejected(table, estimate, z, added, upper_alone=True)[1]
     high = torch.maximum(high, estimate + above)
     only_p, only_q = (a > 0) & (b == 0), (a == 0) & (b > 0)
     for only, with_half, other in ((only_q, a, b), (only_p, b, a)):
@@ -158,7 +165,8 @@ def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tu
             half = 0.5 * only.any(-1, keepdim=True)
             sides = torch.cat([with_half.masked_fill(only, 0), half], -1), merged(other, only)
             moved = table.with_draws(*(sides if only is only_q else sides[::-1]))
-            low = torch.minimum(low, _not_rejected(moved, moved.estimate + shrunken, z, added)[0])
+            moved_low, _ = _not_rejected(moved, moved.estimate + shrunken, z, added, upper_alone)
+            low = torch.minimum(low, moved_low)
     return low, high
 
 
@@ -203,7 +211,9 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     return -least, most
 
 
-def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tensor) -> tuple[Tensor, Tensor]:
+def _not_rejected(
+    table: CategoryCounts, estimate: Tensor, z: float, added: Tensor, upper_alone: bool
+) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence that differ from `estimate` by at most z standard errors.
 
     `added` is a variance that is added to the variance of the estimate.
@@ -222,10 +232,11 @@ def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tens
     middle, null = estimate + z**2 * rate / 2, table.spread * second.variance
     reach = z * (null + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     low, high = middle - reach, middle + reach
-    # Dependence and small counts make the upper tail at P = Q longer.
-    wider = 2 * scale * table.spread * (1 + 2 * table.small_counts)
-    longer = torch.maximum(rate, (rate * plain + wider * second.mean) / whole)
-    low = _at_most_of_chi_square(low, estimate, null * (1 + table.small_counts) + added, longer, z)
+    if not upper_alone:
+        # Dependence and small counts make the upper tail at P = Q longer.
+        wider = 2 * scale * table.spread * (1 + 2 * table.small_counts)
+        longer = torch.maximum(rate, (rate * plain + wider * second.mean) / whole)
+        low = _at_most_of_chi_square(low, estimate, null * (1 + table.small_counts) + added, longer, z)
     # If P is known, the variance increases with the estimate and would be too small for low values of KL. So the lower
     # limit is also computed with the variance at the estimate.
     p_is_known = table.a.sum(-1) > KNOWN / 2
