@@ -102,6 +102,8 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
     """
     __tracebackhide__ = True  # pytest shows the line of the test
     limit, runs = _ARGUMENTS.check(below=below, runs=runs).values()
+    if "confidence" in options:
+        options |= _CONFIDENCE.check(confidence=options["confidence"])
     if "texts" in options or any(
         isinstance(x, str | os.PathLike) or hasattr(type(x), "columns") for x in (p, q)
     ):
@@ -200,7 +202,7 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
         run = options.get("run", Run())
         options = options | {"run": replace(run, until_sure=run.until_sure or f"mean={limit!r}", runs=runs)}
     elif subject == "tables":
-        confidence = _CONFIDENCE.check(confidence=options.get("confidence", 0.95))["confidence"]
+        confidence = options.get("confidence", 0.95)
         options = options | {"confidence": 1 - (1 - confidence) / runs}
     elif runs > 1:
         raise invalid_value(
