@@ -266,15 +266,17 @@ def test_candidates_are_paired_in_each_group() -> None:
 TEXT = "".join(
     f"Line {number}: {chr(97 + number % 26) * (number % 9)} = {number**2}.\n" for number in range(260)
 )
+SHORT = TEXT[: len(TEXT) // 4]
+BLOCK = 16 * BYTES * 8  # bytes of 16 rows
 
 
 def test_references_have_the_figures_of_each_group(tmp_path: Path) -> None:
     cut = Cut(context=64, score="all")
     path = tmp_path / "base.klref"
-    record_reference(Chat(0.0, "base"), TEXT, path, top=16, tail_draws=24, cut=cut)
+    record_reference(Chat(0.0, "base"), SHORT, path, top=16, tail_draws=24, cut=cut)
     grouped = Cut(context=64, score="all", groups="re:[0-9]+")
-    exact = compare_models(Chat(0.0, "base"), Chat(0.3), TEXT, cut=grouped).candidates[0]
-    for texts in (None, TEXT):  # the model shows the text of the reference's tokens
+    exact = compare_models(Chat(0.0, "base"), Chat(0.3), SHORT, cut=grouped).candidates[0]
+    for texts in (None, SHORT):  # the model shows the text of the reference's tokens
         found = compare_models(path, [Chat(0.3), Chat(0.5)], texts, cut=grouped)
         candidate = found.candidates[0]
         for name, group in candidate.comparison.groups.items():
@@ -305,11 +307,11 @@ def test_references_have_the_figures_of_each_group(tmp_path: Path) -> None:
 def test_top_classes_alone_give_bounds_of_each_group(tmp_path: Path) -> None:
     cut = Cut(context=64, score="all")
     path = tmp_path / "base.klref"
-    record_reference(Chat(0.0, "base"), TEXT, path, top=200, tail_draws=0, cut=cut)
+    record_reference(Chat(0.0, "base"), SHORT, path, top=200, tail_draws=0, cut=cut)
     grouped = Cut(context=64, score="all", groups="re:[0-9]+")
     run = Run(independent=True)  # the numbers grow along the text
-    exact = compare_models(Chat(0.0, "base"), Chat(0.3), TEXT, cut=grouped, run=run).candidates[0]
-    candidate = compare_models(path, Chat(0.3), TEXT, cut=grouped, run=run).candidates[0]
+    exact = compare_models(Chat(0.0, "base"), Chat(0.3), SHORT, cut=grouped, run=run).candidates[0]
+    candidate = compare_models(path, Chat(0.3), SHORT, cut=grouped, run=run).candidates[0]
     assert candidate.is_lower_bound
     for name, group in candidate.comparison.groups.items():
         low, high = candidate.certain_in_groups[name]["js"]
@@ -359,9 +361,9 @@ def test_a_resumed_run_takes_other_groups(tmp_path: Path) -> None:
 
     state = tmp_path / "state"
     with pytest.raises(StopError):
-        compared(TEXT, "re:a", cut={"context": 64}, run=Run(resume=state, progress=stop, block_bytes=1))
-    found = compared(TEXT, "re:[0-9]+", cut={"context": 64}, run=Run(resume=state, block_bytes=1))
-    whole = compared(TEXT, "re:[0-9]+", cut={"context": 64}, run=Run(block_bytes=1))
+        compared(TEXT, "re:a", cut={"context": 64}, run=Run(resume=state, progress=stop, block_bytes=BLOCK))
+    found = compared(TEXT, "re:[0-9]+", cut={"context": 64}, run=Run(resume=state, block_bytes=BLOCK))
+    whole = compared(TEXT, "re:[0-9]+", cut={"context": 64}, run=Run(block_bytes=BLOCK))
     assert repr(found.candidates[0].comparison.groups) == repr(whole.candidates[0].comparison.groups)
 
 
@@ -440,7 +442,7 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
 
 def test_groups_need_a_model_that_reads_the_text(tmp_path: Path) -> None:
     path, cut = tmp_path / "base.klref", Cut(context=64, score="all")
-    record_reference(Chat(0.0, "base"), TEXT, path, cut=cut)
+    record_reference(Chat(0.0, "base"), SHORT, path, cut=cut)
     with refused(ArgumentValueError, argument="groups", got="files alone", instead="without --group"):
         compare_models(path, path, cut=Cut(groups="re:a"))
     assert compare_models(path, path)
