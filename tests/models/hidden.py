@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -144,6 +145,18 @@ def record(
     for number, tokens in enumerate(prompts):
         write(folder / f"{number}.safetensors", tokens, states_of(model, tokens, ids or [last]))
     return folder
+
+
+def similar(model: Any, share: float) -> Any:
+    """The model with random changes of its blocks' weights, by this share of their spread; norm and head are same."""
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for block in parts_of(other)[0]:
+            for weight in block.parameters():
+                if weight.ndim > 1:
+                    noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+                    weight.add_(share * float(weight.std()) * noise)
+    return other
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from tests.models.hidden import (
     make_family,
     parts_of,
     record,
+    similar,
     states_of,
     to_float8,
     write,
@@ -505,6 +506,73 @@ def test_the_layer_and_the_norm_are_checked_against_the_model(tmp_path: Path) ->
     assert "differ by 0 %" in stream.caveats()[0]
     near = HiddenStates(tmp_path / "right", folders.int8()).caveats()[0]
     assert 0.1 < float(near.split("differ by ")[1].split(" %")[0]) < 10
+
+
+def _differences(folder: Path, stored: Any) -> dict[str, float]:
+    """The median relative distance of the first 32 states in each file from another model's."""
+    shares: dict[str, float] = {}
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        own = states_of(stored, tensors["token_ids"], [2])[:32, -1]
+        lengths = (tensors["hidden_states"][:32, -1] - own).norm(dim=-1) / own.norm(dim=-1)
+        shares[path.name] = float(lengths.median())
+    return shares
+
+
+@pytest.mark.parametrize("own_first", [True, False], ids=["own first", "others first"])
+def test_a_folder_of_two_recordings_is_refused_with_the_names_of_the_other_files(
+    own_first: bool, tmp_path: Path
+) -> None:
+    own = module(folders.base())
+    makers = [own] * 6 + [similar(own, 0.08)] * 6
+    tokens = prompts()[:12]
+    for number, (maker, each) in enumerate(zip(makers if own_first else makers[::-1], tokens, strict=True)):
+        write(tmp_path / f"{number}.safetensors", each, states_of(maker, each, [2]))
+    differences = _differences(tmp_path, own)
+    others = {name for name, share in differences.items() if share > 0.05}
+    assert len(others) == 6
+    with refused(
+        FileError, wanted="files of one recording", got="whose states differ", instead="a folder of their own"
+    ) as caught:
+        HiddenStates(tmp_path, folders.base()).caveats()
+    named = re.findall(r"(\d+\.safetensors) by ([\d.]+) %", str(caught.value).split("and those of ")[1])
+    assert len(named) >= 3
+    assert {name for name, _ in named} <= others
+    assert all(float(share) == pytest.approx(100 * differences[name], rel=0.3) for name, share in named)
+    for name in others:  # in a folder of their own, as the error says
+        (tmp_path / name).unlink()
+    assert "differ by 0 %" in HiddenStates(tmp_path, folders.base()).caveats()[0]
+
+
+def test_the_largest_difference_of_the_checked_files_is_stated(tmp_path: Path) -> None:
+    own = module(folders.base())
+    for number, each in enumerate(prompts()[:9]):
+        maker = own if number < 8 else module(folders.int8())
+        write(tmp_path / f"{number}.safetensors", each, states_of(maker, each, [2]))
+    share = 100 * max(_differences(tmp_path, own).values())
+    [note] = HiddenStates(tmp_path, folders.base()).caveats()
+    assert (
+        "first of each of 9 files, together 304 tokens" in note
+    )  # 48 of the first file, and 32 of the others
+    assert float(note.split("differ by ")[1].split(" %")[0]) == pytest.approx(share, rel=0.05)
+
+
+def test_a_similar_model_in_place_of_the_head_is_a_warning(tmp_path: Path) -> None:
+    own = module(folders.base())
+    folder = record(similar(own, 0.08), prompts()[:6], tmp_path / "similar")
+    share = 100 * max(_differences(folder, own).values())
+    _, note = HiddenStates(folder, folders.base()).caveats()
+    assert note.startswith("warning: the hidden states differ from those of ")
+    assert 5 < share < 100
+    assert float(note.split(" by ")[1].split(" %")[0]) == pytest.approx(share, rel=0.3)
+    for dtype in ("bfloat16", "float8"):  # rounding alone gives no warning
+        for number, each in enumerate(prompts()[:6]):
+            states = states_of(own, each, [2])
+            rounded = to_float8(states) if dtype == "float8" else {"states": states.bfloat16()}
+            write(tmp_path / dtype / f"{number}.safetensors", each, **rounded)
+        notes = HiddenStates(tmp_path / dtype, folders.base()).caveats()
+        assert len(notes) == 2
+        assert not any("warning" in each for each in notes)
 
 
 def _predictable(

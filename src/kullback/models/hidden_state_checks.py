@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import dtype_name
 from kullback.common.formats import significant
+from kullback.common.words import WARNING
 from kullback.errors import FileError, ModelError, printable
 from kullback.generators import KL
 from kullback.io.source_files import FileReference
@@ -24,6 +25,10 @@ from kullback.models.output_head import OutputHead, last_parts, require_logits
 _MEMORY_SHARE = 4  # a model is opened for a check if its weights take at most this part of the memory
 _OTHER_LAYERS = 8  # the layers next to the last one whose likelihood is compared
 _FEWEST_ROWS = 16  # for a check by the likelihood
+_ROUNDING = (
+    0.05  # a relative distance; bfloat16, float8 and other kernels change hidden states by a few percent
+)
+_MIXED = 4.0  # the distances of one recording's files differ by less than this factor
 _NEARER = 0.5  # another layer is named if the hidden states are nearer to it by this factor
 _CLEARLY_BETTER = 1.0  # nats a token: no earlier layer predicts that much better than the last one
 _ERRORS = 3.0  # standard errors
@@ -34,21 +39,46 @@ class Sample(NamedTuple):
     """The beginning of a prompt.
 
     Attributes:
+        file: the name of the file.
         tokens: the tokens, of shape (tokens,).
         states: the hidden states of all stored layers, of shape (tokens, layers, width).
         steps: the distance between neighboring stored numbers, for the last layer, of shape (tokens, width).
         dtype: the dtype in the file.
     """
 
+    file: str
     tokens: Tensor
     states: Tensor
     steps: Tensor
     dtype: torch.dtype
 
 
+class _Difference(NamedTuple):
+    """The difference of one file's hidden states from the model's.
+
+    Attributes:
+        file: the name of the file.
+        tokens: the number of tokens.
+        distance: the median relative distance.
+        kl: the mean KL between the model's predictions and those of the hidden states, in nats.
+    """
+
+    file: str
+    tokens: int
+    distance: float
+    kl: float
+
+    @classmethod
+    def of(cls, sample: Sample, own: Tensor, logits: Tensor, head: OutputHead) -> _Difference:
+        stored = sample.states[:, -1]
+        kl = logit_divergence(_KL, logits.float(), head.logits(stored).cpu().float()).mean()
+        return cls(sample.file, len(stored), _distance(stored.float(), own), float(kl))
+
+
 def examined(
     ref: FileReference,
     samples: Sequence[Sample],
+    others: Iterable[Sample],
     head: OutputHead,
     *,
     loading: Loading,
@@ -59,13 +89,14 @@ def examined(
     Arguments:
         ref: the folder, for messages.
         samples: the beginnings of the first prompts.
+        others: short beginnings of other prompts, which are read only if the model is opened.
         head: the head that makes logits of the hidden states.
         loading: how the model in the folder of the head is opened.
         check: whether to open that model; None if its weights are small enough. False makes no check.
 
     Raises:
-        FileError: the hidden states seem to be of another layer, scale or normalization, or they predict the text worse
-            than equal probabilities.
+        FileError: the hidden states seem to be of another layer, scale or normalization, only some files are of the
+            model, or the hidden states predict the text worse than equal probabilities.
     """
     notes: list[str] = []
     if check is not False:
@@ -74,7 +105,9 @@ def examined(
             notes.append(_likelihood(ref, samples, head))
         else:
             with model:
-                notes.append(_against(ref, samples[0], head, model.model))
+                checked = [_against(ref, samples[0], head, model.model)]
+                checked += [_difference(sample, head, model.model) for sample in others]
+                notes += _agreement(ref, head, checked)
     return notes + _on_storage(samples, head)
 
 
@@ -121,8 +154,8 @@ def _fits(folder: Path) -> bool:
     return 0 < size <= memory // _MEMORY_SHARE
 
 
-def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -> str:
-    """Compare the beginning of the first prompt with the layers of the model; return a remark on the difference."""
+def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -> _Difference:
+    """Compare the beginning of the first prompt with the layers of the model, and refuse what is not the last layer."""
     layers, normed, logits = _layers(model, sample.tokens, head)
     stored = sample.states[:, -1].float()
     own = layers.pop(head.layers)
@@ -146,12 +179,44 @@ def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -
         other = "name the model that made these files (--head), or in Python check=False"
         got = f"states that differ from it by {100 * distance:.3g} %, more than zeros do"
         raise _wrong(ref, head, got, instead=other)
-    made = head.logits(sample.states[:, -1]).cpu()
-    kl = float(logit_divergence(_KL, logits.float(), made.float()).mean())
-    return (
-        f"the first {len(stored)} tokens were checked against the model {printable(head.name)}: the hidden states "
-        f"differ by {100 * distance:.2g} %, the predictions by {significant(kl, 2)} nats of KL"
+    return _Difference.of(sample, own, logits, head)
+
+
+def _difference(sample: Sample, head: OutputHead, model: Any) -> _Difference:
+    layers, _, logits = _layers(model, sample.tokens, head)
+    return _Difference.of(sample, layers[head.layers], logits, head)
+
+
+def _agreement(ref: FileReference, head: OutputHead, checked: Sequence[_Difference]) -> list[str]:
+    """Return remarks on the largest difference from the model; refuse files of which only some are of the model."""
+    order = sorted(checked, key=lambda each: each.distance)
+    least, most = order[0], order[-1]
+    alien = [each for each in order if each.distance > max(_ROUNDING, _MIXED * least.distance)]
+    if alien and least.distance <= _ROUNDING:
+        named = ", ".join(f"{each.file} by {_percent(each)}" for each in alien)
+        raise ref.error(
+            wanted=f"files of one recording of the model {printable(head.name)}",
+            got=f"{least.file}, whose states differ from the model's by {_percent(least)}, and those of {named}",
+            instead="keep the files of one recording in a folder of their own, and name its model (--head)",
+        )
+    model, kl = printable(head.name), significant(max(each.kl for each in checked), 2)
+    tokens = sum(each.tokens for each in checked)
+    where = "first" if len(checked) == 1 else f"first of each of {len(checked)} files, together"
+    remark = (
+        f"the {where} {tokens} tokens were checked against the model {model}: the hidden states differ by "
     )
+    end = "" if len(checked) == 1 else " at most"
+    notes = [f"{remark}{_percent(most)}, the predictions by {kl} nats of KL{end}"]
+    if most.distance > _ROUNDING:
+        notes.append(
+            f"{WARNING}the hidden states differ from those of {model} by {_percent(most)} ({kl} nats of KL), "
+            "more than rounding does; another model may have made them (--head)"
+        )
+    return notes
+
+
+def _percent(difference: _Difference) -> str:
+    return f"{100 * difference.distance:.2g} %"
 
 
 @torch.inference_mode()

@@ -33,6 +33,7 @@ _DTYPES = {
 } | FLOAT8_DTYPES
 _INTEGERS = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if not dtype.is_floating_point}
 _SAMPLED_TOKENS = 256  # of the first prompts, for the checks
+_OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the files beside the first that are checked, and the tokens of each
 _IDENTIFYING_ROWS = 64
 
 
@@ -67,6 +68,12 @@ class Prompt(NamedTuple):
         """Return the distance between neighboring numbers of the file's dtype around each hidden state."""
         steps = stored_step(self.read(self.states, start, stop))
         return steps if self.scales is None else steps * self.read(self.scales, start, stop).float()
+
+    def beginning(self, most: int) -> Sample:
+        """Return at most so many tokens of the beginning, for the checks."""
+        count = min(most, len(self.tokens))
+        states, steps = self.hidden(0, count), self.steps(0, count)[:, -1]
+        return Sample(self.ref.path.name, self.tokens[:count], states, steps, self.states.dtype)
 
 
 class HiddenStates(RowStream):
@@ -257,20 +264,29 @@ class HiddenStates(RowStream):
         if not self._notes:
             samples = list(self._samples())
             self._notes.append(
-                examined(self._ref, samples, self.head, loading=self._loading, check=self._check)
+                examined(
+                    self._ref, samples, self._others(), self.head, loading=self._loading, check=self._check
+                )
             )
         return self._notes[0]
 
     def _samples(self) -> Iterator[Sample]:
         left = _SAMPLED_TOKENS
         for place in self._order:
-            prompt = self._prompts[place]
-            count = min(left, len(prompt.tokens))
-            if count < 2:
+            if min(left, len(self._prompts[place].tokens)) < 2:
                 return
-            states, steps = prompt.hidden(0, count), prompt.steps(0, count)[:, -1]
-            yield Sample(prompt.tokens[:count], states, steps, prompt.states.dtype)
-            left -= count
+            sample = self._prompts[place].beginning(left)
+            yield sample
+            left -= len(sample.tokens)
+
+    def _others(self) -> Iterator[Sample]:
+        """Yield short beginnings of prompts after the first, one at random from each of equal parts of the order."""
+        left, generator = len(self._order) - 1, torch.Generator().manual_seed(0)
+        parts = min(_OTHER_FILES, left)
+        for part in range(parts):
+            low, high = (1 + left * each // parts for each in (part, part + 1))
+            number = int(torch.randint(low, high, (), generator=generator, device="cpu"))
+            yield self._prompts[self._order[number]].beginning(_TOKENS_OF_OTHERS)
 
     def identity(self) -> object:
         stamps = [file_stamp(self._prompts[place].ref.path) for place in self._order]
