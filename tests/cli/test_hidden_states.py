@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.cli.calling import run
 from tests.cli.test_models import one_line
 from tests.models import folders
-from tests.models.hidden import locked, parts_of, record, states_of, write
+from tests.models.hidden import locked, parts_of, record, similar, states_of, write
 from tests.models.tiny import text
 
 transformers = pytest.importorskip("transformers")
@@ -71,6 +72,19 @@ def test_several_candidates_share_a_head_and_record_needs_no_text(root: Path, tm
         "int8.hidden",
     ]
     assert report["candidates"][0]["model"]["kind"] == "hidden states"
+
+
+def test_a_similar_model_as_the_head_is_named_in_the_short_output(root: Path, tmp_path: Path) -> None:
+    base = folders.base()
+    model = similar(transformers.AutoModelForCausalLM.from_pretrained(base).eval(), 0.08)
+    prompts = [load_file(path)["token_ids"] for path in sorted((root / "base.hidden").glob("*.safetensors"))]
+    served = record(model, prompts, tmp_path / "similar.hidden")
+    result = run("compare", base, served, root / "base.hidden", "--head", base)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    assert "Q: warning: the hidden states differ from those of" in words
+    assert "more than rounding does; another model may have made them (--head)" in words
+    assert "warning" not in run("compare", base, root / "base.hidden", "--head", base).output
 
 
 def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:

@@ -101,7 +101,10 @@ class RowStream(Closes, ABC):
         return self
 
     def caveats(self) -> list[str]:
-        """Return remarks on the contents that a report should repeat, as sentences without a period."""
+        """Return remarks on the contents that a report should repeat, as sentences without a period.
+
+        A remark that begins with ``warning: `` stands in the short output too.
+        """
         return []
 
 

@@ -62,6 +62,7 @@ from kullback.report.subjects.predictions import (
     tone_of,
     top_classes,
     unseen,
+    warnings_of,
     with_interval,
 )
 from kullback.report.subjects.until_sure import until_sure
@@ -161,6 +162,7 @@ def _brief(result: ModelComparison) -> Brief:
         size = f"{counted(len(result.candidates), 'candidate')} against {result.base.name}: {tokens}"
         blocks = [_brief_scoreboard(result)]
     blocks += brief_remarks(best.comparison)
+    blocks += warnings_of(_notes(result))
     blocks += until_sure(result)
     if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")

@@ -20,7 +20,7 @@ from kullback.common.formats import (
     visible,
 )
 from kullback.common.row_statistics import BUILT_IN
-from kullback.common.words import DIVERGENCE_NAMES
+from kullback.common.words import DIVERGENCE_NAMES, WARNING
 from kullback.predictions import (
     Comparison,
     LabelStatistics,
@@ -156,7 +156,11 @@ def _plot(comparison: Comparison) -> Plot:
 
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
     size = _sizes(comparison, "")
-    blocks: list[str | Table] = [brief_numbers(comparison), *brief_remarks(comparison)]
+    blocks: list[str | Table] = [
+        brief_numbers(comparison),
+        *brief_remarks(comparison),
+        *warnings_of(comparison.notes),
+    ]
     if comparison.groups:
         blocks.append(brief_groups(comparison))
     elif rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
@@ -215,6 +219,11 @@ def brief_remarks(comparison: Comparison) -> list[str]:
     if not comparison.unseen:
         return []
     return [f"Not in the interval: kinds of rows that these data lack, up to {percent(comparison.unseen)}."]
+
+
+def warnings_of(notes: Iterable[str]) -> list[str]:
+    """Return the remarks of sources that their authors made warnings, as in `kullback.io.RowStream.caveats`."""
+    return [note for note in notes if f": {WARNING}" in note]
 
 
 def brief_groups(comparison: Comparison) -> Table:
