@@ -720,6 +720,27 @@ def test_a_text_needs_a_side_that_reads_it(served: dict[str, Path]) -> None:
     compared(*sides)
 
 
+def test_without_a_model_the_tokens_of_the_head_show_words_and_groups(served: dict[str, Path]) -> None:
+    def sides(*, of_files: bool) -> list[Any]:
+        named = {"base": folders.base(), "int8": folders.int8()}
+        return [HiddenStates(served[name], folder) if of_files else folder for name, folder in named.items()]
+
+    settings: dict[str, Any] = {"noise_floor": False, "cut": Cut(context=48, groups="re:[aeiou]+")}
+    models = compare_models(*sides(of_files=False), TEXT, **settings)
+    files = compare_models(*sides(of_files=True), None, **settings)
+    assert files.tokens == models.tokens
+    wanted, got = (each.candidates[0].comparison.groups for each in (models, files))
+    assert got.keys() == wanted.keys() == {"match", "rest"}
+    for name, group in got.items():
+        assert group.rows == wanted[name].rows
+        assert group.divergences["kl_pq"].mean == pytest.approx(
+            wanted[name].divergences["kl_pq"].mean, rel=1e-6
+        )
+    for rule in ("role", "source"):  # these need the text, which a model reads
+        with refused(ArgumentValueError, argument="groups", got="files alone", instead="without --group"):
+            compared(*sides(of_files=True), cut=Cut(groups=rule))
+
+
 def test_replies_cannot_be_scored_and_folders_need_a_head(served: dict[str, Path]) -> None:
     with refused(ArgumentValueError, argument="cut", instead=r"--score all"):
         HiddenStates(served["base"], folders.base(), cut=Cut(score="assistant"))

@@ -196,6 +196,11 @@ class RowSource(RowStream):
         size = f"rows={self.rows}, classes={self.classes}, representation={self.representation!r}, dtype={self.dtype}"
         return f"RowSource({str(self.path)!r}, {size})"
 
+    @property
+    def stream(self) -> RowStream | None:
+        """The `RowStream` that gives the rows; None for a file or tensor."""
+        return self._reader.origin if isinstance(self._reader, StreamReader) else None
+
     def close(self) -> None:
         """Close the file."""
         self._reader.close()

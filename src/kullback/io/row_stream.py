@@ -121,7 +121,7 @@ class StreamReader(Reader):
     has_classes_only = True
 
     def __init__(self, stream: RowStream, name: str) -> None:
-        self._stream = stream
+        self.origin = stream
         self.ref = FileReference(Path(stream.name), name)
         self.rows, self.classes, self.dtype = stream.rows, stream.classes, stream.dtype
         self.shape = None if stream.rows is None else (stream.rows, stream.classes)
@@ -134,19 +134,19 @@ class StreamReader(Reader):
             self.clusters = stream.windows.clusters if stream.clusters is None else stream.clusters
 
     def read(self, start: int, stop: int) -> Tensor:
-        blocks = self._stream.blocks(rows=stop - start, first=start)
+        blocks = self.origin.blocks(rows=stop - start, first=start)
         return next(regroup(blocks, stop - start, join_tensors), torch.empty(0, self.classes, device="cpu"))
 
     def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
-        blocks = (block.detach().cpu() for block in self._stream.blocks(rows=rows, first=first))
+        blocks = (block.detach().cpu() for block in self.origin.blocks(rows=rows, first=first))
         return regroup(blocks, rows, join_tensors)
 
     def over(self, windows: Windows) -> StreamReader:
         """Return a reader of the rows of other windows."""
-        return StreamReader(self._stream.over(windows), self.ref.name)
+        return StreamReader(self.origin.over(windows), self.ref.name)
 
     def identity(self) -> object:
-        return self._stream.identity()
+        return self.origin.identity()
 
     def caveats(self) -> list[str]:
-        return self._stream.caveats()
+        return self.origin.caveats()

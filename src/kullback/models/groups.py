@@ -16,6 +16,7 @@ from kullback.errors import ArgumentValueError, invalid_value, printable, quoted
 from kullback.io.windows import Windows
 from kullback.models.conversations import TEMPLATE, Document, document_tokens, token_roles
 from kullback.models.language_model import LanguageModel
+from kullback.models.vocabulary import Words
 from kullback.predictions.groups import Groups, require_few
 
 ROLE, BY_PATTERN = "role", "re:"
@@ -47,13 +48,13 @@ def pattern_of(rule: str) -> re.Pattern[str] | None:
 
 
 def groups_of(
-    rule: str, model: LanguageModel, windows: Windows, origins: Origins | None
+    rule: str, model: LanguageModel | Words, windows: Windows, origins: Origins | None
 ) -> tuple[Groups, list[str]]:
     """Return the group of each scored token, and remarks on groups without tokens.
 
     Arguments:
         rule: ``"role"``, ``"re:PATTERN"``, or a key of the records.
-        model: the model whose tokens the windows have.
+        model: the model whose tokens the windows have; its tokens alone are enough for a pattern.
         windows: the windows.
         origins: the documents of the windows; None if they are unknown, which allows only a pattern.
 
@@ -73,9 +74,9 @@ def groups_of(
             wanted, f"{quoted(rule)} without a text", "texts=pathlib.Path('chat.jsonl') (--text FILE)"
         )
     elif rule == ROLE:
-        names, expected = chain.from_iterable(_roles(model, origins)), []
+        names, expected = chain.from_iterable(_roles(cast("LanguageModel", model), origins)), []
     else:
-        values = list(chain.from_iterable(_values(rule, model, windows, origins)))
+        values = list(chain.from_iterable(_values(rule, cast("LanguageModel", model), windows, origins)))
         kept = [value for value, is_scored in zip(values, scored, strict=True) if is_scored]
         same = len({type(value) for value in kept}) == 1
         return Groups.of("Cut", "groups", np.array(kept if same else [str(value) for value in kept])), []
@@ -96,7 +97,7 @@ def groups_of(
     ]
 
 
-def _matched(pattern: re.Pattern[str], model: LanguageModel, tokens: Sequence[int]) -> list[str]:
+def _matched(pattern: re.Pattern[str], model: LanguageModel | Words, tokens: Sequence[int]) -> list[str]:
     """Return the group of each token of a window: the first one of which a match overlaps the token."""
     contents = [b"" if (token := model.vocabulary.get(index)) is None else token.content for index in tokens]
     if tokens and tokens[0] == model.bos:

@@ -181,7 +181,7 @@ class HiddenStates(RowStream):
             "score": self._cut.score,
             "model_kind": "hidden states",
             "dtype": dtype_name(self._prompts[0].states.dtype),
-            "tokenizer": self.head.tokenizer,
+            "tokenizer": None if self.head.words is None else self.head.words.vocabulary.fingerprint,
         }
         return {key: str(value) for key, value in known.items() if value is not None}
 

@@ -18,7 +18,7 @@ from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.parameters import parameter_count
-from kullback.models.vocabulary import Token, Vocabulary
+from kullback.models.vocabulary import Token, Vocabulary, Words
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 # The names that models use for a learned table of position embeddings.
@@ -43,8 +43,7 @@ class HuggingFaceModel(LanguageModel):
         self._was_training = model.training
         self.model, self.tokenizer = model.eval(), tokenizer
         self.info = info
-        self.vocabulary = read_vocabulary(tokenizer)
-        self.bos = _first_token(tokenizer)
+        self.vocabulary, self.bos = words_of(tokenizer)
         self._by_rows = "logits_to_keep" in signature(model.forward).parameters and _has_plain_head(model)
 
     def encode(self, text: str) -> list[int]:
@@ -336,6 +335,11 @@ def head_classes(model: torch.nn.Module) -> int | None:
     head = get() if get is not None else None
     classes = getattr(head, "out_features", None)
     return classes if isinstance(classes, int) else None
+
+
+def words_of(tokenizer: Any) -> Words:
+    """Return the tokens of a tokenizer, and the first token of its texts."""
+    return Words(read_vocabulary(tokenizer), _first_token(tokenizer))
 
 
 def read_vocabulary(tokenizer: Any) -> Vocabulary:

@@ -13,13 +13,14 @@ from kullback.errors import ArgumentValueError, ModelError, invalid_value, print
 from kullback.io import Reference, RowSource, TopKSource
 from kullback.io.windows import Windows
 from kullback.models.conversations import texts_of
-from kullback.models.groups import Origins, groups_of
+from kullback.models.groups import Origins, groups_of, pattern_of
+from kullback.models.hidden_states import HiddenStates
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
 from kullback.models.text import Cut, Text
-from kullback.models.vocabulary import SharedClasses, share_classes
+from kullback.models.vocabulary import SharedClasses, Words, share_classes
 from kullback.predictions.groups import Groups
 
 CALL = "compare_models"
@@ -98,42 +99,52 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
             left_out = len(text.documents) - len(documents.unique())
     matcher = _Matcher(holder, reader, windows, text, cut)
     sides = [matcher.side(each) for each in everyone]
-    words = None
-    if reader is not None:
-        words = [
-            reader.vocabulary.text(index) for index in range(max(reader.classes, len(reader.vocabulary)))
-        ]
+    words, shower = None, reader or _words_of_head(everyone)
+    if shower is not None:
+        known, classes = shower.vocabulary, sides[0].classes if reader is None else reader.classes
+        words = [known.text(index) for index in range(max(classes, len(known)))]
     notes: list[str] = []
     if text is not None and left_out:
         notes.append(f"{left_out:,} of {len(text.documents):,} documents hold no scored token.")
     groups = None
     if cut.groups is not None:
-        groups, remarks = _groups(cut, reader, text, windows, documents if holder is None else None)
+        groups, remarks = _groups(cut, shower, text, windows, documents if holder is None else None)
         notes += remarks
     return Matched(sides, windows, documents, context, score, words, notes, groups)
 
 
 def _groups(
-    cut: Cut, reader: LanguageModel | None, text: Text | None, windows: Windows, documents: Tensor | None
+    cut: Cut,
+    shower: LanguageModel | Words | None,
+    text: Text | None,
+    windows: Windows,
+    documents: Tensor | None,
 ) -> tuple[Groups, list[str]]:
     """Return the group of each scored token, and remarks.
 
     Arguments:
         cut: how the text was cut, and the rule of the groups.
-        reader: the model whose tokens the windows have; None without a model.
+        shower: the model whose tokens the windows have, or these tokens alone; None without both.
         text: the text; None if a side stores the windows and there is no text.
         windows: the windows.
         documents: the document of each window; None to cut the text for them.
     """
-    if reader is None:
+    if shower is None or (isinstance(shower, Words) and pattern_of(str(cut.groups)) is None):
         got, instead = "files alone", "groups=None (without --group)"
         wanted = "a model among the sides, whose tokenizer shows the groups"
         raise invalid_value("Cut", "groups", wanted=wanted, got=got, instead=instead)
     origins = None
-    if text is not None:
-        of_window = cut.windows(reader, text)[1] if documents is None else documents
+    if text is not None and not isinstance(shower, Words):
+        of_window = cut.windows(shower, text)[1] if documents is None else documents
         origins = Origins(text.documents, text.records, of_window)
-    return groups_of(str(cut.groups), reader, windows, origins)
+    return groups_of(str(cut.groups), shower, windows, origins)
+
+
+def _words_of_head(everyone: Sequence[Opened]) -> Words | None:
+    """Return the tokens in the folder of a head of hidden states; None if no side has them."""
+    streams = (side.stream for side in everyone if isinstance(side, RowSource))
+    words = (stream.head.words for stream in streams if isinstance(stream, HiddenStates))
+    return next((each for each in words if each is not None), None)
 
 
 def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder | None:

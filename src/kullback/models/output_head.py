@@ -15,8 +15,9 @@ from kullback.common.optional import load
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import ModelError, printable
 from kullback.losses.head_configuration import head_configuration
-from kullback.models.huggingface_model import body_of, loading_errors, require_causal
+from kullback.models.huggingface_model import body_of, loading_errors, require_causal, words_of
 from kullback.models.open_model import LOADING, Loading
+from kullback.models.vocabulary import Words
 
 # Names of the final norm in the classes of transformers.
 _NORMS = ("norm", "norm_f", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "layer_norm")
@@ -47,7 +48,7 @@ class OutputHead(ShortRepr):
         logit_scale: s; 1 without a scale.
         softcap: c; None without a cap. Then z is s (W norm(h) + b).
         layers: the number of blocks of the model.
-        tokenizer: the fingerprint of the tokenizer in the folder; None without a tokenizer.
+        words: the tokens of the tokenizer in the folder; None without a tokenizer.
 
     Example:
         >>> import torch
@@ -64,7 +65,7 @@ class OutputHead(ShortRepr):
     logit_scale: float = 1.0
     softcap: float | None = None
     layers: int = 0
-    tokenizer: str | None = None
+    words: Words | None = None
 
     @property
     def classes(self) -> int:
@@ -158,7 +159,7 @@ def open_head(folder: str | Path, loading: Loading = LOADING) -> OutputHead:
         scale,
         cap,
         layers,
-        _fingerprint(transformers, folder, options),
+        _words(transformers, folder, options),
     )
     _check_forward(model, parts, head)
     return head
@@ -389,13 +390,11 @@ def require_logits(head: OutputHead, made: Tensor, wanted: Tensor, parts: str) -
         )
 
 
-def _fingerprint(transformers: Any, folder: str | Path, options: dict[str, Any]) -> str | None:
-    """Return the fingerprint of the tokenizer in a folder; None if there is no tokenizer that can be read."""
-    from kullback.models.huggingface_model import read_vocabulary
-
+def _words(transformers: Any, folder: str | Path, options: dict[str, Any]) -> Words | None:
+    """Return the tokens of the tokenizer in a folder; None if there is no tokenizer that can be read."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
-        return read_vocabulary(tokenizer).fingerprint if len(tokenizer) else None
+        return words_of(tokenizer) if len(tokenizer) else None
     except Exception:  # noqa: BLE001 - a folder of weights alone is enough
         return None
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -95,6 +95,18 @@ class Vocabulary(Sequence[Token | None]):
         """Return the text of a class, or the number of the class in brackets if it has no token."""
         token = self.get(index)
         return f"[{index}]" if token is None else token.text
+
+
+class Words(NamedTuple):
+    """What a tokenizer shows of its tokens.
+
+    Attributes:
+        vocabulary: the token of each class.
+        bos: the token that the tokenizer puts before every text; None if there is no such token.
+    """
+
+    vocabulary: Vocabulary
+    bos: int | None
 
 
 @dataclass(frozen=True, eq=False)
