@@ -419,7 +419,12 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
     ):
         compared(plain, "role")
     assert compared(plain, "re:[a-f]+")
-    with refused(ArgumentValueError, argument="groups", got="None in record 1", instead="groups='kind'"):
+    with refused(
+        ArgumentValueError,
+        argument="groups",
+        got="record 1 with the keys 'text', 'kind'",
+        instead="groups='kind'",
+    ):
         compared(plain, "kinds")
     for wrong, got in ((None, "None"), (1.5, "1.5"), ([], r"\[\]"), ({}, r"\{\}"), ([None], "None")):
         with refused(ArgumentValueError, argument="groups", got=f"{got}.* in record 2"):
@@ -429,15 +434,33 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
         ArgumentValueError, argument="groups", wanted=f"each of the {length} tokens of record 2", got="3 in"
     ):
         compared(records(["a", [1, 2, 3]]), "kind")
-    with refused(ArgumentValueError, argument="groups", wanted="at most 32", instead="--cluster"):
+    with refused(
+        ArgumentValueError, argument="groups", wanted="at most 32", instead="^a key with fewer values, or"
+    ):
         compared(records(list(range(33))), "kind")
+    assert compared(records([number % 2 for number in range(33)]), "kind")
+    assert compared(records(list(range(33))), "re:[a-f]+")
     crowd = [[{"role": f"guest {number}", "content": "Hello."} for number in range(40)]] * 2
     with refused(ArgumentValueError, argument="groups", wanted="at most 32", got="41"):
         compared(crowd, "role", cut={"context": 2048})
-    with refused(ArgumentValueError, argument="groups", got="None in record 1"):
-        compared(["some words of a text"] * 12, "kind")
-    with refused(ArgumentValueError, argument="groups", got="None in record 1"):
-        compared("some words of a text" * 30, "kind", cut={"context": 64})
+    for unstructured in (["some words of a text"] * 12, "some words of a text" * 30):
+        with refused(
+            ArgumentValueError, argument="groups", got="plain text, which has no records", instead="re:"
+        ):
+            compared(unstructured, "kind", cut={"context": 64})
+    wide = [{**record, **{f"key {number}": 1 for number in range(9)}} for record in plain]
+    with refused(ArgumentValueError, argument="groups", got=r"'key 5' and 3 more$", instead="re:"):
+        compared(wide, "absent")
+    named = "re:(?P<rest>[a-f])(?P=rest)?"
+    with refused(
+        ArgumentValueError, call="Cut", argument="groups", wanted="other names", got="'rest'"
+    ) as error:
+        Cut(groups=named)
+    assert error.value.remedy == {"groups": "re:(?P<other>[a-f])(?P=other)?"}
+    assert list(compared(plain, str(error.value.remedy["groups"])).candidates[0].comparison.groups) == [
+        "other",
+        "rest",
+    ]
 
 
 def test_groups_need_a_model_that_reads_the_text(tmp_path: Path) -> None:
