@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from kullback.models.text import take_texts
 from kullback.report import json as report
 from tests.models.bytes_model import BYTES, BytesModel
 from tests.refusals import refused
+from tests.report.media import brief
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "  user 1 and é? "}
 REPLY, TOOL = {"role": "assistant", "content": "Two."}, {"role": "tool", "content": "user"}
@@ -398,6 +400,17 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         result = run(*arguments, "--json")
         found = json.loads(result.stdout)["candidates"][0]["comparison"]["groups"]
         assert list(found) == (["user", "assistant", "template"] if "role" in command else expected)
+
+
+def test_the_short_table_of_groups_names_the_first_of_several_candidates() -> None:
+    texts = records([number % 3 for number in range(24)])
+    shown = brief(compared(texts, "kind", 0.3, 0.1))
+    assert re.search(r"^by group, noise 0\.1 +mean KL", shown, re.MULTILINE)
+    assert re.search(r"^group +mean KL", brief(compared(texts, "kind", 0.3)), re.MULTILINE)
+    many = records([number % 20 for number in range(40)])
+    assert re.search(
+        r"^farthest groups, noise 0\.1 +mean KL", brief(compared(many, "kind", 0.3, 0.1)), re.MULTILINE
+    )
 
 
 def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
