@@ -126,7 +126,7 @@ def _groups(
         documents: the document of each window; None to cut the text for them.
     """
     if reader is None:
-        got, instead = "files alone", "groups=None (without --group)"
+        got, instead = "files alone", {"groups": None}
         wanted = "a model among the sides, whose tokenizer shows the groups"
         raise invalid_value("Cut", "groups", wanted=wanted, got=got, instead=instead)
     origins = None

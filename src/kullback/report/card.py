@@ -73,7 +73,7 @@ def made_folder(folder: Path) -> Generator[None]:
     for library in ("jinja2", "matplotlib"):
         load(library, "the page of a card")
     is_new = not os.path.lexists(folder)
-    with write_errors(folder):
+    with write_errors(folder, kind="folder"):
         if is_new:
             folder.mkdir()
         names = {path.name for path in folder.iterdir()}
