@@ -214,7 +214,9 @@ def brief_remarks(comparison: Comparison) -> list[str]:
         return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
     if not comparison.unseen:
         return []
-    return [f"Not in the interval: kinds of rows that these data lack, up to {percent(comparison.unseen)}."]
+    return [
+        f"Up to {percent(comparison.unseen)} of all rows may be of unseen kinds; the interval excludes them."
+    ]
 
 
 def brief_groups(comparison: Comparison, candidate: str | None = None) -> Table:
