@@ -295,8 +295,6 @@ def _limits(record: JsonObject) -> tuple[str, ...]:
         f"{CARD_REFERENCE} has a part of each prediction: repeated means are unbiased, with wider intervals.",
         f"{CARD_REFERENCE} contains the tokens of the text: do not publish it if the text is private.",
     ]
-    if record["intervals"]["unit"] == "document":
-        sentences.append(f"{CARD_REFERENCE} has no documents: repeated intervals have windows as units.")
     others = [each["name"] for each in record["candidates"] if not each["repeatable"]]
     if others:
         names = ", ".join(others)
