@@ -43,8 +43,10 @@ from kullback.errors import (
     ConvergenceError,
     FileError,
     KullbackError,
+    Name,
     NoRuleError,
     explain,
+    invalid_value,
 )
 from kullback.metrics import KLDivergence, kl_divergence as torchmetrics_kl_divergence
 from kullback.nn import KLRegularizer, kl_per_dimension
@@ -325,6 +327,9 @@ def test_a_command_names_its_options() -> None:
     assert (error.call, error.argument) == ("", "--bins")
     assert str(error) == f"--bins: wanted {error.wanted}; got {error.got}. Write: {error.instead}"
     assert (error.got, error.instead) == ("0", "--bins 20")
+    with pytest.raises(ArgumentValueError) as left_out, in_options({"floor": "--floor", "one": "--one"}):
+        raise invalid_value("f", "floor", wanted="few", got=(Name("one"), ", too"), instead={"one": False})
+    assert str(left_out.value) == "--floor: wanted few; got --one, too; leave --one out"
     with refused(ArgumentValueError, call="Probs", argument="x", got="row .* sums to 2") as named:
         parse_distribution("Probs([1.0, 1.0])")
     assert str(named.value).startswith("'Probs([1.0, 1.0])': Probs(x=...): wanted rows along dim=-1 that sum")

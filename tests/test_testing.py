@@ -202,9 +202,11 @@ def test_models_are_compared_on_a_text(capsys: pytest.CaptureFixture[str]) -> No
     base = BytesModel("base", table)
     near, far = BytesModel("near", table + 0.02 * noise), BytesModel("far", table + 0.5 * noise)
     options: dict[str, Any] = {"texts": text(), "cut": Cut(context=16)}
-    for runs in (1, 1000):
+    for runs, level in ((1, "95 %"), (1000, "99.995 %")):
         assert_close_distributions(base, near, below=0.002, runs=runs, **options)
-        assert capsys.readouterr().out.startswith("below 0.002: KL of near = 0.000")
+        assert re.match(
+            rf"below 0\.002: KL of near = 0\.000\d+ nats \({level} 0\.\S+ to 0\.", capsys.readouterr().out
+        )
         with pytest.raises(AssertionError, match=r"not below 0\.002: KL of far = [^;]*\Z"):
             assert_close_distributions(base, [near, far], below=0.002, runs=runs, **options)
 

@@ -6,6 +6,7 @@ import copy
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import CONFIDENCE, Arguments, Number
+from kullback.common.formats import significant
 from kullback.common.shared_constraints import RUNS
 from kullback.comparison import compare, subject_of_call
 from kullback.dispatch import estimate
@@ -214,13 +216,16 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
         )
     result = compare(p, q, **options)
     parts, rows = list(_parts(result, limit)), _rows(result)
+    sure = getattr(result, "until_sure", None)
+    level = options.get("confidence", 0.95) if sure is None else sure.confidence
+    words = partial(_words, level=f"{significant(100 * level, 10)} %")
     above = [each for each in parts if each.interval is not None and each.interval[0] >= limit]
     unclear = [each for each in parts if each.interval is None or not each.interval[1] < limit]
     if parts and not unclear:
-        print(f"below {limit:g}: " + "; ".join(map(_words, parts)))  # noqa: T201 - the verdict
+        print(f"below {limit:g}: " + "; ".join(map(words, parts)))  # noqa: T201 - the verdict
         return
     outcome = f"not below {limit:g}" if above else f"cannot tell whether below {limit:g}"
-    shown = "; ".join(map(_words, above or unclear)) or "nothing was compared"
+    shown = "; ".join(map(words, above or unclear)) or "nothing was compared"
     needed = [
         count
         for each in unclear
@@ -230,8 +235,12 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
     raise AssertionError(f"{outcome}: {shown}{more}")
 
 
-def _words(part: _Part) -> str:
-    ends = "no interval" if part.interval is None else "{:.4g} to {:.4g}".format(*part.interval)
+def _words(part: _Part, level: str) -> str:
+    ends = (
+        "no interval"
+        if part.interval is None
+        else f"{level} {part.interval[0]:.4g} to {part.interval[1]:.4g}"
+    )
     return f"KL of {part.name} = {part.value:.4g} nats ({ends})"
 
 

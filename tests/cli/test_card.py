@@ -214,11 +214,11 @@ def test_what_cannot_have_a_card_is_one_line_and_the_remedies_work(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("mine")
     cases = {
-        f"{line} {tmp_path / 'new'} --until-sure mean=0.01": "without --until-sure",
+        f"{line} {tmp_path / 'new'} --until-sure mean=0.01": "; leave --until-sure out",
         f"{line} {tmp_path / 'mine'}": "such as README.md; name a new folder",
         f"{line} {BF16}": "other files",
-        f"{line} {tmp_path / 'none' / 'new'}": "No such file",
-        f"{line} wiki.txt": "Not a directory",
+        f"{line} {tmp_path / 'none' / 'new'}": "No such file or directory; name a folder in an existing directory",
+        f"{line} wiki.txt": "Not a directory; name a folder in an existing directory",
         f"{line} {tmp_path / 'new'} --json {tmp_path / 'new' / 'card.json'}": "name another one",
         f"compare http://127.0.0.1:9 {BF16} --text wiki.txt --card {tmp_path / 'new'}": "(without --card)",
         f"compare card {BF16} --card card": "a folder to read",

@@ -101,6 +101,8 @@ def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:
     write(tmp_path / "width" / "0.safetensors", tokens, last[..., :60])
     write(tmp_path / "prefix" / "0.safetensors", tokens, last[16:])
     busy = write(tmp_path / "busy" / "0.safetensors", tokens, last)
+    empty = tmp_path / "none.hidden"
+    empty.mkdir()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     served, head = root / "int8.hidden", ["--head", base]
@@ -115,11 +117,32 @@ def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:
         ("compare", base, served): "--head MODEL",
         ("compare", base, served, "--head", tmp_path / "adapter"): "an adapter of PEFT",
         ("compare", base, served, "--head", tmp_path / "none"): "config.json",
-        ("compare", base, served, *head, *head): "one head, or one for each of 1",
+        ("compare", base, served, *head, *head): "wanted one head, that of the model",
         ("compare", base, int8, "--text", words, *head): "leave --head out",
         ("compare", base, served, *head, "--text", words, "--context", 50): "at index",
         ("compare", base, served, *head, "--score", "assistant"): "--score all",
-        ("compare", served, int8, *head, "--noise-floor"): "a model as base",
+        ("compare", served, int8, *head, "--noise-floor"): "a file or server; leave --noise-floor out",
+        (
+            "compare",
+            base,
+            int8,
+            "--text",
+            words,
+            "--noise-floor",
+            "--one-at-a-time",
+        ): "--noise-floor, --one-at-a-time",
+        ("compare", base, empty, *head): f"no .safetensors in {empty}",
+        ("compare", base, empty, *head, "--text", words): f"no .safetensors in {empty}",
+        ("compare", served, empty, *head): f"no .safetensors in {empty}",
+        (
+            "compare",
+            served,
+            served,
+            *head,
+            *head,
+            *head,
+        ): "one head for all 2 folders of hidden states, or 2 heads",
+        ("record", empty, *head, "-o", tmp_path / "x.klref"): f"no .safetensors in {empty}",
         ("compare", base, served, *head, "--json", served / "x.json"): "a folder to read",
         ("compare", base, served, *head, "--json", base / "x.json"): "a folder to read",
         ("record", served, "-o", tmp_path / "x.klref"): "--head MODEL",

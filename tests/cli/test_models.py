@@ -216,8 +216,21 @@ def test_a_gate_is_judged_by_the_interval_that_holds_at_every_look(words: Path) 
 def test_a_goal_that_cannot_be_read_or_reached_ends_in_one_line(words: Path) -> None:
     call = "compare", folders.base(), folders.int8(), "--text", words
     for goal in ("mean", "mean=0", "width=%", "order"):
-        assert "until_sure" in one_line(run(*call, "--until-sure", goal))
-    assert "noise_floor" in one_line(run(*call, "--until-sure", "mean=0.1", "--noise-floor"))
+        line = one_line(run(*call, "--until-sure", goal))
+        assert "--until-sure: wanted" in line
+        assert line.endswith("Write: --until-sure mean=0.01")
+    assert one_line(run(*call, "--until-sure", "width=10")).endswith("Write: --until-sure width=10%")
+    for option in ("--noise-floor", "--one-at-a-time"):
+        line = one_line(run(*call, "--until-sure", "mean=0.1", option))
+        assert f"got {option}, which reads every window; leave {option} out" in line
+    line = one_line(run(*call, "--noise-floor", "--one-at-a-time"))
+    assert line.startswith(
+        "kullback: --noise-floor, --one-at-a-time: wanted one of the two; got both: --one-at-a-time"
+    )
+    assert line.endswith("leave --noise-floor out")
+    assert run(*call, "--one-at-a-time", "--windows", 4).exit_code == 0
+    resumed = one_line(run(*call, "--one-at-a-time", "--resume", words.with_name("kept.state")))
+    assert resumed.endswith("leave --one-at-a-time out")
     assert "models" in one_line(
         run("compare", "a.npy", "b.npy", "--as", "logits", "--until-sure", "mean=0.1")
     )
@@ -262,5 +275,5 @@ def test_runs_divide_the_error_rate_and_need_a_goal(words: Path) -> None:
     read = [int(each.partition("decided after ")[2].split()[0]) for each in said]
     assert read[0] < read[1]
     refusal = one_line(run(*call, "--runs", 10))
-    assert "Run(runs=...): wanted a goal" in refusal
-    assert "until_sure='mean=0.01'" in refusal
+    assert "--runs: wanted a goal" in refusal
+    assert "got 10 without --until-sure. Write: --until-sure mean=0.01" in refusal

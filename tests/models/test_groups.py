@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from kullback.models.text import take_texts
 from kullback.report import json as report
 from tests.models.bytes_model import BYTES, BytesModel
 from tests.refusals import refused
+from tests.report.media import brief
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "  user 1 and é? "}
 REPLY, TOOL = {"role": "assistant", "content": "Two."}, {"role": "tool", "content": "user"}
@@ -400,6 +402,17 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert list(found) == (["user", "assistant", "template"] if "role" in command else expected)
 
 
+def test_the_short_table_of_groups_names_the_first_of_several_candidates() -> None:
+    texts = records([number % 3 for number in range(24)])
+    shown = brief(compared(texts, "kind", 0.3, 0.1))
+    assert re.search(r"^by group, noise 0\.1 +mean KL", shown, re.MULTILINE)
+    assert re.search(r"^group +mean KL", brief(compared(texts, "kind", 0.3)), re.MULTILINE)
+    many = records([number % 20 for number in range(40)])
+    assert re.search(
+        r"^farthest groups, noise 0\.1 +mean KL", brief(compared(many, "kind", 0.3, 0.1)), re.MULTILINE
+    )
+
+
 def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
     plain, chats = records(["a"] * 12), [CONVERSATION] * 12
     for groups in ("re:(", "re:[", "re:*", "re:(?P<a>x)(?P<a>y)"):
@@ -419,7 +432,12 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
     ):
         compared(plain, "role")
     assert compared(plain, "re:[a-f]+")
-    with refused(ArgumentValueError, argument="groups", got="None in record 1", instead="groups='kind'"):
+    with refused(
+        ArgumentValueError,
+        argument="groups",
+        got="record 1 with the keys 'text', 'kind'",
+        instead="groups='kind'",
+    ):
         compared(plain, "kinds")
     for wrong, got in ((None, "None"), (1.5, "1.5"), ([], r"\[\]"), ({}, r"\{\}"), ([None], "None")):
         with refused(ArgumentValueError, argument="groups", got=f"{got}.* in record 2"):
@@ -429,21 +447,39 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
         ArgumentValueError, argument="groups", wanted=f"each of the {length} tokens of record 2", got="3 in"
     ):
         compared(records(["a", [1, 2, 3]]), "kind")
-    with refused(ArgumentValueError, argument="groups", wanted="at most 32", instead="--cluster"):
+    with refused(
+        ArgumentValueError, argument="groups", wanted="at most 32", instead="^a key with fewer values, or"
+    ):
         compared(records(list(range(33))), "kind")
+    assert compared(records([number % 2 for number in range(33)]), "kind")
+    assert compared(records(list(range(33))), "re:[a-f]+")
     crowd = [[{"role": f"guest {number}", "content": "Hello."} for number in range(40)]] * 2
     with refused(ArgumentValueError, argument="groups", wanted="at most 32", got="41"):
         compared(crowd, "role", cut={"context": 2048})
-    with refused(ArgumentValueError, argument="groups", got="None in record 1"):
-        compared(["some words of a text"] * 12, "kind")
-    with refused(ArgumentValueError, argument="groups", got="None in record 1"):
-        compared("some words of a text" * 30, "kind", cut={"context": 64})
+    for unstructured in (["some words of a text"] * 12, "some words of a text" * 30):
+        with refused(
+            ArgumentValueError, argument="groups", got="plain text, which has no records", instead="re:"
+        ):
+            compared(unstructured, "kind", cut={"context": 64})
+    wide = [{**record, **{f"key {number}": 1 for number in range(9)}} for record in plain]
+    with refused(ArgumentValueError, argument="groups", got=r"'key 5' and 3 more$", instead="re:"):
+        compared(wide, "absent")
+    named = "re:(?P<rest>[a-f])(?P=rest)?"
+    with refused(
+        ArgumentValueError, call="Cut", argument="groups", wanted="other names", got="'rest'"
+    ) as error:
+        Cut(groups=named)
+    assert error.value.remedy == {"groups": "re:(?P<other>[a-f])(?P=other)?"}
+    assert list(compared(plain, str(error.value.remedy["groups"])).candidates[0].comparison.groups) == [
+        "other",
+        "rest",
+    ]
 
 
 def test_groups_need_a_model_that_reads_the_text(tmp_path: Path) -> None:
     path, cut = tmp_path / "base.klref", Cut(context=64, score="all")
     record_reference(Chat(0.0, "base"), SHORT, path, cut=cut)
-    with refused(ArgumentValueError, argument="groups", got="files alone", instead="without --group"):
+    with refused(ArgumentValueError, argument="groups", got="files alone", instead="^groups=None$"):
         compare_models(path, path, cut=Cut(groups="re:a"))
     assert compare_models(path, path)
     with refused(ArgumentValueError, argument="groups", got="without a text", instead="--text FILE"):

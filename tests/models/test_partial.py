@@ -146,7 +146,7 @@ def test_one_model_at_a_time_says_the_same(whole: ModelComparison) -> None:
         assert candidate.comparison.divergences["kl_pq"].mean == pytest.approx(true, rel=0.02)
     assert found.differences[0].mean == pytest.approx(whole.differences[0].mean, rel=0.05)
     for path in ("a.state", KeptState(Path("a.state"))):
-        with refused(ArgumentValueError, got=r"^a\.state$", instead="^resume without one_at_a_time"):
+        with refused(ArgumentValueError, got=r"^a\.state$", instead="^one_at_a_time=False$"):
             compare_models(folders.base(), folders.int8(), words(), one_at_a_time=True, run=Run(resume=path))
 
 

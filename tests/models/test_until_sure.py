@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from kullback.report.subjects.until_sure import until_sure
 from tests.models.bytes_model import BYTES, BytesModel
 from tests.models.tiny import text
 from tests.refusals import refused
+from tests.report.media import brief
 
 CUT = Cut(context=16)
 WORDS = text().encode("ascii", "ignore").decode()[:3200]  # 200 windows
@@ -280,12 +283,37 @@ def test_the_json_has_what_was_read() -> None:
     assert json.loads(report.dumps(compared(models(0.02), None)))["until_sure"] is None
 
 
+def test_disjoint_intervals_of_a_run_until_a_limit_make_the_order_clear() -> None:
+    result = compared(models(0.02, 0.3), "mean=0.01")
+    near, far = (each.comparison.divergences["kl_pq"] for each in result.candidates)
+    assert near.ends[1] < far.ends[0]
+    assert result.differences[0].ends[0] < 0
+    text = " ".join(str(result).split())
+    assert "noise 0.02 is the closest of 2 candidates" in text
+    assert "the order is clear, because their intervals are disjoint." in text
+    assert "unclear" not in brief(result)
+    assert "closest first" in brief(result)
+    near_limit = compared(
+        models(0.02, 0.1), "mean=0.01"
+    )  # both are below the limit, and their intervals overlap
+    near, far = (each.comparison.divergences["kl_pq"] for each in near_limit.candidates)
+    assert near.ends[1] > far.ends[0]
+    assert "the order is unclear" in " ".join(str(near_limit).split())
+    assert "first two unclear" in brief(near_limit)
+    plain = dataclasses.replace(result, until_sure=None)  # intervals of other runs do not hold together
+    assert "first two unclear" in brief(plain)
+
+
 def test_the_page_says_what_was_spared_and_what_the_upper_end_assumes() -> None:
     words = " ".join(str(compared(models(0.02, 0.3), "mean=0.001")).split())
     assert "mean=0.001: decided after" in words
     assert "were spared" in words
     assert "noise 0.3: above the limit after" in words
-    assert "assumes that no unread window has a mean above 0.01000" in words
+    assert (
+        "assumes that no unread window has a mean above 0.01000. No window that was read has such a mean"
+        in words
+    )
+    assert re.search(r"; at most [\d.]+ % of all windows may have one\.", words)
     assert "holds at every look" in words
     assert "its windows are independent" not in words
     unsure = " ".join(str(compared(models(0.02), "width=1%", cut=Cut(context=16, most_windows=9))).split())

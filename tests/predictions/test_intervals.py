@@ -26,6 +26,7 @@ from kullback.predictions.mean_intervals import (
 )
 from kullback.report import html, json as report_json, markdown, terminal
 from kullback.representations import Probs
+from tests.report.media import brief
 
 
 def estimate(values, quantity: RatioOfSums, draws: int = 1000, clusters=None, seed: int = 0) -> MeanEstimate:
@@ -222,6 +223,7 @@ def test_every_report_says_beside_the_interval_what_it_leaves_out() -> None:
         assert "95% CI" in first
         assert "quantile" not in first
         assert "(3/n)" in report.replace("\xa0", " ")
+    assert "\nUp to 0.60% of all rows may be of unseen kinds; the interval excludes them.\n" in brief(found)
     document = json.loads(report_json.dumps(found))
     assert document["unseen"] == 3 / 500
     assert any("(3/n)" in note for note in document["notes"])

@@ -265,3 +265,12 @@ def test_what_is_no_goal_is_refused_with_a_remedy(goal: str) -> None:
     ):
         Run(until_sure=goal)
     assert Run(until_sure="mean=0.01").goal == Goal("mean=0.01", "limit", "kl_pq", 0.01)
+
+
+@pytest.mark.parametrize("width", ["1", "10", "1e3"])
+def test_a_width_of_one_nat_or_more_is_refused_because_a_share_needs_its_sign(width: str) -> None:
+    remedy = f"width={width}%"
+    with refused(ArgumentValueError, call="Run", argument="until_sure", instead=f"until_sure='{remedy}'"):
+        Run(until_sure=f"width={width}")
+    assert Goal.read(remedy) == Goal(remedy, "width", "kl_pq", float(width) / 100, is_share=True)
+    assert Goal.read("width=0.99") == Goal("width=0.99", "width", "kl_pq", 0.99)

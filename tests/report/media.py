@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kullback.report import terminal
+from kullback.report import document, terminal
 
 
 def printed(
@@ -20,6 +20,13 @@ def printed(
     terminal.render(result, Console(file=stream, width=width, **dict(console)), **settings)
     stream.flush()
     return stream.buffer.getvalue().decode(encoding)
+
+
+def brief(result: Any) -> str:
+    """The text of the short form of a report on a wide terminal."""
+    stream = io.StringIO()
+    terminal.render_brief(document(result), Console(file=stream, width=200))
+    return stream.getvalue()
 
 
 def strict(text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from kullback.common.progress import progress_bar
 from kullback.common.words import CARD_REFERENCE, is_hidden_states
 from kullback.errors import ArgumentValueError, printable
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, is_reference
-from kullback.models.hidden_states import with_heads
+from kullback.models.hidden_states import require_states, with_heads
 from kullback.predictions.checkpoint import kept_state
 from kullback.report import card
 
@@ -39,6 +39,7 @@ def run_model_comparison(
     """Compare models on a text, write the reports, and return the verdicts of the gates."""
     text, resume = settings["--text"], settings["--resume"]
     names = (base, *candidates)
+    require_states(names, settings["--head"])
     if text is None and not any(is_reference(name) or is_hidden_states(name) for name in names):
         raise ArgumentValueError.at(
             f"P = {printable(base)}",
@@ -59,7 +60,8 @@ def run_model_comparison(
         with (
             progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
             in_options(
-                {"base": "P, Q", "groups": "--group", "record": "--card"},
+                settings.flags
+                | {"base": "P, Q", "record": "--card", "llama_cpp": "--format", "resume": "--resume"},
                 {"base": "--as without --text, where P and Q are files of predictions"},
             ),
         ):

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
-from kullback.errors import ArgumentValueError
+from kullback.errors import BY_PLACE, ArgumentValueError
 
 
 @contextmanager
@@ -37,13 +37,24 @@ def in_options(
         if not arguments or any(name not in options for name in arguments):
             raise
         place = ", ".join(options[name] for name in arguments)
-        instead = remedies.get(arguments[0]) or _remedy(error, options)
-        raise error.replace(options, call="", place=place, instead=instead) from None
+        parts = {"call": "", "place": place, "instead": remedies.get(arguments[0]) or _remedy(error, options)}
+        if _is_without(error, options) and arguments[0] not in remedies:
+            parts["wording"] = BY_PLACE  # the remedy is a sentence, and nothing to write
+        raise error.replace(options, **parts) from None
+
+
+def _is_without(error: ArgumentValueError, options: Mapping[str, str]) -> bool:
+    """Return whether the remedy is a call without an option: a value of None or False for it."""
+    return bool(error.remedy) and all(
+        name in options and (value is None or value is False) for name, value in error.remedy.items()
+    )
 
 
 def _remedy(error: ArgumentValueError, options: Mapping[str, str]) -> str | None:
     if not error.remedy or any(each not in options for each in error.remedy):
         return error.instead
+    if _is_without(error, options):
+        return f"leave {' and '.join(options[each] for each in error.remedy)} out"
     return " ".join(f"{options[each]} {_word(value)}" for each, value in error.remedy.items())
 
 

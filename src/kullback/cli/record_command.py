@@ -52,9 +52,10 @@ def record(model: str, settings: Settings) -> None:
     from kullback.common.constraints import taken
     from kullback.common.formats import byte_count, counted
     from kullback.models import Cut, Loading, record_reference
-    from kullback.models.hidden_states import with_heads
+    from kullback.models.hidden_states import require_states, with_heads
 
     text, output = settings["--text"], settings["--output"]
+    require_states([model], settings["--head"])
     if (text is None) != is_hidden_states(model):
         raise ArgumentValueError.at(
             f"MODEL = {printable(model)}",

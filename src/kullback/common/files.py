@@ -308,13 +308,16 @@ def _os_error(number: int) -> OSError:
 
 
 @contextmanager
-def write_errors(path: PathLike, more: str = "", after: Sequence[PathLike] = ()) -> Generator[None]:
+def write_errors(
+    path: PathLike, more: str = "", after: Sequence[PathLike] = (), *, kind: str = "file"
+) -> Generator[None]:
     """Convert a system error in the context into a FileError that names the file.
 
     Arguments:
-        path: the file to write.
+        path: the file or folder to write.
         more: a text to append to the remedy.
         after: the files that were written before; the message names these files.
+        kind: what the path should be: ``"file"`` or ``"folder"``.
     """
     try:
         yield
@@ -323,8 +326,8 @@ def write_errors(path: PathLike, more: str = "", after: Sequence[PathLike] = ())
         before = ", ".join(printable(name) for name in after)
         raise FileError.at(
             f"cannot write {printable(path)}",
-            wanted="a file that can be written",
+            wanted=f"a {kind} that can be written",
             got=f"{reason} (already written: {before})" if before else reason,
-            instead=f"name a file in an existing directory that you may write to{more}",
+            instead=f"name a {kind} in an existing directory that you may write to{more}",
             wording=BY_EVENT,
         ) from None

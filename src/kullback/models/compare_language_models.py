@@ -19,7 +19,7 @@ from kullback.common.constraints import FLAG, Arguments, OfType
 from kullback.common.extra_arguments import by_name
 from kullback.common.row_statistics import FURTHER
 from kullback.common.words import is_card
-from kullback.errors import ModelError, invalid_type, invalid_value, printable, safe_repr
+from kullback.errors import ModelError, Name, invalid_type, invalid_value, printable, safe_repr
 from kullback.io import Reference
 from kullback.io.windows import Windows
 from kullback.models.card import notes_of_card
@@ -159,9 +159,21 @@ def compare_models(
         raise invalid_value(
             "Run",
             "resume",
-            wanted="none with one_at_a_time",
+            wanted=("none with ", Name("one_at_a_time")),
             got=os.fspath(run.resume),
-            instead="resume without one_at_a_time",
+            instead={"one_at_a_time": False},
+        )
+    if one_at_a_time and noise_floor and not is_reference(base):
+        raise invalid_value(
+            CALL,
+            "noise_floor, one_at_a_time",
+            wanted="one of the two",
+            got=(
+                "both: ",
+                Name("one_at_a_time"),
+                " compares with a file of the base, which takes no rounding noise",
+            ),
+            instead={"noise_floor": False},
         )
     check_goal(run, len(every_candidate), one_at_a_time=one_at_a_time, noise_floor=noise_floor)
     recorded = None
@@ -386,7 +398,11 @@ def _recorded(stack: ExitStack, base: object, texts: object, settings: _Settings
 def _noisy(opened: Opened, windows: Windows) -> DenseSide:
     if not isinstance(opened, LanguageModel):
         raise invalid_value(
-            CALL, "noise_floor", wanted="a model as base", got="a file or server", instead="noise_floor=False"
+            CALL,
+            "noise_floor",
+            wanted="a model as base",
+            got="a file or server",
+            instead={"noise_floor": False},
         )
     noisy = NoisyModel(opened)
     return DenseSide(noisy.info, windows, noisy)

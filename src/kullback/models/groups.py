@@ -22,6 +22,8 @@ from kullback.predictions.groups import Groups, require_few
 ROLE, BY_PATTERN = "role", "re:"
 # The groups of a pattern without named groups: the tokens that overlap a match, and all others.
 MATCH, REST = "match", "rest"
+_FEWER = "a key with fewer values, or groups='re:[0-9]+' (--group re:PATTERN)"
+_MOST_KEYS = 8  # the most keys of a record that an error names
 
 
 class Origins(NamedTuple):
@@ -41,10 +43,15 @@ def pattern_of(rule: str) -> re.Pattern[str] | None:
     if not rule.startswith(BY_PATTERN):
         return None
     try:
-        return re.compile(rule.removeprefix(BY_PATTERN))
+        pattern = re.compile(rule.removeprefix(BY_PATTERN))
     except (re.error, RecursionError, OverflowError) as error:
         wanted, got = "a regular expression of Python after re:", f"{quoted(rule)}, where {error}"
         raise _wrong(wanted, got, {"groups": "re:[0-9]+"}) from None
+    if REST in pattern.groupindex:
+        wanted, got = "other names of groups", f"{REST!r}, the group of all tokens outside of the matches"
+        renamed = rule.replace(f"(?P<{REST}>", "(?P<other>").replace(f"(?P={REST})", "(?P=other)")
+        raise _wrong(wanted, got, {"groups": renamed.replace(f"(?({REST})", "(?(other)")})
+    return pattern
 
 
 def groups_of(
@@ -79,7 +86,8 @@ def groups_of(
         values = list(chain.from_iterable(_values(rule, cast("LanguageModel", model), windows, origins)))
         kept = [value for value, is_scored in zip(values, scored, strict=True) if is_scored]
         same = len({type(value) for value in kept}) == 1
-        return Groups.of("Cut", "groups", np.array(kept if same else [str(value) for value in kept])), []
+        values_of_rows = np.array(kept if same else [str(value) for value in kept])
+        return Groups.of("Cut", "groups", values_of_rows, _FEWER), []
     kept = [name for name, is_scored in zip(names, scored, strict=True) if is_scored]
     present = dict.fromkeys(kept)
     if pattern is not None and present.keys() == {REST}:
@@ -88,7 +96,7 @@ def groups_of(
     if rule == ROLE and len(present) == 1:
         got = f"those of {quoted(kept[0])} alone"
         raise _wrong("scored tokens of several roles", got, "score='all' (--score all)")
-    require_few("Cut", "groups", len(present), [*present])
+    require_few("Cut", "groups", len(present), [*present], _FEWER)
     order = sorted(dict.fromkeys([*expected, *present]), key=lambda name: name in (REST, TEMPLATE))
     places = {name: place for place, name in enumerate(order)}
     groups = Groups.named(torch.tensor([places[name] for name in kept], device="cpu"), order)
@@ -155,9 +163,17 @@ def _value(key: str, record: Mapping[str, Any] | None, number: int) -> str | int
     values = cast("list[Any]", value) if isinstance(value, list) else [value]
     if values and all(isinstance(each, str | int) for each in values):
         return cast("str | int | list[str | int]", value)
-    close = None if record is None or key in record else nearest(key, [str(name) for name in record])
-    got = f"{printable(safe_repr(value), 40)} in record {number + 1}"
     wanted = f"text, integers or Booleans in {quoted(key)} of every record of the text"
+    if record is None:
+        raise _wrong(wanted, "plain text, which has no records", {"groups": "re:[0-9]+"})
+    if key in record:
+        raise _wrong(
+            wanted, f"{printable(safe_repr(value), 40)} in record {number + 1}", {"groups": "re:[0-9]+"}
+        )
+    keys = [str(name) for name in record]
+    more = len(keys) - _MOST_KEYS
+    names = ", ".join(map(quoted, keys[:_MOST_KEYS])) + (f" and {more} more" if more > 0 else "")
+    close, got = nearest(key, keys), f"record {number + 1} with the keys {names}"
     raise _wrong(wanted, got, {"groups": "re:[0-9]+" if close is None else close})
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kullback.common.dtypes import dtype_name, stored_step
 from kullback.common.files import by_numbers, file_stamp, file_stamps
-from kullback.common.words import is_hidden_states
+from kullback.common.formats import counted
+from kullback.common.words import is_card, is_hidden_states
 from kullback.errors import ArgumentValueError, FileError, invalid_value, printable
 from kullback.io import RowStream, Windows
 from kullback.io.arrays import ArrayLayout, BytesReader
@@ -35,6 +36,8 @@ _INTEGERS = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if not dt
 _SAMPLED_TOKENS = 256  # of the first prompts, for the checks
 _OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the files beside the first that are checked, and the tokens of each
 _IDENTIFYING_ROWS = 64
+# A folder with such a file has hidden states, a model or an adapter.
+_OF_MODELS = ("*.safetensors", "*.gguf", "*config.json")
 
 
 class Prompt(NamedTuple):
@@ -296,6 +299,23 @@ class HiddenStates(RowStream):
         return [type(self).__qualname__, self.name, self.classes, self.rows, head, stamps]
 
 
+def require_states(sides: Sequence[str], heads: Sequence[str | Path]) -> None:
+    """Refuse a folder without hidden states, and without a model, beside heads.
+
+    Raises:
+        FileError: a side is such a folder.
+    """
+    for name in sides if heads else ():
+        folder = Path(name)
+        files = (path for pattern in _OF_MODELS for path in folder.glob(pattern))
+        if folder.is_dir() and not is_card(folder) and next(files, None) is None:
+            raise FileReference(folder, name).error(
+                wanted="a folder of hidden states as .safetensors",
+                got=f"no .safetensors in {printable(name)}",
+                instead="name the shared_storage_path of vLLM's ExampleHiddenStatesConnector",
+            )
+
+
 def with_heads(
     sides: Sequence[str], heads: Sequence[str | Path], *, cut: Cut = CUT, loading: Loading = LOADING
 ) -> list[Any]:
@@ -315,16 +335,23 @@ def with_heads(
         raise ArgumentValueError.at(
             "--head",
             "--head",
-            wanted=f"one head, or one for each of {len(stored)} folders of hidden states"
-            if stored
-            else "a side that is a folder of hidden states",
-            got=f"{len(heads)} heads" if stored else "none",
+            wanted=_number_of_heads(len(stored)) if stored else "a side that is a folder of hidden states",
+            got=counted(len(heads), "head") if heads and stored else "none",
             instead="--head MODEL" if stored else "leave --head out",
         )
     folders = iter(heads if len(heads) == len(stored) else [*heads] * len(stored))
     head_of = cache(lambda folder: open_head(folder, loading))
-    settings: dict[str, Any] = {"cut": cut, "loading": loading, "name": "hidden states"}
-    return [HiddenStates(x, head_of(next(folders)), **settings) if x in stored else x for x in sides]
+
+    def opened(folder: str) -> HiddenStates:
+        return HiddenStates(folder, head_of(next(folders)), cut=cut, loading=loading, name="hidden states")
+
+    return [opened(x) if x in stored else x for x in sides]
+
+
+def _number_of_heads(folders: int) -> str:
+    if folders == 1:
+        return "one head, that of the model whose hidden states are in the folder"
+    return f"one head for all {folders} folders of hidden states, or {folders} heads, one for each"
 
 
 def _prompts(folder: FileReference) -> list[Prompt]:

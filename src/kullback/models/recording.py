@@ -187,7 +187,7 @@ def _checked_record(record: object, read: Sequence[object], run: Run) -> Path:
             "record",
             wanted="a run that reads every window, as a card has all of them",
             got="a run until sure, which stops early",
-            instead="until_sure=None (without --until-sure)",
+            instead={"until_sure": None},
         )
     paths = [each for each in read if isinstance(each, str | os.PathLike)]
     refuse_overwriting([record], [each for each in paths if os.path.exists(each)])  # noqa: PTH110 - any text

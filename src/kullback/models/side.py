@@ -224,7 +224,11 @@ def _scored(block: PartialRows, windows: Windows) -> Tensor:
 def _unsure(got: str, instead: str) -> ArgumentValueError:
     wanted = "sides that give the logits of every class, in any order of the windows"
     return invalid_value(
-        "Run", "until_sure", wanted=wanted, got=got, instead=f"until_sure=None, or pass {instead}"
+        "Run",
+        "until_sure",
+        wanted=wanted,
+        got=got,
+        instead=f"until_sure=None (without --until-sure), or pass {instead}",
     )
 
 

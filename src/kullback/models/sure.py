@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import Name, invalid_value
 from kullback.io.windows import Windows
 from kullback.models.match import Matched
 from kullback.models.model_results import Candidate, SureCandidate, UntilSure
@@ -33,15 +33,19 @@ def check_goal(run: Run, candidates: int, *, one_at_a_time: bool, noise_floor: b
         return
     every, all_windows = "which reads every window", "whose numbers are of all windows in order"
     is_lonely = run.goal.kind == "order" and candidates < 2
-    for is_set, got, instead in (
-        (one_at_a_time, f"one_at_a_time=True, {every}", "one_at_a_time=False (without --one-at-a-time)"),
-        (noise_floor, f"noise_floor=True, {every}", "noise_floor=None (without --noise-floor)"),
-        (run.llama_cpp, f"llama_cpp=True, {all_windows}", "llama_cpp=False (without --format)"),
-        (is_lonely, "'order' with one candidate", "until_sure='mean=0.01', or several candidates"),
+    for name, is_set, reason, value in (
+        ("one_at_a_time", one_at_a_time, every, False),
+        ("noise_floor", noise_floor, every, None),
+        ("llama_cpp", run.llama_cpp, all_windows, False),
     ):
         if is_set:
-            wanted = "a goal for candidates that are read together, in random order"
-            raise invalid_value("Run", "until_sure", wanted=wanted, got=got, instead=instead)
+            wanted, got = "a goal for candidates that are read together, in random order", f", {reason}"
+            raise invalid_value(
+                "Run", "until_sure", wanted=wanted, got=(Name(name), got), instead={name: value}
+            )
+    if is_lonely:
+        wanted, got = "several candidates for an order, or another goal", "'order' with one candidate"
+        raise invalid_value("Run", "until_sure", wanted=wanted, got=got, instead={"until_sure": "mean=0.01"})
 
 
 def in_random_order(matched: Matched, clusters: Clusters, seed: int) -> Matched:

@@ -55,9 +55,13 @@ class Goal:
             number = float(amount.removesuffix("%") if is_share else amount) / (100 if is_share else 1)
         except ValueError:
             number = math.nan
+        if name == "width" and not is_share and number >= 1:
+            wanted = "a width in nats below 1, or a share of the mean with %"
+            instead = {"until_sure": f"width={amount}%"}
+            raise invalid_value("Run", "until_sure", wanted=wanted, got=safe_repr(text), instead=instead)
         statistic = LIMITED.get(name, "kl_pq")
         if (name != "width" and name not in LIMITED) or not 0 < number < _HIGHEST[statistic]:
             raise invalid_value(
-                "Run", "until_sure", wanted=WANTED, got=safe_repr(text), instead="until_sure='mean=0.01'"
+                "Run", "until_sure", wanted=WANTED, got=safe_repr(text), instead={"until_sure": "mean=0.01"}
             )
         return cls(str(text), "width" if name == "width" else "limit", statistic, number, is_share)

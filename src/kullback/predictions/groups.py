@@ -13,6 +13,7 @@ from kullback.errors import invalid_value, quoted
 
 # More groups are taken for clusters. Each group has statistics of its own, of some megabytes.
 MOST_GROUPS = 32
+CLUSTERS = "cluster=... (--cluster) for documents whose rows may depend on each other"
 
 
 class Groups(NamedTuple):
@@ -22,15 +23,15 @@ class Groups(NamedTuple):
     names: list[str]
 
     @classmethod
-    def of(cls, call: str, argument: str, values: np.ndarray[Any, Any]) -> Groups:
-        """Return groups of equal values in the order of the values.
+    def of(cls, call: str, argument: str, values: np.ndarray[Any, Any], instead: str = CLUSTERS) -> Groups:
+        """Return groups of equal values in the order of the values; `instead` is the remedy for too many.
 
         Raises:
             ArgumentValueError: there are too many different values.
         """
         unique, numbers = np.unique(values, return_inverse=True)
         names = [str(value) for value in unique[: MOST_GROUPS + 1]]
-        require_few(call, argument, len(unique), names)
+        require_few(call, argument, len(unique), names, instead)
         return cls(torch.from_numpy(numbers.astype("int64")), names)
 
     @classmethod
@@ -49,13 +50,13 @@ class Groups(NamedTuple):
         return {name: self.numbers == number for number, name in enumerate(self.names)}
 
 
-def require_few(call: str, argument: str, count: int, names: Sequence[str]) -> None:
-    """Refuse more groups than `MOST_GROUPS`; `names` are the first of `count` names."""
+def require_few(call: str, argument: str, count: int, names: Sequence[str], instead: str) -> None:
+    """Refuse more groups than `MOST_GROUPS`; `names` are the first of `count` names, `instead` is the remedy."""
     if count > MOST_GROUPS:
         raise invalid_value(
             call,
             argument,
             wanted=f"at most {MOST_GROUPS} groups",
             got=f"{count:,}, such as {quoted(names[0])} and {quoted(names[1])}",
-            instead="cluster=... (--cluster) for documents whose rows may depend on each other",
+            instead=instead,
         )

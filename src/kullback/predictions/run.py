@@ -11,7 +11,7 @@ import torch
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function
 from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import BOOTSTRAP, RUNS as RUNS_SHARING_ERRORS, WORST
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import Name, invalid_type, invalid_value, safe_repr
 from kullback.predictions.goal import Goal
 
 # glibc returns freed blocks above 32 MiB to the system at once; smaller blocks would fragment its heap.
@@ -87,11 +87,9 @@ class Run:
         if self.until_sure is not None:
             object.__setattr__(self, "until_sure", Goal.read(self.until_sure))
         elif self.runs > 1:
-            wanted, got = (
-                "a goal, whose intervals hold at every error rate",
-                f"runs={self.runs} without until_sure",
-            )
-            raise invalid_value("Run", "runs", wanted=wanted, got=got, instead="until_sure='mean=0.01'")
+            wanted = "a goal, whose intervals hold at every error rate"
+            got = f"{self.runs} without ", Name("until_sure")
+            raise invalid_value("Run", "runs", wanted=wanted, got=got, instead={"until_sure": "mean=0.01"})
 
     @property
     def goal(self) -> Goal | None:

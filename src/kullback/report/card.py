@@ -73,7 +73,7 @@ def made_folder(folder: Path) -> Generator[None]:
     for library in ("jinja2", "matplotlib"):
         load(library, "the page of a card")
     is_new = not os.path.lexists(folder)
-    with write_errors(folder):
+    with write_errors(folder, kind="folder"):
         if is_new:
             folder.mkdir()
         names = {path.name for path in folder.iterdir()}
@@ -175,7 +175,7 @@ def _without_folders(
     pattern = re.compile("|".join(map(re.escape, sorted(public, key=len, reverse=True))))
 
     def rewritten(text: str) -> str:
-        return pattern.sub(lambda found: public[found[0]], text)
+        return pattern.sub(lambda name: public[name[0]], text)
 
     def renamed(candidate: Candidate) -> Candidate:
         comparison = candidate.comparison

@@ -24,8 +24,8 @@ from kullback.models import (
     Vocabulary,
     compare_models,
 )
-from kullback.report import document, frame, html, json as report, markdown, terminal
-from tests.report.media import strict
+from kullback.report import frame, html, json as report, markdown, terminal
+from tests.report.media import brief, strict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -143,10 +143,8 @@ def test_every_report_of_a_run_until_sure_says_the_level_of_its_intervals(runs: 
     )
     console = Console(file=io.StringIO(), width=200)
     terminal.render(result, console)
-    short = Console(file=io.StringIO(), width=200)
-    terminal.render_brief(document(result), short)
-    texts = [markdown.render(result), html.render(result), str(result)]
-    texts += [each.file.getvalue() for each in (console, short)]  # pyright: ignore[reportAttributeAccessIssue]
+    texts = [markdown.render(result), html.render(result), str(result), brief(result)]
+    texts.append(console.file.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
     for text in texts:
         levels = re.findall(r"([\d.]+%) CI", text)
         assert levels

@@ -9,7 +9,7 @@ environment, Triton's interpreter runs the same kernel on the CPU, slowly, for t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -208,10 +208,9 @@ def _launch(
 class Program(NamedTuple):
     """The arguments of a kernel that do not depend on the wanted results."""
 
-    numbers: list[
-        float
-    ]  # the number of classes, two factors of the logits, and the six numbers of a divergence
-    constants: dict[str, Any]
+    # The number of classes, two factors of the logits, and the six numbers of a divergence.
+    numbers: list[float]
+    constants: Mapping[str, Any]
 
 
 def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temperature: float) -> Program:

@@ -167,7 +167,7 @@ def _brief(result: ModelComparison) -> Brief:
     if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
     if best.comparison.groups:
-        blocks.append(brief_groups(best.comparison))
+        blocks.append(brief_groups(best.comparison, best.model.name if len(result.candidates) > 1 else None))
     elif (worst := _worst(result, best, several=False)) is not None:
         unit = Unit.of(best.comparison.divergences[KL_PQ].mean)
         kl = unit.write([row.kl for row in best.comparison.worst[:WORST_IN_BRIEF]])
@@ -200,7 +200,7 @@ def _brief_scoreboard(result: ModelComparison) -> Table:
         )
     ]
     more = len(result.candidates) - len(candidates)
-    clear = not candidates[0].is_open_above and _is_clear(result.differences[0])
+    clear = _is_first_clear(result)
     heading = ("closest first" if clear else "first two unclear") + f", {more} more" * bool(more)
     return Table("", (heading, "mean KL(P||Q)", "95% CI", "same top", "size"), rows, dropped_first=(4,))
 
@@ -339,7 +339,7 @@ def _scoreboard(result: ModelComparison) -> Table:
             "PPL is the perplexity at the text's own tokens, ΔPPL the candidate's minus the base's.",
             "Δp is the change in the probability of the true token.",
             *until_sure(result),
-            *_differences(result.candidates, result.differences),
+            *_differences(result.candidates, result.differences, _are_apart(result)),
             *_certain(result),
             *_noise(result),
         ),
@@ -361,7 +361,9 @@ def _groups(result: ModelComparison) -> list[Table]:
     orders = [
         f"Group {name}: {sentence}"
         for name, means in result.differences_by_group.items()
-        for sentence in _differences([each.in_group(name) for each in result.candidates], means)
+        for sentence in _differences(
+            [each.in_group(name) for each in result.candidates], means, [False] * len(means)
+        )
     ]
     if not lines:
         return []
@@ -409,12 +411,31 @@ def _outcome(result: ModelComparison) -> str:
             "positions."
         )
     sentence = f"{distance}, the same top token in {same} of positions."
-    if best.is_open_above or not _is_clear(result.differences[0]):
+    if not _is_first_clear(result):
         return (
             f"It is unclear which of {len(result.candidates)} candidates is closest to {result.base.name}; the first "
             f"is {best.model.name}: {sentence}"
         )
     return f"{best.model.name} is the closest of {len(result.candidates)} candidates to {result.base.name}: {sentence}"
+
+
+def _is_first_clear(result: ModelComparison) -> bool:
+    """Return whether the second candidate is significantly farther from the base than the first."""
+    if result.candidates[0].is_open_above:
+        return False
+    return _is_clear(result.differences[0]) or _are_apart(result)[0]
+
+
+def _are_apart(result: ModelComparison) -> list[bool]:
+    """Return whether the intervals of each two adjacent candidates are disjoint, and hold together.
+
+    The intervals of a run until a limit or a width hold together, with those of all candidates. For an order, the pairs
+    share the error rate instead. Other runs have an interval of the difference alone, which is about the same rows.
+    """
+    if result.until_sure is None or result.until_sure.goal == "order":
+        return [False] * len(result.differences)
+    ends = [each.comparison.divergences[KL_PQ].ends for each in result.candidates]
+    return [nearer[1] < farther[0] for nearer, farther in pairwise(ends)]
 
 
 def _is_clear(difference: Value[float]) -> bool:
@@ -441,10 +462,18 @@ def _size(result: ModelComparison) -> str:
     )
 
 
-def _differences(candidates: Sequence[Candidate], means: Sequence[Value[float]]) -> list[str]:
-    """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear."""
+def _differences(
+    candidates: Sequence[Candidate], means: Sequence[Value[float]], apart: Sequence[bool]
+) -> list[str]:
+    """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear.
+
+    Arguments:
+        candidates: the candidates, the nearest first.
+        means: how much farther each candidate is than the previous one.
+        apart: for each two candidates, whether their own intervals show the order.
+    """
     sentences: list[str] = []
-    for (a, b), mean in zip(pairwise(candidates), means, strict=True):
+    for (a, b), mean, is_apart in zip(pairwise(candidates), means, apart, strict=True):
         if a.is_lower_bound:
             sentences.append(
                 f"It is unclear whether {b.model.name} or {a.model.name} is closer: only a lower bound of "
@@ -456,9 +485,9 @@ def _differences(candidates: Sequence[Candidate], means: Sequence[Value[float]])
         if mean.interval is None:
             sentence += "; there is no interval"
         else:
-            sentence += f" (95% CI {interval(mean.interval)}): " + (
-                "the order is clear" if _is_clear(mean) else "the order is unclear"
-            )
+            sentence += f" (95% CI {interval(mean.interval)}): "
+            sentence += "the order is clear" if is_apart or _is_clear(mean) else "the order is unclear"
+            sentence += ", because their intervals are disjoint" * (is_apart and not _is_clear(mean))
         sentences.append(sentence + ".")
     return sentences
 

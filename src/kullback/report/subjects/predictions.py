@@ -218,7 +218,9 @@ def brief_remarks(comparison: Comparison) -> list[str]:
         return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
     if not comparison.unseen:
         return []
-    return [f"Not in the interval: kinds of rows that these data lack, up to {percent(comparison.unseen)}."]
+    return [
+        f"Up to {percent(comparison.unseen)} of all rows may be of unseen kinds; the interval excludes them."
+    ]
 
 
 def warnings_of(notes: Iterable[str]) -> list[str]:
@@ -226,8 +228,8 @@ def warnings_of(notes: Iterable[str]) -> list[str]:
     return [note for note in notes if f": {WARNING}" in note]
 
 
-def brief_groups(comparison: Comparison) -> Table:
-    """Return a table of the groups with the largest mean KL(P||Q), in one unit."""
+def brief_groups(comparison: Comparison, candidate: str | None = None) -> Table:
+    """Return a table of the groups with the largest mean KL(P||Q), in one unit; `candidate` is named."""
     groups = sorted(comparison.groups.items(), key=lambda item: -item[1].divergences[KL_PQ].mean)
     unit = Unit.of(comparison.divergences[KL_PQ].mean)
     rows: list[list[str]] = []
@@ -236,7 +238,8 @@ def brief_groups(comparison: Comparison) -> Table:
         value, *ends = unit.write([kl.mean, *(kl.interval or ())])
         cells = [shortened(name, LONGEST_TOKEN), f"{value} {unit.name}", " to ".join(ends) or "n/a"]
         rows.append([*cells, percent(group.top1_agreement.value), count(group.rows)])
-    first = "group" if len(rows) == len(groups) else "farthest groups"
+    first = ("by group" if candidate else "group") if len(rows) == len(groups) else "farthest groups"
+    first += f", {candidate}" if candidate else ""
     headings = (first, "mean KL(P||Q)", "95% CI", "same top", "rows")
     return Table("", headings, rows, dropped_first=(4, 3))
 

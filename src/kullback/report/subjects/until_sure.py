@@ -47,7 +47,8 @@ def _candidate(run: UntilSure, name: str, candidate: SureCandidate, is_infinite:
     if candidate.cap is not None and candidate.above is not None:
         sentence += (
             f" The upper end of KL(P||Q) assumes that no unread {run.unit} has a mean above {number(candidate.cap)}. "
-            f"None of those read has, and at most {significant(100 * candidate.above, 2)} % of all may."
+            f"No {run.unit} that was read has such a mean; at most {significant(100 * candidate.above, 2)} % of all "
+            f"{run.unit}s may have one."
         )
     elif candidate.units < run.units:
         sentence += " There is no upper end of KL(P||Q) yet."
