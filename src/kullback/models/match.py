@@ -126,13 +126,8 @@ def _groups(
         windows: the windows.
         documents: the document of each window; None to cut the text for them.
     """
-<<<<<<< HEAD
     if shower is None or (isinstance(shower, Words) and pattern_of(str(cut.groups)) is None):
-        got, instead = "files alone", "groups=None (without --group)"
-=======
-    if reader is None:
         got, instead = "files alone", {"groups": None}
->>>>>>> fixmsg
         wanted = "a model among the sides, whose tokenizer shows the groups"
         raise invalid_value("Cut", "groups", wanted=wanted, got=got, instead=instead)
     origins = None
