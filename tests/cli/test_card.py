@@ -222,6 +222,9 @@ def test_what_cannot_have_a_card_is_one_line_and_the_remedies_work(
         f"{line} {tmp_path / 'new'} --json {tmp_path / 'new' / 'card.json'}": "name another one",
         f"compare http://127.0.0.1:9 {BF16} --text wiki.txt --card {tmp_path / 'new'}": "(without --card)",
         f"compare card {BF16} --card card": "a folder to read",
+        f"compare card {BF16} --context 128": "--context: wanted 48, as in card/reference.klref; got 128; leave it out",
+        f"compare card {BF16} --score all": "--score: wanted second-half, as in",
+        f"compare card/reference.klref {BF16} --windows 3": "got 3; leave it out",
         "compare a.npy b.npy --as logits --card new": "--card is for comparing models; leave it out",
     }
     for arguments, said in cases.items():

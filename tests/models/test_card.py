@@ -102,6 +102,33 @@ def test_the_card_gives_the_numbers_of_its_reference(
     assert other.endswith("do not overlap, so this is another model, or it ran in another way.")
 
 
+@pytest.mark.parametrize(
+    ("stated", "wanted"),
+    [
+        ({"context": 64}, r"^32, as in .*reference\.klref$"),
+        ({"score": "all"}, "^second-half, as in"),
+        ({"most_windows": 3}, "^all 65 windows, as in"),
+    ],
+)
+@pytest.mark.parametrize("file", ["", "reference.klref"])
+def test_a_setting_that_is_not_the_reference_s_is_refused(
+    made: tuple[ModelComparison, Path], stated: dict[str, Any], wanted: str, file: str
+) -> None:
+    [name] = stated
+    for text in (None, WORDS):
+        with refused(
+            ArgumentValueError,
+            argument=name,
+            wanted=wanted,
+            got=str(stated[name]),
+            instead="^leave it out$",
+        ):
+            compare_models(made[1] / file, NEAR, text, cut=Cut(**stated))
+        same = {"context": 32, "score": "second-half", "most_windows": 65}[name]
+        for cut in (Cut(), Cut(**{name: same})):
+            assert means(compare_models(made[1] / file, NEAR, text, cut=cut))
+
+
 def test_the_notes_say_the_numbers_of_both(made: tuple[ModelComparison, Path]) -> None:
     repeated = compare_models(made[1], NEAR)
     numbers = [float(word) for word in re.findall(r"\d+\.\d+", repeated.notes[0])]

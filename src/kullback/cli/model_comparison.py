@@ -59,7 +59,14 @@ def run_model_comparison(
         with (
             progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
             in_options(
-                {"base": "P, Q", "groups": "--group", "record": "--card"},
+                {
+                    "base": "P, Q",
+                    "groups": "--group",
+                    "record": "--card",
+                    "context": "--context",
+                    "score": "--score",
+                    "most_windows": "--windows",
+                },
                 {"base": "--as without --text, where P and Q are files of predictions"},
             ),
         ):
