@@ -195,11 +195,12 @@ def test_groups_by_key_repeat_with_the_text(
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, records)))
     monkeypatch.chdir(tmp_path)
     line = f"compare {BASE} {BF16} --text texts.jsonl --context 48 --score all --group"
-    assert run_line(f"{line} kind --card card").exit_code == 0
+    limits = "--fail-above mean=9 --fail-above 'mean[a]=9'"
+    assert run_line(f"{line} kind --card card {limits}").exit_code == 3  # too few of group a
     repeat, _, with_text = commands(Path("card"))
-    assert repeat == f"kullback compare card {BF16}"
+    assert repeat == f"kullback compare card {BF16} --fail-above mean=9"
     assert with_text == (
-        f"kullback compare card {BF16} --text texts.jsonl --context 48 --score all --group kind"
+        f"kullback compare card {BF16} --text texts.jsonl --context 48 --score all --group kind {limits}"
     )
     readme = Path("card", "README.md").read_text("utf-8")
     assert "Groups by role or by a key of the records need the text" in readme

@@ -163,7 +163,7 @@ def test_objects_have_no_command_of_their_own(made: tuple[ModelComparison, Path]
     readme = (made[1] / "README.md").read_text("utf-8")
     assert readme.count("```sh") == 1
     assert "kullback compare card CANDIDATE\n" in readme
-    assert "pip install '." in readme
+    assert "\npip install '.[cli,models]'\n" in readme
     assert "If this folder was renamed, write its new name" in readme
     assert {each["color"] for each in badges(made[1])} == {"lightgrey"}  # nobody set a limit
 

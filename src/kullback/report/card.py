@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 README, PAGE, JSON = "README.md", "report.html", "report.json"
 FILES = (README, CARD, CARD_REFERENCE, PAGE, JSON)
+INSTALL = "pip install '.[cli,models]'"
 KL = "kl_pq"
 # Without a gate, nobody judged the number, so the color is neutral.
 COLORS: dict[Outcome | None, str] = {
@@ -256,7 +257,8 @@ def _readme(page: Document, record: JsonObject, limits: tuple[str, ...]) -> Docu
         "original": "The original command, with the base and the text",
         "with_text": "To repeat its groups too, with the text",
     }
-    codes = [
+    codes = [Code("To install the command, in a clone of kullback's repository", INSTALL, language="text")]
+    codes += [
         Code(title, commands[name], language="sh")
         for name, title in titles.items()
         if commands[name] is not None
@@ -298,7 +300,6 @@ def _limits(record: JsonObject, *, has_groups_of_text: bool) -> tuple[str, ...]:
     sentences = [
         f"{CARD_REFERENCE} has a part of each prediction: repeated means are unbiased, with wider intervals.",
         f"{CARD_REFERENCE} contains the tokens of the text: do not publish it if the text is private.",
-        "To install the command, in a clone of kullback's repository: pip install '.[cli,models]'.",
         "If this folder was renamed, write its new name in the command.",
     ]
     if record["intervals"]["unit"] == "document":

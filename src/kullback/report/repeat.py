@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,14 +70,21 @@ def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates
     needs_text = any(side is not None and is_address(side) for side in sides)
 
     def repeat(*, has_text: bool) -> str:
-        of_text = () if has_text else (*OF_TEXT, *["groups"] * groups_need_text(recorded))
+        without_groups = not has_text and groups_need_text(recorded)
+        of_text = () if has_text else (*OF_TEXT, *["groups"] * without_groups)
+        # A limit on the mean of a group is mean[GROUP]=LIMIT.
+        pairs = [
+            pair
+            for pair in zip(gates[::2], gates[1::2], strict=True)
+            if not (without_groups and "[" in pair[1])
+        ]
         words = [
             card,
             *(_names(sides) if sides and None not in sides else [ANY_CANDIDATE]),
             *_text(recorded if has_text else None),
             *_heads([recorded.heads[place] for place in repeatable]),
             *_options(recorded, of_text, OF_BASE),
-            *gates,
+            *chain.from_iterable(pairs),
         ]
         return _joined(words)
 
