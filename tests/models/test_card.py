@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,8 +19,9 @@ from kullback import compare, compare_models, record_reference
 from kullback.common.formats import plus_minus
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, KullbackError, ModelError
 from kullback.io import Reference
+from kullback.io.safetensors_file import encoded_header
 from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
-from kullback.models.text import take_texts
+from kullback.models.text import documents_of_runs, take_texts
 from kullback.report.subjects import document
 from tests.models.bytes_model import BytesModel
 from tests.refusals import refused
@@ -246,12 +247,42 @@ def test_a_resumed_run_records_all_rows(tmp_path: Path, stopped_after: int) -> N
     assert means(result) == means(compare_models(BASE, NEAR, WORDS, cut=CUT))
 
 
-def test_documents_are_the_units_of_the_card_and_the_card_says_so(tmp_path: Path) -> None:
-    documents = [WORDS[place : place + 150] for place in range(0, 1500, 100)]
-    compare_models(BASE, NEAR, documents, cut=CUT, record=tmp_path / "base.klref").to_card(tmp_path / "card")
+DOCUMENTS = [WORDS[place : place + 150] for place in range(0, 1500, 100)]
+
+
+def test_documents_are_the_units_of_the_card_and_of_its_repetition(tmp_path: Path) -> None:
+    direct = compare_models(BASE, NEAR, DOCUMENTS, cut=CUT, record=tmp_path / "base.klref")
+    direct.to_card(tmp_path / "card")
     assert fields(tmp_path / "card")["intervals"]["unit"] == "document"
     assert fields(tmp_path / "card")["text"]["sha256"] is None
-    assert "repeated intervals have windows as units" in (tmp_path / "card" / "README.md").read_text("utf-8")
+    repeated, recorded = (
+        compare_models(tmp_path / "card", NEAR),
+        compare_models(BASE, NEAR, DOCUMENTS, cut=CUT, one_at_a_time=True),
+    )
+    for each in (direct, repeated, recorded):
+        assert each.windows > 2 * len(DOCUMENTS)
+        assert each.candidates[0].comparison.clusters == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:1", "0:-1 1:76", "1:30 0:45", "0:1e2", "0:99999999999"])
+def test_documents_that_do_not_fit_the_windows_are_refused(tmp_path: Path, text: str) -> None:
+    record_reference(BASE, DOCUMENTS, tmp_path / "base.klref", cut=CUT)
+    with Reference(tmp_path / "base.klref") as reference:
+        right, windows = reference.metadata["documents"], len(reference.windows)
+    assert torch.equal(
+        cast("torch.Tensor", documents_of_runs(right, windows)),
+        torch.arange(len(DOCUMENTS)).repeat_interleave(windows // len(DOCUMENTS)),
+    )
+    content = (tmp_path / "base.klref").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"]["documents"] = text
+    (tmp_path / "bad.klref").write_bytes(encoded_header(header) + content[8 + size :])
+    with refused(
+        FileError,
+        wanted=f"metadata documents such as 0:2 1:3, of {windows} windows together",
+    ):
+        compare_models(tmp_path / "bad.klref", NEAR)
 
 
 def test_an_earlier_card_is_replaced_with_its_badges_and_nothing_else(card: Path, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ class Reference(Closes):
             f"top {self.top} of {self.classes:,} classes and {self.tail_draws} drawn from the rest",
             f"{size:,} bytes, {size / self.rows:.0f} a scored token",
         ]
-        skipped = ("format", "version", "classes")
+        skipped = ("format", "version", "classes", "documents")
         shown = (
             f"{printable(key, 80)}: {printable(value, 200)}"
             for key, value in self.metadata.items()

@@ -36,6 +36,7 @@ from kullback.models.passages import LENGTH
 from kullback.models.recording import (
     copied,
     metadata_of,
+    metadata_of_windows,
     record_reference,
     recorded_by,
     recorded_in,
@@ -248,7 +249,7 @@ def _compare_group(
             question = question_of(settings.run, *units, len(others), cut.most_windows)
         base, *sides = matched.sides
         if settings.record is not None and isinstance(base, DenseSide):
-            known = {"context": str(matched.context), "score": matched.score}
+            known = metadata_of_windows(matched.context, matched.score, matched.documents)
             metadata = known | metadata_of(base.model, settings.texts, settings.loading, others)
             base = recorded_in(stack, base, settings.record, metadata)
         if noise_floor:

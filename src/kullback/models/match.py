@@ -19,7 +19,7 @@ from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
-from kullback.models.text import CUT, Cut, Text
+from kullback.models.text import CUT, Cut, Text, documents_of_runs
 from kullback.models.vocabulary import SharedClasses, share_classes
 from kullback.predictions.groups import Groups
 
@@ -65,10 +65,7 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     holder = _holder_of_windows(everyone, text)
     left_out = 0
     if holder is not None:
-        windows, documents = (
-            _windows_of(holder),
-            torch.zeros(len(_windows_of(holder)), dtype=torch.int64, device="cpu"),
-        )
+        windows, documents = _windows_of(holder), _documents_of(holder)
         stored = holder.metadata
         cut = _cut_of(holder, cut)
         score = str(cut.score)
@@ -191,6 +188,20 @@ def _holds_windows(opened: Opened) -> bool:
 
 def _windows_of(holder: Holder) -> Windows:
     return cast("Windows", holder.windows)
+
+
+def _documents_of(holder: Holder) -> Tensor:
+    """Return the document of each stored window; a file without documents has one."""
+    windows, stored = len(_windows_of(holder)), holder.metadata.get("documents")
+    if stored is None:
+        return torch.zeros(windows, dtype=torch.int64, device="cpu")
+    documents = documents_of_runs(stored, windows)
+    if documents is None:
+        wanted = f"metadata documents such as 0:2 1:3, of {windows} windows together"
+        raise holder.ref.error(
+            wanted=wanted, got=repr(printable(stored, 40)), instead="record the file again"
+        )
+    return documents
 
 
 def _reads(opened: Opened) -> bool:

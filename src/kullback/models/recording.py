@@ -37,7 +37,7 @@ from kullback.models.model_results import Recorded
 from kullback.models.open_model import LOADING, Loading, open_model
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide
-from kullback.models.text import CUT, Cut, take_texts
+from kullback.models.text import CUT, Cut, runs_of_documents, take_texts
 from kullback.predictions.run import BLOCK_BYTES, RUN, Progress, Run
 
 CALL, _COMPARE = "record_reference", "compare_models"
@@ -128,8 +128,8 @@ def _side(
         return DenseSide.of_file(source, source.windows), metadata_of(source, None, loading)
     text = take_texts(CALL, texts)
     opened = stack.enter_context(open_model(model, loading))
-    windows, _ = cut.windows(opened, text)
-    metadata = {"context": str(cut.context), "score": cut.score} | metadata_of(opened, texts, loading)
+    windows, documents = cut.windows(opened, text)
+    metadata = metadata_of_windows(cut.context, cut.score, documents) | metadata_of(opened, texts, loading)
     return DenseSide(opened.info, windows, opened), metadata
 
 
@@ -259,6 +259,12 @@ def _seed_of(generator: torch.Generator | None) -> int | None:
         return 0
     unused = torch.Generator(generator.device).manual_seed(generator.initial_seed())
     return generator.initial_seed() if torch.equal(unused.get_state(), generator.get_state()) else None
+
+
+def metadata_of_windows(context: int, score: str, documents: Tensor) -> dict[str, str]:
+    """Return the texts in a reference file about the windows; one document needs no text."""
+    known = {"context": str(context), "score": score}
+    return known | ({"documents": runs_of_documents(documents)} if bool(documents.any()) else {})
 
 
 def metadata_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,3 +312,27 @@ def _conversation(
             instead=f"allow more (--context {len(tokens)}), or leave that conversation out",
         )
     return tokens, scored
+
+
+def runs_of_documents(documents: Tensor) -> str:
+    """Return the document of each window as text for the metadata of a reference file.
+
+    Example:
+        >>> runs_of_documents(torch.tensor([0, 0, 1, 3, 3]))
+        '0:2 1:1 3:2'
+    """
+    numbers, counts = documents.unique_consecutive(return_counts=True)
+    return " ".join(
+        f"{number}:{count}" for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+    )
+
+
+def documents_of_runs(text: str, windows: int) -> Tensor | None:
+    """Return the document of each window from the text of `runs_of_documents`; None if it is not such a text."""
+    if not re.fullmatch(r"\d{1,9}:\d{1,9}( \d{1,9}:\d{1,9})*", text, re.ASCII):
+        return None
+    runs = torch.tensor([[*map(int, run.split(":"))] for run in text.split(" ")], device="cpu")
+    numbers, counts = runs.unbind(-1)
+    if int(counts.sum()) != windows or bool((numbers.diff() <= 0).any()):
+        return None
+    return torch.repeat_interleave(numbers, counts)

@@ -302,8 +302,6 @@ def _limits(record: JsonObject, *, has_groups_of_text: bool) -> tuple[str, ...]:
         f"{CARD_REFERENCE} contains the tokens of the text: do not publish it if the text is private.",
         "If this folder was renamed, write its new name in the command.",
     ]
-    if record["intervals"]["unit"] == "document":
-        sentences.append(f"{CARD_REFERENCE} has no documents: repeated intervals have windows as units.")
     if has_groups_of_text:
         sentences.append("Groups by role or by a key of the records need the text (--text FILE).")
     others = [each["name"] for each in record["candidates"] if not each["repeatable"]]
