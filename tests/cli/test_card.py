@@ -149,7 +149,7 @@ def commands(folder: Path) -> list[str]:
     fences = re.findall(
         r"^```sh\n(.*?)\n```$", (folder / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
-    assert fences == list(record(folder)["commands"].values())
+    assert fences == [line for line in record(folder)["commands"].values() if line is not None]
     return fences
 
 
@@ -163,6 +163,8 @@ def test_the_commands_of_the_readme_run_in_another_folder(
     monkeypatch.chdir(tmp_path / "reader")
     result = run_line(f"{repeat.removeprefix('kullback ')} --json repeated.json")
     assert result.exit_code == 1, result.output  # int8 breaks the limit here too
+    assert len(result.stdout.splitlines()) <= 12, result.stdout
+    assert "on the card is" in result.stdout
     repeated = json.loads(Path("repeated.json").read_text())
     monkeypatch.chdir(place)
     assert (
@@ -182,6 +184,39 @@ def test_the_commands_of_the_readme_run_in_another_folder(
     before = record(place / "card")
     assert run_line(original.removeprefix("kullback ")).exit_code == 1
     assert record(place / "card") == before  # the original command makes the card again
+
+
+def test_groups_by_key_repeat_with_the_text(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [{"text": text()[at : at + 200], "kind": "ab"[at % 400 > 0]} for at in range(0, 2400, 200)]
+    for name in (BASE, BF16):
+        (tmp_path / name).symlink_to(place / name)
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, records)))
+    monkeypatch.chdir(tmp_path)
+    line = f"compare {BASE} {BF16} --text texts.jsonl --context 48 --score all --group"
+    limits = "--fail-above mean=9 --fail-above 'mean[a]=9'"
+    assert run_line(f"{line} kind --card card {limits}").exit_code == 3  # too few of group a
+    repeat, _, with_text = commands(Path("card"))
+    assert repeat == f"kullback compare card {BF16} --fail-above mean=9"
+    assert with_text == (
+        f"kullback compare card {BF16} --text texts.jsonl --context 48 --score all --group kind {limits}"
+    )
+    readme = Path("card", "README.md").read_text("utf-8")
+    assert "Groups by role or by a key of the records need the text" in readme
+    for command, names in {
+        repeat: [],
+        with_text: ["a", "b"],
+        f"{repeat} --text texts.jsonl --group kind": ["a", "b"],  # context and score are the card's
+    }.items():
+        result = run_line(f"{command.removeprefix('kullback ')} --json again.json")
+        assert result.exit_code == (3 if command == with_text else 0), result.output
+        [candidate] = json.loads(Path("again.json").read_text())["candidates"]
+        assert list(candidate["comparison"].get("groups", {})) == names
+    assert run_line(f"{line} re:[aeiou] --card vowels").exit_code == 0
+    repeat, _ = commands(Path("vowels"))
+    assert repeat == f"kullback compare vowels {BF16} --group 're:[aeiou]'"
+    assert run_line(repeat.removeprefix("kullback ")).exit_code == 0
 
 
 @pytest.mark.sweep
@@ -222,6 +257,9 @@ def test_what_cannot_have_a_card_is_one_line_and_the_remedies_work(
         f"{line} {tmp_path / 'new'} --json {tmp_path / 'new' / 'card.json'}": "name another one",
         f"compare http://127.0.0.1:9 {BF16} --text wiki.txt --card {tmp_path / 'new'}": "(without --card)",
         f"compare card {BF16} --card card": "a folder to read",
+        f"compare card {BF16} --context 128": "--context: wanted 48, as in card/reference.klref; got 128; leave it out",
+        f"compare card {BF16} --score all": "--score: wanted second-half, as in",
+        f"compare card/reference.klref {BF16} --windows 3": "got 3; leave it out",
         "compare a.npy b.npy --as logits --card new": "--card is for comparing models; leave it out",
     }
     for arguments, said in cases.items():

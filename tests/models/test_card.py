@@ -22,6 +22,7 @@ from kullback.io import Reference
 from kullback.io.safetensors_file import encoded_header
 from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
 from kullback.models.text import documents_of_runs, take_texts
+from kullback.report.subjects import document
 from tests.models.bytes_model import BytesModel
 from tests.refusals import refused
 
@@ -99,8 +100,40 @@ def test_the_card_gives_the_numbers_of_its_reference(
     ]
     assert all(note.endswith("the intervals overlap.") for note in notes)
     assert compare_models(folder, BytesModel("new", table(1, 0.1))).notes == []
-    [other] = compare_models(folder, BytesModel("near", table(2, 0.5))).notes
+    far = BytesModel("near", table(2, 0.5))
+    [other] = compare_models(folder, far).notes
     assert other.endswith("do not overlap, so this is another model, or it ran in another way.")
+    # The short output says whether the number repeats, and begins with a candidate whose number does not.
+    for candidates, note in ((far, other), ([FAR, far], other), ([NEAR, FAR], notes[0]), (NEAR, notes[0])):
+        assert note in document(compare_models(folder, candidates)).brief.blocks
+    assert not any("on the card" in str(block) for block in document(result).brief.blocks)
+
+
+@pytest.mark.parametrize(
+    ("stated", "wanted"),
+    [
+        ({"context": 64}, r"^32, as in .*reference\.klref$"),
+        ({"score": "all"}, "^second-half, as in"),
+        ({"most_windows": 3}, "^all 65 windows, as in"),
+    ],
+)
+@pytest.mark.parametrize("file", ["", "reference.klref"])
+def test_a_setting_that_is_not_the_reference_s_is_refused(
+    made: tuple[ModelComparison, Path], stated: dict[str, Any], wanted: str, file: str
+) -> None:
+    [name] = stated
+    for text in (None, WORDS):
+        with refused(
+            ArgumentValueError,
+            argument=name,
+            wanted=wanted,
+            got=str(stated[name]),
+            instead="^leave it out$",
+        ):
+            compare_models(made[1] / file, NEAR, text, cut=Cut(**stated))
+        same = {"context": 32, "score": "second-half", "most_windows": 65}[name]
+        for cut in (Cut(), Cut(**{name: same})):
+            assert means(compare_models(made[1] / file, NEAR, text, cut=cut))
 
 
 def test_the_notes_say_the_numbers_of_both(made: tuple[ModelComparison, Path]) -> None:
@@ -123,10 +156,16 @@ def test_a_card_is_a_candidate_too(made: tuple[ModelComparison, Path]) -> None:
 
 
 def test_objects_have_no_command_of_their_own(made: tuple[ModelComparison, Path]) -> None:
-    assert fields(made[1])["commands"] == {"repeat": "kullback compare card CANDIDATE", "original": None}
+    assert fields(made[1])["commands"] == {
+        "repeat": "kullback compare card CANDIDATE",
+        "original": None,
+        "with_text": None,
+    }
     readme = (made[1] / "README.md").read_text("utf-8")
     assert readme.count("```sh") == 1
     assert "kullback compare card CANDIDATE\n" in readme
+    assert "\npip install '.[cli,models]'\n" in readme
+    assert "If this folder was renamed, write its new name" in readme
     assert {each["color"] for each in badges(made[1])} == {"lightgrey"}  # nobody set a limit
 
 
@@ -143,6 +182,13 @@ def test_a_reference_is_copied_and_a_card_of_a_card_is_the_same(
     for part in ("base", "text", "reference"):
         assert {**second[part], "name": ""} == {**first[part], "name": ""}
     assert second["candidates"][0]["badge"] == "badge.json"
+    compare_models(made[1], made[1] / "reference.klref", record=tmp_path / "file.klref").to_card(
+        tmp_path / "of files"
+    )
+    assert (
+        fields(tmp_path / "of files")["commands"]["original"] is None
+    )  # it has neither the base nor the text
+    assert "The original command" not in (tmp_path / "of files" / "README.md").read_text("utf-8")
     assert means(compare_models(tmp_path / "again", NEAR)) == means(again)
 
 

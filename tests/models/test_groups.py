@@ -486,11 +486,14 @@ def test_groups_need_a_model_that_reads_the_text(tmp_path: Path) -> None:
         compare_models(path, Chat(0.2), cut=Cut(groups="role"))
     cut, chats = Cut(context=256, score="all", groups="role"), [CONVERSATION] * 12
     record_reference(Chat(0.0, "base"), chats, path, cut=cut)
-    groups = compare_models(path, Chat(0.2), chats, cut=cut).candidates[0].comparison.groups
     expected = compared(chats, "role").candidates[0].comparison.groups
-    assert {name: each.rows for name, each in groups.items()} == {
-        name: each.rows for name, each in expected.items()
-    }
+    for chosen in (cut, Cut(groups="role")):  # context and score are those of the reference
+        groups = compare_models(path, Chat(0.2), chats, cut=chosen).candidates[0].comparison.groups
+        assert {name: each.rows for name, each in groups.items()} == {
+            name: each.rows for name, each in expected.items()
+        }
+    with refused(FileError, wanted="a reference of this text"):
+        compare_models(path, Chat(0.2), [[SYSTEM, *CONVERSATION[1:-1]]] * 12, cut=Cut(groups="role"))
 
 
 def test_templates_that_do_not_show_the_roles_are_refused() -> None:

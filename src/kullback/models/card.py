@@ -71,8 +71,11 @@ def tokens_hash(windows: Windows) -> str:
 
 
 def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
-    """Return a sentence for each candidate that a card lists by the same name, with the number on the card."""
-    listed, notes = _read(folder, "base").candidates, list[str]()
+    """Return a sentence for each candidate that a card lists by the same name, with the number on the card.
+
+    Candidates whose interval does not overlap the card's are first.
+    """
+    listed, notes, others = _read(folder, "base").candidates, list[str](), list[str]()
     for candidate in candidates:
         name, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
         if name not in listed:
@@ -86,8 +89,10 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
             outcome = "the intervals overlap"
         else:
             outcome = "the intervals do not overlap, so this is another model, or it ran in another way"
-        notes.append(f"Mean KL(P||Q) of {name} on the card is {values}: {outcome}.")
-    return notes
+        is_other = outcome.startswith("the intervals do not")
+        sentence = f"Mean KL(P||Q) of {name} on the card is {values}: {outcome}."
+        (others if is_other else notes).append(sentence)
+    return [*others, *notes]
 
 
 def _read(folder: Path, argument: str) -> _Record:

@@ -211,7 +211,7 @@ def compare_models(
         ]
     result = _joined(parts, name, None if named is None else list(named), recorded)
     notes = [] if card is None else notes_of_card(Path(card), result.candidates)
-    return replace(result, notes=[*result.notes, *notes])
+    return replace(result, notes=[*result.notes, *notes], repeats=notes)
 
 
 @dataclass(frozen=True)

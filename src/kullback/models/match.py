@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
 
+from kullback.common.shared_constraints import FEWEST_TOKENS, Score
 from kullback.errors import ArgumentValueError, ModelError, invalid_value, printable
 from kullback.io import Reference, RowSource, TopKSource
 from kullback.io.windows import Windows
@@ -19,7 +20,7 @@ from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
-from kullback.models.text import Cut, Text, documents_of_runs
+from kullback.models.text import CUT, Cut, Text, documents_of_runs
 from kullback.models.vocabulary import SharedClasses, Words, share_classes
 from kullback.predictions.groups import Groups
 
@@ -67,6 +68,8 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     if holder is not None:
         windows, documents = _windows_of(holder), _documents_of(holder)
         stored = holder.metadata
+        cut = _cut_of(holder, cut)
+        score = str(cut.score)
         context = int(stored["context"]) if stored.get("context", "").isdecimal() else 0
         context = context or int(windows.offsets.diff().max())
         score = stored.get("score", score)
@@ -153,6 +156,37 @@ def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder 
     first = holders[0]
     has_order = first is everyone[0] and not _finds_windows(first)
     return first if has_order or text is None or not any(map(_reads, everyone)) else None
+
+
+def _cut_of(holder: Holder, cut: Cut) -> Cut:
+    """Return how the text of a reference was cut; other sides give back `cut`.
+
+    Raises:
+        ArgumentValueError: `cut` has a context or score that is neither the default nor the reference's, or fewer
+            windows than the reference.
+    """
+    if not isinstance(holder, Reference):
+        return cut
+    stored, size = holder.metadata, len(_windows_of(holder))
+    context, score = stored.get("context", ""), stored.get("score")
+    known: dict[str, object] = {}
+    if context.isdecimal() and len(context) < 10 and int(context) >= FEWEST_TOKENS:
+        known["context"] = int(context)
+    if score in get_args(Score):
+        known["score"] = score
+    for name, value in known.items():
+        if (chosen := getattr(cut, name)) not in (getattr(CUT, name), value):
+            raise _not_stored(holder, name, str(value), chosen)
+    if cut.most_windows is not None and cut.most_windows < size:
+        raise _not_stored(holder, "most_windows", f"all {size} windows", cut.most_windows)
+    return replace(cut, **known)
+
+
+def _not_stored(holder: Holder, name: str, wanted: str, got: object) -> ArgumentValueError:
+    wanted = f"{wanted}, as in {holder.ref.shown}"
+    return ArgumentValueError.at(
+        f"Cut({name}=...)", name, wanted=wanted, got=str(got), instead="leave it out"
+    )
 
 
 def _finds_windows(opened: Opened) -> bool:

@@ -219,6 +219,8 @@ class ModelComparison(Shown):
         notes: remarks on the comparison as a whole, as sentences.
         until_sure: how far the run read until the goal of `Run.until_sure` was reached; None if there was no goal. The
             windows of `text` are then in the order in which they were read.
+        repeats: those of `notes` that compare a candidate with the base's card. Candidates whose interval does not
+            overlap the card's are first.
         recorded: the reference file that was written of the base, and the arguments; None without `record`.
     """
 
@@ -235,6 +237,7 @@ class ModelComparison(Shown):
     until_sure: UntilSure | None = None
     recorded: Recorded | None = None
     differences_by_group: dict[str, list[Value[float]]] = field(default_factory=dict)
+    repeats: list[str] = field(default_factory=list[str])
 
     def __hash__(self) -> int:
         # Equal objects have equal hashes. The lists are left out, because a list has no hash.

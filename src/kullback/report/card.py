@@ -26,7 +26,7 @@ from kullback.models.model_results import Recorded
 from kullback.models.recording import copied
 from kullback.report import html, json, markdown
 from kullback.report.document import Code, Document, Findings, Table, main_tables
-from kullback.report.repeat import are_repeatable, commands_of
+from kullback.report.repeat import are_repeatable, commands_of, groups_need_text
 from kullback.report.schemas import card as schema
 from kullback.report.subjects import document
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 README, PAGE, JSON = "README.md", "report.html", "report.json"
 FILES = (README, CARD, CARD_REFERENCE, PAGE, JSON)
+INSTALL = "pip install '.[cli,models]'"
 KL = "kl_pq"
 # Without a gate, nobody judged the number, so the color is neutral.
 COLORS: dict[Outcome | None, str] = {
@@ -137,10 +138,11 @@ def contents(
     with Reference(recorded.path, name="record") as reference:
         record = schema.fields(result, recorded, reference, commands, of_candidates)
     page = document(result, verdicts)
+    limits = _limits(record, has_groups_of_text=groups_need_text(recorded))
     texts = {
         PAGE: html.render(page),
         JSON: json.dumps(page),
-        README: f"# {markdown.escaped(page.title)}\n\n{markdown.render(_readme(page, record))}",
+        README: f"# {markdown.escaped(page.title)}\n\n{markdown.render(_readme(page, record, limits))}",
     }
     for each in result.candidates:
         name = each.model.name
@@ -247,18 +249,22 @@ def message_of(candidate: Candidate) -> str:
     return plus_minus(kl.mean, low, high)
 
 
-def _readme(page: Document, record: JsonObject) -> Document:
+def _readme(page: Document, record: JsonObject, limits: tuple[str, ...]) -> Document:
     """Return the content of the README: the main table, how it was measured, the notes, and how to repeat it."""
-    commands, caption = record["commands"], _limits(record)
-    codes = [
-        Code("To repeat it with this folder and the candidates beside it", commands["repeat"], language="sh")
+    commands = record["commands"]
+    titles = {
+        "repeat": "To repeat it with this folder and the candidates beside it",
+        "original": "The original command, with the base and the text",
+        "with_text": "To repeat its groups too, with the text",
+    }
+    codes = [Code("To install the command, in a clone of kullback's repository", INSTALL, language="text")]
+    codes += [
+        Code(title, commands[name], language="sh")
+        for name, title in titles.items()
+        if commands[name] is not None
     ]
-    if commands["original"] is not None:
-        codes.append(
-            Code("The original command, with the base and the text", commands["original"], language="sh")
-        )
     protocol = Table(
-        "How it was measured", ("", ""), _protocol(record), caption, is_main=True, ends_in_text=True
+        "How it was measured", ("", ""), _protocol(record), limits, is_main=True, ends_in_text=True
     )
     findings = [block for block in page.blocks if isinstance(block, Findings)]
     return replace(page, blocks=(*main_tables(page), protocol, *findings, *codes))
@@ -289,12 +295,15 @@ def _protocol(record: JsonObject) -> list[tuple[str, str]]:
     return [(name, "unknown" if value is None else value) for name, value in rows]
 
 
-def _limits(record: JsonObject) -> tuple[str, ...]:
+def _limits(record: JsonObject, *, has_groups_of_text: bool) -> tuple[str, ...]:
     """Return sentences about the use of the folder."""
     sentences = [
         f"{CARD_REFERENCE} has a part of each prediction: repeated means are unbiased, with wider intervals.",
         f"{CARD_REFERENCE} contains the tokens of the text: do not publish it if the text is private.",
+        "If this folder was renamed, write its new name in the command.",
     ]
+    if has_groups_of_text:
+        sentences.append("Groups by role or by a key of the records need the text (--text FILE).")
     others = [each["name"] for each in record["candidates"] if not each["repeatable"]]
     if others:
         names = ", ".join(others)

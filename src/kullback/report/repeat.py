@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from kullback.common.files import without_folders
 from kullback.common.words import is_address
 from kullback.errors import printable
 from kullback.models import ModelComparison, is_reference
+from kullback.models.groups import BY_PATTERN
 from kullback.models.model_results import Recorded
 
 ANY_CANDIDATE = "CANDIDATE"
@@ -31,10 +33,15 @@ _MEBIBYTE = 1 << 20
 
 
 class Commands(NamedTuple):
-    """The command that repeats a comparison with the card alone, and the original one; None if it took objects."""
+    """The command that repeats a comparison with the card alone, the original one, and one that repeats the groups.
+
+    `original` is None if the comparison took objects, or a card or reference as its base. `with_text` is None unless
+    the groups need the text, and the text is a file.
+    """
 
     repeat: str
     original: str | None
+    with_text: str | None
 
 
 def are_repeatable(result: ModelComparison, recorded: Recorded) -> list[bool]:
@@ -49,7 +56,7 @@ def are_repeatable(result: ModelComparison, recorded: Recorded) -> list[bool]:
 
 
 def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates: Sequence[str]) -> Commands:
-    """Return both commands. They name files without folders.
+    """Return the commands. They name files without folders.
 
     Arguments:
         result: the comparison.
@@ -61,14 +68,26 @@ def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates
     repeatable = [place for place, is_so in enumerate(are_repeatable(result, recorded), 1) if is_so]
     sides = [recorded.sides[place] for place in repeatable]
     needs_text = any(side is not None and is_address(side) for side in sides)
-    repeat = [
-        card,
-        *(_names(sides) if sides and None not in sides else [ANY_CANDIDATE]),
-        *_text(recorded if needs_text else None),
-        *_heads([recorded.heads[place] for place in repeatable]),
-        *_options(recorded, () if needs_text else OF_TEXT, OF_BASE),
-        *gates,
-    ]
+
+    def repeat(*, has_text: bool) -> str:
+        without_groups = not has_text and groups_need_text(recorded)
+        of_text = () if has_text else (*OF_TEXT, *["groups"] * without_groups)
+        # A limit on the mean of a group is mean[GROUP]=LIMIT.
+        pairs = [
+            pair
+            for pair in zip(gates[::2], gates[1::2], strict=True)
+            if not (without_groups and "[" in pair[1])
+        ]
+        words = [
+            card,
+            *(_names(sides) if sides and None not in sides else [ANY_CANDIDATE]),
+            *_text(recorded if has_text else None),
+            *_heads([recorded.heads[place] for place in repeatable]),
+            *_options(recorded, of_text, OF_BASE),
+            *chain.from_iterable(pairs),
+        ]
+        return _joined(words)
+
     original = [
         *_names(recorded.sides),
         *_text(recorded),
@@ -78,7 +97,19 @@ def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates
         "--card",
         card,
     ]
-    return Commands(_joined(repeat), _joined(original) if recorded.is_command else None)
+    has_base = recorded.is_command and not is_reference(str(recorded.sides[0]))
+    with_text = groups_need_text(recorded) and not needs_text and recorded.text is not None
+    return Commands(
+        repeat(has_text=needs_text),
+        _joined(original) if has_base else None,
+        repeat(has_text=True) if with_text else None,
+    )
+
+
+def groups_need_text(recorded: Recorded) -> bool:
+    """Return whether a comparison has groups by role or by a key of the records, which only the text shows."""
+    rule = recorded.settings.get("groups")
+    return rule is not None and not str(rule).startswith(BY_PATTERN)
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -12,7 +12,8 @@ The document is one object with ``"schema": "kullback.card/1"``. Unknown values 
   ``known`` (as in `kullback.report.schemas.models`), ``repeatable`` (boolean: whether the reference can take the place
   of the base), ``badge`` (a file), ``gates`` (``"passed"``, ``"failed"``, ``"unclear"``, or null without limits).
 * ``versions``: the versions of packages and of Python, and ``platform``.
-* ``commands``: ``repeat`` and ``original`` (null if the comparison was of objects of Python).
+* ``commands``: ``repeat``; ``original`` (null if the comparison was of objects of Python, or of a card or reference as
+  its base); ``with_text`` (repeats groups by role or key too; null without such groups or without a file of the text).
 
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Later releases may add names to
 version 1, but do not remove or change names.

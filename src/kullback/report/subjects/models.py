@@ -161,6 +161,7 @@ def _brief(result: ModelComparison) -> Brief:
     else:
         size = f"{counted(len(result.candidates), 'candidate')} against {result.base.name}: {tokens}"
         blocks = [_brief_scoreboard(result)]
+    blocks += result.repeats[:1]
     blocks += brief_remarks(best.comparison)
     blocks += warnings_of(_notes(result))
     blocks += until_sure(result)
