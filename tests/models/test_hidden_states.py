@@ -737,7 +737,7 @@ def test_without_a_model_the_tokens_of_the_head_show_words_and_groups(served: di
             wanted[name].divergences["kl_pq"].mean, rel=1e-6
         )
     for rule in ("role", "source"):  # these need the text, which a model reads
-        with refused(ArgumentValueError, argument="groups", got="files alone", instead="without --group"):
+        with refused(ArgumentValueError, argument="groups", got="files alone", instead="groups=None"):
             compared(*sides(of_files=True), cut=Cut(groups=rule))
 
 
