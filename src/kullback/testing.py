@@ -49,7 +49,6 @@ _ARGUMENTS = Arguments(
 
 _CONFIDENCE = Arguments("assert_close_distributions", confidence=CONFIDENCE)
 
-
 # NumPy draws from the hypergeometric distribution only for fewer draws.
 _MOST_HYPERGEOMETRIC = 10**9
 

@@ -264,6 +264,22 @@ def test_documents_are_the_units_of_the_card_and_of_its_repetition(tmp_path: Pat
         assert each.candidates[0].comparison.clusters == len(DOCUMENTS)
 
 
+def with_metadata(source: Path, target: Path, **values: str) -> None:
+    """Copy a reference file with other texts in its header."""
+    content = source.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] |= values
+    target.write_bytes(encoded_header(header) + content[8 + size :])
+
+
+@pytest.mark.parametrize("context", ["9" * 5000, "²", "-1", "1", ""])
+def test_a_stored_context_that_is_none_is_the_longest_window(tmp_path: Path, context: str) -> None:
+    record_reference(BASE, WORDS, tmp_path / "base.klref", cut=CUT)
+    with_metadata(tmp_path / "base.klref", tmp_path / "other.klref", context=context)
+    assert compare_models(tmp_path / "other.klref", NEAR).context == CUT.context
+
+
 @pytest.mark.parametrize("text", ["", "0", "0:1", "0:-1 1:76", "1:30 0:45", "0:1e2", "0:99999999999"])
 def test_documents_that_do_not_fit_the_windows_are_refused(tmp_path: Path, text: str) -> None:
     record_reference(BASE, DOCUMENTS, tmp_path / "base.klref", cut=CUT)
@@ -273,11 +289,7 @@ def test_documents_that_do_not_fit_the_windows_are_refused(tmp_path: Path, text:
         cast("torch.Tensor", documents_of_runs(right, windows)),
         torch.arange(len(DOCUMENTS)).repeat_interleave(windows // len(DOCUMENTS)),
     )
-    content = (tmp_path / "base.klref").read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    header["__metadata__"]["documents"] = text
-    (tmp_path / "bad.klref").write_bytes(encoded_header(header) + content[8 + size :])
+    with_metadata(tmp_path / "base.klref", tmp_path / "bad.klref", documents=text)
     with refused(
         FileError,
         wanted=f"metadata documents such as 0:2 1:3, of {windows} windows together",

@@ -83,15 +83,15 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
         card = listed[name]
         values = f"{number(card.mean)} (95% CI {interval(card.interval)}), here {number(here.mean)} "
         values += f"(95% CI {interval(here.interval)})"
+        kept = notes
         if card.interval is None or here.interval is None:
             outcome = "without both intervals, they cannot be compared"
         elif max(card.interval[0], here.interval[0]) <= min(card.interval[1], here.interval[1]):
             outcome = "the intervals overlap"
         else:
             outcome = "the intervals do not overlap, so this is another model, or it ran in another way"
-        is_other = outcome.startswith("the intervals do not")
-        sentence = f"Mean KL(P||Q) of {name} on the card is {values}: {outcome}."
-        (others if is_other else notes).append(sentence)
+            kept = others
+        kept.append(f"Mean KL(P||Q) of {name} on the card is {values}: {outcome}.")
     return [*others, *notes]
 
 

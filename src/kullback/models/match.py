@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple, TypedDict, cast, get_args
 
 import torch
 from torch import Tensor
@@ -67,12 +67,9 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     left_out = 0
     if holder is not None:
         windows, documents = _windows_of(holder), _documents_of(holder)
-        stored = holder.metadata
-        cut = _cut_of(holder, cut)
-        score = str(cut.score)
-        context = int(stored["context"]) if stored.get("context", "").isdecimal() else 0
-        context = context or int(windows.offsets.diff().max())
-        score = stored.get("score", score)
+        cut, stored = _cut_of(holder, cut), _stored_settings(holder)
+        context = stored.get("context", int(windows.offsets.diff().max()))
+        score = stored.get("score", str(cut.score))
         if text is not None and reader is not None:
             _require_holder_of(holder, reader, text, cut)
         elif text is not None and not any(isinstance(each, ServerModel) for each in everyone):
@@ -167,19 +164,30 @@ def _cut_of(holder: Holder, cut: Cut) -> Cut:
     """
     if not isinstance(holder, Reference):
         return cut
-    stored, size = holder.metadata, len(_windows_of(holder))
-    context, score = stored.get("context", ""), stored.get("score")
-    known: dict[str, object] = {}
-    if context.isdecimal() and len(context) < 10 and int(context) >= FEWEST_TOKENS:
-        known["context"] = int(context)
-    if score in get_args(Score):
-        known["score"] = score
-    for name, value in known.items():
+    stored, size = _stored_settings(holder), len(_windows_of(holder))
+    for name, value in stored.items():
         if (chosen := getattr(cut, name)) not in (getattr(CUT, name), value):
             raise _not_stored(holder, name, str(value), chosen)
     if cut.most_windows is not None and cut.most_windows < size:
         raise _not_stored(holder, "most_windows", f"all {size} windows", cut.most_windows)
-    return replace(cut, **known)
+    return replace(cut, **stored)
+
+
+class _StoredSettings(TypedDict, total=False):
+    """The settings with which a text was cut into the stored windows; each may be unknown."""
+
+    context: int
+    score: Score
+
+
+def _stored_settings(holder: Holder) -> _StoredSettings:
+    context, score = holder.metadata.get("context", ""), holder.metadata.get("score")
+    stored = _StoredSettings()
+    if context.isdecimal() and len(context) < 10 and int(context) >= FEWEST_TOKENS:
+        stored["context"] = int(context)
+    if score in get_args(Score):
+        stored["score"] = cast("Score", score)
+    return stored
 
 
 def _not_stored(holder: Holder, name: str, wanted: str, got: object) -> ArgumentValueError:

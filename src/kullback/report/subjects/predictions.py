@@ -225,7 +225,8 @@ def brief_remarks(comparison: Comparison) -> list[str]:
 
 def warnings_of(notes: Iterable[str]) -> list[str]:
     """Return the remarks of sources that their authors made warnings, as in `kullback.io.RowStream.caveats`."""
-    return [note for note in notes if f": {WARNING}" in note]
+    sides = tuple(f"{side}: {WARNING}" for side in ("P", "Q", "P and Q"))
+    return [note for note in notes if note.startswith(sides)]
 
 
 def brief_groups(comparison: Comparison, candidate: str | None = None) -> Table:
