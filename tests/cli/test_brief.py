@@ -108,6 +108,7 @@ def test_tables(data: Path, width: int) -> None:
     assert printed[-1].startswith("More: --full (all numbers")
 
 
+@pytest.mark.sweep
 def test_one_batch_prints_what_compare_prints(data: Path, tmp_path: Path) -> None:
     tables = ("before.csv", "after.csv")
     profile = ("--profile", str(tmp_path / "profile.json"), "--no-progress")

@@ -186,6 +186,7 @@ def test_the_commands_of_the_readme_run_in_another_folder(
     assert record(place / "card") == before  # the original command makes the card again
 
 
+@pytest.mark.sweep
 def test_groups_by_key_repeat_with_the_text(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

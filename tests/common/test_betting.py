@@ -64,6 +64,7 @@ def test_an_end_is_wrong_in_few_of_all_orders_and_exact_at_the_last_unit(
     assert (wrong / len(sums[::45]) <= error).all()
 
 
+@pytest.mark.sweep
 def test_the_ends_follow_from_the_wealth_by_a_grid() -> None:
     generator = np.random.default_rng(5)
     sizes = generator.integers(3, 9, 60).astype(float)

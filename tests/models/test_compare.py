@@ -242,6 +242,7 @@ def test_what_was_given_open_stays_open_and_as_it_was() -> None:
         assert model.training
 
 
+@pytest.mark.sweep
 def test_a_forward_that_another_library_has_put_there_stays() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     plain, calls = model.model.forward, []
