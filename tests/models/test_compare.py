@@ -59,7 +59,7 @@ def mean_kl(found: ModelComparison, place: int = 0) -> float:
     return found.candidates[place].comparison.divergences["kl_pq"].mean
 
 
-def words(count: int = 6000) -> str:
+def words(count: int = 3000) -> str:
     return text()[:count]
 
 
@@ -186,7 +186,7 @@ def test_a_module_without_logits_to_keep_gives_the_same() -> None:
 
 
 def test_documents_are_read_one_by_one() -> None:
-    texts = [words()[start : start + 400] for start in range(0, 4800, 400)]
+    texts = [words(6000)[start : start + 400] for start in range(0, 4800, 400)]
     found = compare_models(folders.base(), folders.int8(), texts, cut=Cut(context=CONTEXT))
     comparison = found.candidates[0].comparison
     assert comparison.clusters == len(texts)
