@@ -77,8 +77,8 @@ class LabelSums(NamedTuple):
         return torch.logaddexp(torch.zeros_like(self.margin), self.margin)
 
     def shares(self) -> tuple[Tensor, Tensor]:
-        """Return two factors for each row: the mass of all other classes, which is minus the gradient of the
-        cross-entropy at the label, and this mass divided by `total`.
+        """Return two factors for each row: the mass of all other classes, and this mass divided by `total`. The first
+        is minus the gradient of the cross-entropy at the label.
         """
         mass = torch.sigmoid(self.margin)
         return mass, torch.where(self.total == 0, 0, mass / torch.where(self.total == 0, 1, self.total))

@@ -124,7 +124,7 @@ def _needs_plain_expression() -> bool:
     """Return whether torch.func differentiates the call in a way that a custom function does not support.
 
     A custom function does not support nested derivatives in forward mode. Inside a compiled graph, torch treats the
-    tensors that a custom function saved as constants, so that its second derivatives would be wrong.
+    tensors that a custom function saved as constants. Its second derivatives would be wrong.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 

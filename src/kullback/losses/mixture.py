@@ -240,7 +240,7 @@ class Mixture(PartialTeacher):
 
     @property
     def _as_computed(self) -> list[Tensor]:
-        """Empty tensors of the dtypes in which the logits' normalizers are computed."""
+        """Empty tensors, one for each teacher, with the dtype of its logits' normalizers."""
         return [x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)) for x in self._logits]
 
     def _known(self, lists: list[Tensor]) -> Tensor:

@@ -49,9 +49,9 @@ class Scored(TopK):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values: a class twice, a
-            negative index with a log-probability other than -inf, or probabilities that sum to more than one. `TopK`
-            lists the other errors.
+        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values. A row may not have a
+            class twice, a negative index with a log-probability other than -inf, or probabilities that sum to more than
+            one. `TopK` lists the other errors.
 
     Example:
         >>> import torch

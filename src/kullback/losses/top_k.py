@@ -47,7 +47,7 @@ class TopK(PartialTeacher):
     entry counts as not kept. The index of a padding entry may be a negative number or any valid class index, even a
     repeated index.
 
-    Nothing is assumed about classes that are not kept: one of them may be more probable than the kept classes. `Scored`
+    A class that is not kept may be more probable than the kept classes. `Scored`
     is for classes that someone else chose, such as the student's most probable classes.
 
     Arguments:
@@ -151,8 +151,8 @@ class TopK(PartialTeacher):
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows for a student that has `classes` classes."""
         own = self.log_probs.dtype
-        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding, because many
-        # exponentials are added (2,000 rows of 2 to 1,000 classes); so the factor is 4.
+        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding (2,000 rows of 2
+        # to 1,000 classes), because many exponentials are added. So the factor is 4.
         rounding = torch.finfo(own).eps + 4 * torch.finfo(torch.promote_types(own, torch.float32)).eps
         return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
 

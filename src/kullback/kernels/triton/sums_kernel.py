@@ -125,8 +125,8 @@ def entries_kernel(
     """Overwrite entries of one row of `out`: the entry of a class becomes its number in `values` plus the sum of its
     numbers in `added`.
 
-    `classes`, `values` and `added` have `count` numbers for each row. A class may stand there several times, with the
-    same number in `values`. A negative class is padding.
+    `classes`, `values` and `added` have `count` numbers for each row. `classes` may have a class several times, with
+    the same number in `values`. A negative class is padding.
     """
     row = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     out += row * out_row

@@ -1,5 +1,5 @@
 """Divergences of rows on GPUs from some of the classes, whose peaks and sums over all classes are known. The functions
-are those of `native_rows` of the same names.
+do the same as the functions of `native_rows` with the same names.
 """
 
 from __future__ import annotations

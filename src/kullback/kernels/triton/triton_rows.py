@@ -214,7 +214,7 @@ class Program(NamedTuple):
 
 
 def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temperature: float) -> Program:
-    """Return the arguments for a divergence of the logits `p` and `q`, whose code and numbers are those of
+    """Return the arguments for a divergence of the logits `p` and `q`, with the code and the numbers of
     `kernel_arguments`.
     """
     weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
@@ -253,8 +253,8 @@ def lanes_of(device: torch.device) -> int:
 
 
 def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
-    """Return whether the rows of all tensors start at the same offset from an aligned address, but not all rows at 0,
-    so that a program should start its tiles before the first class of the row.
+    """Return whether the rows of all tensors start at the same offset from an aligned address, and not all of them at
+    offset 0. A program should then start its tiles before the first class of the row.
     """
     rows, columns = zip(*(x.stride() for x in tensors), strict=True)
     offsets = {stride % vector for stride in rows}

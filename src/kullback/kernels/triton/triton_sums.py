@@ -101,8 +101,8 @@ class Entries(NamedTuple):
 
     All tensors have shape (rows, k).
 
-    The entry of a class is its number in `values` plus the sum of its numbers in `added`, because a class may stand in
-    `classes` several times. A negative class is padding.
+    The entry of a class is its number in `values` plus the sum of its numbers in `added`, because `classes` may have a
+    class several times. A negative class is padding.
     """
 
     classes: Tensor

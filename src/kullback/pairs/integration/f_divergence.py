@@ -236,7 +236,7 @@ def _second_order(
         densities = tracked[piece.share]
 
         def derivatives(place: Tensor, piece: Piece = piece) -> tuple[Tensor, Tensor]:
-            # The node at `place` is added with its masses multiplied by e^-_FEW, so that it does not change the total.
+            # The node at `place` is added with its masses multiplied by e^-_FEW, so the total does not change.
             at = (log - _FEW for log in piece.logs(place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))
