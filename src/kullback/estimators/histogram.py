@@ -170,9 +170,9 @@ def histogram(
 ) -> Evidence:
     r"""Estimate KL(P || Q), or another divergence, from draws of numbers by their counts in bins.
 
-    The edges of the bins are quantiles of the pooled draws, in which P and Q have equal total weight, and the ends of
-    wide gaps. The outer bins are unbounded. The estimator for the counts is `zhang_grabchak`. If a bin of width w has
-    a of P's n draws and none of Q, the density of Q in this bin is estimated from :math:`\nu`, the geometric mean of
+    The edges of the bins are the ends of wide gaps, and quantiles of the pooled draws with equal total weights of P and
+    Q. The outer bins are unbounded. The estimator for the counts is `zhang_grabchak`. If a bin of width w has a of P's
+    n draws and none of Q, the density of Q in this bin is estimated from :math:`\nu`. This is the geometric mean of
     these draws' distances to Q's nearest draws. Such a bin adds :math:`\frac an \log \frac{2 \nu}{w}` if this term is
     positive.
 
