@@ -101,7 +101,7 @@ def compare_tables(
 
     Arguments:
         p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
-            Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+            Polars, PyArrow, DuckDB, Dask, PySpark or Ibis.
         q: the table that is compared with the reference: a path or a table of the same kinds.
         columns: the names of the columns to compare; None compares all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
@@ -246,7 +246,7 @@ class _Sides:
         q: Q's profile.
         settings: the settings of the comparison, with the effective numbers of rows.
         tables: both tables, which are read again for clusters and groups of columns; empty if only profiles are known.
-        counting: the weights, the other profile and the progress function with which the tables are counted.
+        counting: the settings of the counting: the weights, the other profile and the progress function.
     """
 
     p: Profile
