@@ -12,11 +12,11 @@ from kullback.common.arrays import Floats
 # all, which is best for an upper end far below the bound. The small shares are best for narrow intervals.
 _STAKES = np.array([0.99, *2.0 ** -np.arange(1, 13)])
 _PARTS = np.array([0.5, *np.full(12, 0.5 / 12)])
-# The error of rounding, relative to the sums. Each gain is smaller by it, so that it makes no gain out of nothing.
+# The error of rounding, relative to the sums. This error is subtracted from each gain, so rounding alone makes no gain.
 _ROUNDING = 1e-11
 _TOLERANCE = 1e-6  # of an end of the interval, relative to the end's distance from the bound
 _RICHEST = (
-    700.0  # the logarithm of the largest wealth that is told from larger ones, which float64 cannot hold
+    700.0  # the logarithm of the largest wealth; a larger wealth could overflow in float64
 )
 
 

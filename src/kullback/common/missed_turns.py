@@ -55,7 +55,7 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     means, gains, scales, precisions = sliding_window_view(sources, states, axis=2).swapaxes(1, 2)
     unchanged = (1 - 2 * _CHANGED) * (1 - _LOST)
     changed = _CHANGED * (1 - _LOST) / unchanged
-    # `lost` is the weight that each state gets from all other states. One more state is added at each end.
+    # `lost` is the weight that each state gets from all other states. Each end gets an additional state.
     lost = _LOST / states / unchanged / (1 + 2 * changed)
     weights, evidence = np.full((count, states + 2), lost), np.zeros(count)
     shorter, same, longer = weights[:, :-2], weights[:, 1:-1], weights[:, 2:]

@@ -46,8 +46,8 @@ _FEWEST_COMPARED = 8
 _FALSE_ALARMS = 1e-4
 # Scores have the standard deviation 1. Residuals with a standard deviation up to this number count as constant.
 _ROUNDING = 1e-6
-# The largest number of columns (this number of random directions replaces more columns), the number of categories that
-# get their own score, and the number of random halves of the categories.
+# The largest number of columns, the number of categories that get their own score, and the number of random halves of
+# the categories. This number of random directions replaces more columns.
 _MOST_COLUMNS, _MOST_CATEGORIES, _HALVES = 32, 8, 8
 # The correlation of a grid's lines that are half of all rows apart is below this fraction of the correlation of
 # neighboring lines.

@@ -106,7 +106,7 @@ def groups_of(
 
 
 def _matched(pattern: re.Pattern[str], model: LanguageModel | Words, tokens: Sequence[int]) -> list[str]:
-    """Return the group of each token of a window: the first one of which a match overlaps the token."""
+    """Return the group of each token of a window: the first group with a match that overlaps the token."""
     contents = [b"" if (token := model.vocabulary.get(index)) is None else token.content for index in tokens]
     if tokens and tokens[0] == model.bos:
         contents[0] = b""  # the window begins with it, and the text does not

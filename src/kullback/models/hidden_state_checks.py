@@ -60,7 +60,7 @@ class _Difference(NamedTuple):
         file: the name of the file.
         tokens: the number of tokens.
         distance: the median relative distance.
-        kl: the mean KL between the model's predictions and those of the hidden states, in nats.
+        kl: the mean KL between the model's predictions and the hidden states' predictions, in nats.
     """
 
     file: str
@@ -95,8 +95,8 @@ def examined(
         check: whether to open that model; None if its weights are small enough. False makes no check.
 
     Raises:
-        FileError: the hidden states seem to be of another layer, scale or normalization, only some files are of the
-            model, or the hidden states predict the text worse than equal probabilities.
+        FileError: the hidden states seem to be of another layer, scale or normalization, or predict the text worse than
+            equal probabilities. The error is also raised if only some files are of the model.
     """
     notes: list[str] = []
     if check is not False:
@@ -155,7 +155,7 @@ def _fits(folder: Path) -> bool:
 
 
 def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -> _Difference:
-    """Compare the beginning of the first prompt with the layers of the model, and refuse what is not the last layer."""
+    """Compare the beginning of the first prompt with the layers of the model, and refuse all but the last layer."""
     layers, normed, logits = _layers(model, sample.tokens, head)
     stored = sample.states[:, -1].float()
     own = layers.pop(head.layers)
@@ -188,7 +188,7 @@ def _difference(sample: Sample, head: OutputHead, model: Any) -> _Difference:
 
 
 def _agreement(ref: FileReference, head: OutputHead, checked: Sequence[_Difference]) -> list[str]:
-    """Return remarks on the largest difference from the model; refuse files of which only some are of the model."""
+    """Return remarks on the largest difference from the model; refuse files if only some of them are of the model."""
     order = sorted(checked, key=lambda each: each.distance)
     least, most = order[0], order[-1]
     alien = [each for each in order if each.distance > max(_ROUNDING, _MIXED * least.distance)]

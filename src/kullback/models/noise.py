@@ -21,7 +21,7 @@ SEED = 20_260_101
 
 
 class NoisyModel(LanguageModel):
-    r"""A Hugging Face model in which each layer returns :math:`x (1 + \epsilon u)` instead of :math:`x`.
+    r"""A Hugging Face model whose layers return :math:`x (1 + \epsilon u)` instead of :math:`x`.
 
     u is uniform on [-1/2, 1/2], independent for every element. :math:`\epsilon` is the distance of adjacent numbers of
     the model's dtype near 1. The noise is the error of an additional rounding in every layer. The draws of a window

@@ -98,7 +98,7 @@ class Vocabulary(Sequence[Token | None]):
 
 
 class Words(NamedTuple):
-    """What a tokenizer shows of its tokens.
+    """The tokens of a tokenizer.
 
     Attributes:
         vocabulary: the token of each class.
