@@ -126,7 +126,7 @@ class Limit:
 
     Attributes:
         metric: the name of the number.
-        column: the column of a table, or the group of rows, to which the limit applies; None for all columns or rows.
+        column: the column of a table, or the group of rows, that the limit applies to; None for all columns or rows.
         limit: the largest or the smallest number that passes.
         side: the side of the limit on which the gate fails.
         place: the file and the key that state the limit; None for a limit of the command line.
@@ -164,7 +164,7 @@ class Limit:
             of: the number with its interval.
             value: the estimate.
             reason: why there is no interval.
-            rows: the number of rows from which the interval comes.
+            rows: the number of rows that the interval comes from.
             is_exact: whether the number has no sampling error.
         """
         # No interval is needed if an infinite number is beyond the limit.

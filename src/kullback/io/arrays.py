@@ -55,7 +55,7 @@ class ArrayLayout:
         offset: the byte at which the first element begins.
         shape: the shape as stored.
         dtype: the dtype as stored.
-        swapped: whether the byte order of the elements is not that of this machine.
+        swapped: whether the byte order of the elements differs from this machine's.
         columns_first: whether a matrix is stored in column-major (Fortran) order.
     """
 

@@ -103,13 +103,13 @@ class RowStream(Closes, ABC):
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences without a period.
 
-        A remark that begins with ``warning: `` stands in the short output too.
+        The short output includes the remarks that begin with ``warning: ``.
         """
         return []
 
 
 class StreamReader(Reader):
-    """A reader of a `RowStream`, with which `RowSource` checks the rows of the stream.
+    """A reader of a `RowStream`, so `RowSource` can check the rows of the stream.
 
     Arguments:
         stream: the stream.

@@ -42,10 +42,10 @@ class DrawnMean(Value[float]):
 
     Attributes:
         value: the estimate of the mean, clamped to `bounds`.
-        standard_error: the standard error of the sampling: 0 if no row has a tail, +inf if a row is infinite, NaN if
-            rows have fewer than two draws or if all draws agree.
+        standard_error: the standard error of the sampling. It is 0 if no row has a tail, +inf if a row is infinite, and
+            NaN if rows have fewer than two draws or all draws agree.
         interval: the 95 % interval of the mean that all classes would give. The interval allows for the sampling of the
-            tail, not for other rows. The ends are those of `bounds` if the draws do not determine them.
+            tail, not for other rows. If the draws do not determine the ends, `bounds` gives the ends.
         bounds: certain bounds: the mean of the rows' lower bounds, and the mean of the rows' upper bounds.
     """
 

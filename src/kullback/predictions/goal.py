@@ -9,7 +9,7 @@ from typing import Literal
 from kullback.common.row_statistics import BUILT_IN
 from kullback.errors import invalid_value, safe_repr
 
-# The names of means in gates, and the statistics that the names stand for.
+# The names of means in gates, with the names of the statistics.
 LIMITED = {"mean": "kl_pq", "kl_qp.mean": "kl_qp", "js.mean": "js", "tv.mean": "tv", "top1": "top1_agreement"}
 _HIGHEST = {each.name: each.high for each in BUILT_IN}
 WANTED = f"a limit such as 'mean=0.01' (of {', '.join(LIMITED)}), 'order', or a width such as 'width=10%'"

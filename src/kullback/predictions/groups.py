@@ -1,4 +1,4 @@
-"""Groups of rows, in each of which the statistics of a comparison are computed too."""
+"""Groups of rows. The statistics of a comparison are also computed in each group."""
 
 from __future__ import annotations
 

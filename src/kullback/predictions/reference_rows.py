@@ -64,8 +64,8 @@ class ReferenceRows:
         spread: the standard deviation of the log-ratio of base and candidate over the top classes and the tail. Rows
             with a similar spread are grouped.
         has_whole_support: whether every class is known to have mass in the base, and no class of the tail has a q above
-            4 times the smallest p of the top classes. Such a class is seldom drawn, and the control variate would hide
-            its contribution.
+            4 times the smallest p of the top classes. A class with a larger q is seldom drawn, and the control variate
+            would hide its contribution.
         has_tail: whether the base has mass outside the top classes, and more than one class is outside.
         draws: the number of draws in each row.
     """

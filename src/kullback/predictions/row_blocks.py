@@ -31,7 +31,7 @@ class RowBlocks:
 
     Arguments:
         columns: the number of columns; the last column counts rows.
-        examined: the columns in which the order of rows is examined for dependence.
+        examined: the columns for examining the order of rows for dependence.
     """
 
     def __init__(self, columns: int, examined: Sequence[int]) -> None:

@@ -41,7 +41,7 @@ class Run:
         worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
-        independent: whether rows are known to be independent, so that their order is not examined. For language models,
+        independent: whether rows are known to be independent. If so, their order is not examined. For language models,
             this refers to windows or documents instead of rows.
         llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints. All logits of
             both sides must be known. The numbers take 8 bytes of memory for each row.
@@ -52,8 +52,8 @@ class Run:
             result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. None
             for no file.
         until_sure: for language models, the goal at which reading stops; None to read the whole text. ``"mean=0.01"``
-            reads until the mean KL(P || Q) is above or below 0.01, ``"order"`` until the order of the candidates is
-            clear, and ``"width=10%"`` until the interval of the mean is at most this wide, as a share of the mean.
+            reads until the mean KL(P || Q) is above or below 0.01. ``"order"`` reads until the order of the candidates
+            is clear. ``"width=10%"`` reads until the interval of the mean is at most 10 % of the mean wide.
             Limits of ``"js.mean"``, ``"tv.mean"``, ``"kl_qp.mean"`` and ``"top1"`` are goals too. Windows, or documents
             if there are ten or more, are read in random order. The intervals hold at every look, for this text.
         runs: for a run with a goal, the number of runs that share the error rate of 5 %. If a check is repeated this

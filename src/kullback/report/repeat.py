@@ -17,7 +17,7 @@ from kullback.models.groups import BY_PATTERN
 from kullback.models.model_results import Recorded
 
 ANY_CANDIDATE = "CANDIDATE"
-# The options of the command whose names are not those of the library's arguments.
+# The options of the command whose names differ from the library's arguments.
 FLAGS = {
     "representation": "--as",
     "groups": "--group",

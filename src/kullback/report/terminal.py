@@ -30,7 +30,7 @@ _LABELS: dict[Outcome, str] = {"failed": "FAILED", "unclear": "CANNOT TELL", "pa
 LONGEST_NAME = 18  # a table has room for this number of characters in its first column; a longer name folds
 MOST_REMARKS = 25
 MOST_LINES = 12  # the most lines of a brief report
-_INDENT = "    "  # stands before each line of source code
+_INDENT = "    "  # begins each line of source code
 _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 
 

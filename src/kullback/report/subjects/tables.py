@@ -308,7 +308,7 @@ def _frame(comparison: TableComparison) -> Frame:
 
 
 class Shift(NamedTuple):
-    """The verdict on a column in one or two words, and the tone in which media show it, such as "bad"."""
+    """The verdict on a column in one or two words, and the tone of this verdict in a medium, such as "bad"."""
 
     words: str
     tone: Tone

@@ -1,4 +1,4 @@
-"""Sentences on a run that read until it was sure: how much was read, for which candidate, and what the ends assume."""
+"""Sentences on a run that read until it was sure: the number of read units, and the assumptions of the ends."""
 
 from __future__ import annotations
 
