@@ -91,9 +91,9 @@ def kl_divergence(
             distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known distribution. Batch shapes
             broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
-        method: for two torch distributions, the rule: ``"auto"`` uses the most exact rule available among
-            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` uses random draws,
-            and raises an error if rounding of the draws changes the result, or if the draws prove that a density is not
+        method: for two torch distributions, the rule. ``"auto"`` uses the most exact rule available of
+            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``. ``"monte_carlo"`` uses random draws.
+            It raises an error if rounding of the draws changes the result, or if the draws prove that a density is not
             normalized. For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the function
             that suits the samples.
         rtol: the relative error that a sum or an integral must reach. By default, the aim is 1e-10 in float64.

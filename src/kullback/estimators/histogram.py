@@ -200,11 +200,11 @@ def histogram(
 
     Returns:
         value (0 for a negative estimate), standard error and interval in nats. A finite upper limit includes an
-        extrapolation of Q's fitted tails. The upper limit is infinite in six cases: more than 5 % of P's draws are in
-        bins without draws of Q; significantly many draws of P are in a gap of Q's draws; the extrapolation of Q's tails
-        adds more than a quarter of the interval's width; P has atoms that Q lacks; the draws prefer some of the values
-        to which they are rounded; or more than 10 % of a side's draws are at atoms of both sides, in bins with several
-        such atoms.
+        extrapolation of Q's fitted tails. The upper limit is infinite in these cases: more than 5 % of P's draws are in
+        bins without draws of Q; significantly many draws of P are in a gap of Q's draws; or the extrapolation of Q's
+        tails adds more than a quarter of the interval's width. It is also infinite if P has atoms that Q lacks, if
+        rounded draws prefer some of the rounded values, or if more than 10 % of a side's draws are at atoms of both
+        sides, in bins with several such atoms.
 
     Raises:
         ArgumentValueError: the draws are categories or vectors, a draw is infinite, or `bins` is less than 2.

@@ -143,9 +143,9 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
-            `loss` does not fit the models, or the teacher shares trainable parameters with the model, which would
-            freeze them.
+        ArgumentValueError: `loss` has a reduction other than ``"mean"`` and ``"sum"``, or an `ignore_index` other than
+            -100, or does not fit the models. The teacher shares trainable parameters with the model; they would be
+            frozen.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
@@ -237,9 +237,9 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
-            `loss` does not fit the models, or the teacher shares trainable parameters with the model, which would
-            freeze them.
+        ArgumentValueError: `loss` has a reduction other than ``"mean"`` and ``"sum"``, or an `ignore_index` other than
+            -100, or does not fit the models. The teacher shares trainable parameters with the model; they would be
+            frozen.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:

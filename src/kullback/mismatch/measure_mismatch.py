@@ -85,8 +85,8 @@ class Mismatch(ShortRepr, Shown):
         k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats; NaN if the engine
             gave a token probability 0 that it sampled.
         k3: the mean of q/p - 1 - log(q/p), which varies less, in nats.
-        naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if nothing is
-            known about truncation.
+        naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if the truncation
+            is unknown.
         exact: the mean of the exact divergences of the tokens' distributions; None without `exact_kl`.
         mean_ratio: the mean of q/p, which is 1 apart from chance if both sides are the same kind of log-probability.
         effective_share: the effective sample size of the importance weights q/p, divided by the number of tokens.
@@ -144,7 +144,7 @@ def policy_mismatch(
     | truncation | k3 of the log-probabilities as they are, minus k3 within the kept tokens |
     | staleness | minus k3 of the engine from the trainer with the weights that sampled |
     | batch noise | k3 of a side from itself, computed again in another batch |
-    | rest | what remains: precision, kernels, and each cause that is not separable |
+    | rest | the remainder: precision, kernels, and each cause that is not separable |
 
     Truncation needs the two masses of the log. Staleness needs `trainer_log_prob_old`, and `old_log_mass` where the
     masses are known, or else both versions. Batch noise needs `trainer_log_prob_again` or `sampler_log_prob_again`.
@@ -286,7 +286,7 @@ class _Measure:
     def effective_share(self, log_weight: Tensor, places: Tensor | None = None) -> Value[float]:
         """Return the effective sample size of weights, divided by their number, from the weights' logarithms.
 
-        The interval is that of the share's linear approximation, from the mean and the mean square of the weights.
+        The interval belongs to a linear approximation of the share, from the mean and the mean square of the weights.
         """
         largest = log_weight.max()
         if not bool(largest.isfinite()):

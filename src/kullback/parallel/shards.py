@@ -34,8 +34,8 @@ def _is_of_dtensors(kind: type) -> bool:
 
 
 def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
-    """Return three results for a DTensor: the process group over which dimension `dim` is sharded, the device mesh, and
-    the index of the mesh dimension over which `dim` is sharded.
+    """Return three results for a DTensor whose dimension `dim` is sharded over one dimension of a device mesh: the
+    process group, the mesh, and the index of the mesh dimension.
 
     Raises:
         ArgumentValueError: dimension `dim` is sharded over no mesh dimension or over several, or another dimension is
