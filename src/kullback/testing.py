@@ -59,8 +59,8 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
     .. math:: KL(P \| Q) = E_P[\log p - \log q] < \text{below}
 
     The verdict is "below" if the upper bound of the divergence is below the limit. For draws and counts, the upper
-    bound is the upper limit of the confidence interval; otherwise the upper bound is the value plus the bound on its
-    numerical error. The verdict is "not below" if the lower bound is at least the limit, and otherwise "cannot tell".
+    bound is the upper limit of the confidence interval. Otherwise, it is the value plus the bound on its numerical
+    error. The verdict is "not below" if the lower bound is at least the limit, and otherwise "cannot tell".
     The assertion passes only if the verdict is "below", so a small sample rarely passes by chance. A rule without an
     error, such as one from `register_kl`, counts as exact.
 

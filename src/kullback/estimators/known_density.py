@@ -100,7 +100,7 @@ def from_density(
     For categories, :math:`\widehat{\log p}(x_i)` comes from the count of the category, and :math:`\hat b` is the
     contribution of categories without draws. For categories, the limits are like Wilson's limits for proportions, and
     allow for the categories without draws. If Q is a distribution on unbounded integers, the categories without draws
-    are the neighbors of observed integers; for other integers, the tail of log q is extrapolated.
+    are the neighbors of observed integers. For other integers, the tail of log q is extrapolated.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.

@@ -64,8 +64,8 @@ FARTHEST = 1e15
 # this case decreases. It decreases for energy of numbers from 58 to 43 %, spread_of_ranks 93 to 55 %, chi_squared 96 to
 # 4 %, anderson_darling 57 to 50 %, and skewness_of_ranks 65 to 17 %. For vectors, it decreases for shift from 80 to
 # 60 %, spread 82 to 25 %, products 96 to 25 %, nearest_neighbors 94 to 88 %, narrow_kernel 100 to 38 %, tails 22 to
-# 15 %, and energy or kernel 79 to 75 %. 200 repetitions gave the numbers of anderson_darling, 60 of skewness_of_ranks
-# and tails, and 40 of narrow_kernel. The others were measured before these four statistics existed.
+# 15 %, and energy or kernel 79 to 75 %. The benchmark had 200 repetitions for the numbers of anderson_darling, 60 of
+# skewness_of_ranks and tails, and 40 of narrow_kernel. The others were measured before these four statistics existed.
 WEIGHTS = {
     "likelihood_ratio": 1.0,
     "anderson_darling": 3.0,

@@ -52,7 +52,7 @@ def compute_loss_func(
         ArgumentTypeError: `loss` is not a `DistillationLoss`.
         ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or its `ignore_index` is not
             -100, the label that the Trainer does not count. At the call, the outputs contain no logits of the teacher,
-            `causal` does not fit the outputs, or a loss with ``vocabulary="mask"`` is +inf because a side lacks
+            or `causal` does not fit the outputs. A loss with ``vocabulary="mask"`` is +inf because a side lacks
             classes.
 
     Gradient:

@@ -63,7 +63,7 @@ class StoredTeacherCollator:
     Raises:
         ArgumentTypeError: `collator` is not a function.
         ArgumentValueError: `rows_predict` is another word. In a call, a sequence has different numbers of rows and
-            tokens, or no stored predictions, or the batch of `collator` does not show the side of the padding.
+            tokens, or no stored predictions. The batch of `collator` does not show the side of the padding.
 
     Example:
         >>> import torch

@@ -129,8 +129,8 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
     P is the teacher and Q the model. Data, on-policy generation and arguments are the same as in TRL. In addition to
-    the loss, three things differ from TRL. The loss of a batch that was generated on-policy is divided by the number of
-    tokens in this batch; TRL divides by the number of tokens in the replaced batch. With several processes, the loss is
+    the loss, three things differ from TRL. The loss of a batch that was generated on-policy is divided by its number of
+    tokens. TRL divides by the number of tokens in the replaced batch. With several processes, the loss is
     multiplied by the number of processes, as in `transformers.Trainer`. The reason is that the loss was divided by the
     tokens of all processes, which then average their gradients. Logits of -inf on both sides contribute 0 instead of
     NaN.

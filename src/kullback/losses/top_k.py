@@ -61,9 +61,9 @@ class TopK(PartialTeacher):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error if
-            an index is negative or repeated, a log-probability is positive, the probabilities sum to more than one, or
-            the row has no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
+        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error for
+            a negative or repeated index, for a positive log-probability, for probabilities that sum to more than one,
+            and for no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
             unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:

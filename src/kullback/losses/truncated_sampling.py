@@ -51,8 +51,8 @@ class Support(ShortRepr):
 
     Raises:
         ArgumentTypeError: a mass is not a floating-point tensor.
-        ArgumentValueError: both masses are None. In the calls that take a `Support`, also: the shapes differ; or, on
-            the CPU, a mass is above 1 or below the probability of the sampled token.
+        ArgumentValueError: both masses are None. In the calls that take a `Support`, the shapes differ. On the CPU, a
+            mass is above 1 or below the probability of the sampled token.
 
     Gradient:
         flows to each mass that requires it, so that the gradient of a truncated policy is complete.

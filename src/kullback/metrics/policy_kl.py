@@ -16,9 +16,9 @@ from kullback.losses.log_probs import estimates, refuse_shifted
 from kullback.losses.truncated_sampling import Support
 from kullback.metrics.metric import ExactMetric
 
-# These are the columns of the sums of a sequence. The first three columns are sums over the tokens that have mass under
-# both P and Q: the sum of k1, the sum of k3, and the number of tokens. The other columns are sums over all tokens: of
-# q/p - 1, of 1, and of the logarithms of the kept masses of P and Q.
+# These are the columns of the sums of a sequence. The first three columns are k1, k3 and 1, summed over the tokens that
+# have mass under both P and Q. The other columns are q/p - 1, 1, and the logarithms of the kept masses of P and Q,
+# summed over all tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS, _MASS_P, _MASS_Q = range(7)
 _COLUMNS = 7
 # `compute` warns if the mean of q/p over at least `_FEWEST_SEQUENCES` sequences differs significantly from 1. A

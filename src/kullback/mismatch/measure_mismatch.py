@@ -82,8 +82,8 @@ class Mismatch(ShortRepr, Shown):
         tokens: the number of sampled tokens.
         sequences: the number of sequences.
         prompts: the number of prompts, which are the independent units of the intervals.
-        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats; NaN if the engine
-            gave a token probability 0 that it sampled.
+        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats. It is NaN if the
+            engine sampled a token with probability 0.
         k3: the mean of q/p - 1 - log(q/p), which varies less, in nats.
         naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if the truncation
             is unknown.
@@ -386,7 +386,7 @@ def _noise(log: TokenLog) -> tuple[Tensor | None, str]:
     """Return k3 of a side from itself, for each token, None without a second computation; and a sentence about it.
 
     The mismatch contains the noise of one computation of each side. k3 of a side from itself contains the noise of two
-    computations of this side, so the mean of both sides' k3 is the noise of the mismatch. If one side alone was
+    such computations. So the mean of both sides' k3 is the noise of the mismatch. If one side alone was
     computed again, the other one counts as equally noisy.
     """
     pairs = {

@@ -88,9 +88,9 @@ class HiddenStates(RowStream):
     float32, or float8 with ``hidden_states_scales``. Only one block of logits is in memory at a time.
 
     Each prompt is a window. In a comparison with another side, the files are found by the tokens of that side's
-    windows. Before the first row, the layer and the norm are checked: against the model of `head` if it can be opened,
-    and otherwise by the likelihood of the tokens. `caveats` says which check was made, and by how much the rounding of
-    the stored numbers changes a prediction.
+    windows. Before the first row, the layer and the norm are compared with the model of `head`. If this model cannot be
+    opened, the likelihood of the tokens checks them. `caveats` says which check was made, and by how much the rounding
+    of the stored numbers changes a prediction.
 
     Arguments:
         folder: the folder of the hidden states.

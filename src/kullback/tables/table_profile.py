@@ -201,8 +201,8 @@ def profile_table(
     if at least 90 % of its texts have the same form without any ambiguity (`ColumnProfile.written`).
 
     Arguments:
-        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas, Polars,
-            PyArrow, DuckDB, Dask, PySpark or Ibis. A file may be larger than memory.
+        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas, Polars (also
+            lazy), PyArrow, DuckDB, Dask, PySpark or Ibis. A file may be larger than memory.
         columns: the names of the columns to count; None counts all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1.

@@ -138,8 +138,8 @@ def density_ratio(
             For weighted draws, its method ``fit`` must accept ``sample_weight``.
 
     Returns:
-        the estimate in nats. The standard error combines the influence of each draw of both sides with the difference
-        between fits to half of the draws and fits to nearly all draws.
+        the estimate in nats. The standard error combines the influences of all draws with the difference between fits
+        to half of the draws and to nearly all draws.
 
     Raises:
         ArgumentTypeError: the draws are categories.
@@ -537,8 +537,8 @@ def _from_scores(
     """Return the evidence with a lower limit from the divergence of the classifier's scores.
 
     `of_p` and `of_q` are the scores of P's draws and of Q's draws. The divergence of the scores is at most KL. The
-    upper limit is infinite. If the value is below the divergence of the scores, or above 2 log m for m draws of Q, the
-    divergence of the scores replaces the value.
+    upper limit is infinite. The divergence of the scores replaces a value below it, and a value above 2 log m for m
+    draws of Q.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)

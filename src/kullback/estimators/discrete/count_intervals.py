@@ -71,8 +71,8 @@ def kl_interval(
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
     Here z is the normal quantile, and K is the number of categories. P has n draws, and Q has m draws. V and S are
-    defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for P = Q, T
-    has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near :math:`2
+    defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases. T has a
+    :math:`\chi^2` distribution for P = Q, and is normal for large KL. The rate c has a lower bound near :math:`2
     (\frac1n + \frac1m)`, the value of c for P near Q.
 
     For T > t, the tail is a noncentral chi-square's: the lower limit is the smaller one of this equation's and of
@@ -88,8 +88,8 @@ def kl_interval(
       limits of the probability of these categories.
     * Few clusters: their variance is itself uncertain, so all variances are increased as for Student's t.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
-    * Many rare categories: for the lower limit, rare categories are merged if more than 5 % of P's draws are in
-      categories without draws of Q, or in categories with a single draw of P. Merging cannot increase KL.
+    * Many rare categories: for the lower limit, they are merged if more than 5 % of P's draws are in categories without
+      draws of Q, or with a single draw of P. Merging cannot increase KL.
 
     Arguments:
         table: the counts of P and of Q, shape (..., K). If they are `KindCounts`, the interval is for the divergence

@@ -71,9 +71,9 @@ class CategoryCounts:
         largest: the supremum of the divergence over all P and Q.
         open_above: whether the divergence is infinite if P has mass where Q has none.
         open_below: whether the divergence is infinite if Q has mass where P has none.
-        power: the number c if the divergence D is linear in the mean of a power of p / q of order above 1 or below 0,
-            and this mean is 1 + c D. It is 0 for all other divergences. If c > 0, the upper limit is infinite
-            if a draw is in a category without draws of the other side.
+        power: the number c if the divergence is (m - 1) / c, where m is the mean of a power of p / q, of order above 1
+            or below 0; otherwise 0. If c > 0, the upper limit is infinite if a draw is in a category without draws of
+            the other side.
     """
 
     a: Tensor

@@ -42,8 +42,8 @@ from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, up
 
 # A Gaussian pilot density needs at least this number of draws, and at least ten draws for each component.
 _PILOT_DRAWS = 100
-# If each side has more draws than this number, the default number of neighbors is reduced, because the search is slow
-# and the variance of the estimate is small.
+# With more draws of each side, the default number of neighbors is smaller, because the search is slow and the variance
+# of the estimate is small.
 _MANY = 50_000
 # Above `_MOST_DIMENSIONS` dimensions, there is no interval, because estimates in `benchmarks/bench_samples.py` are
 # wrong by a large factor. There is also no interval for fewer than `_FEWEST_FOR_INTERVAL` independent draws of a side.

@@ -1,5 +1,5 @@
-"""The term of one class in each divergence, for the GPU kernel, and the term's derivatives with respect to log p and
-log q, as in csrc/logits/terms.h and csrc/logits/power.h.
+"""The term of one class in each divergence and its derivatives with respect to log p and log q, for the GPU kernel (as
+in csrc/logits/terms.h and csrc/logits/power.h).
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
 the terms are power series in d. Elsewhere the terms are computed from p and q. The log-ratio d is NaN where neither P

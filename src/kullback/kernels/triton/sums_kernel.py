@@ -3,7 +3,7 @@ few entries of the result; `triton_sums` launches them.
 
 At temperature T, the exponential of a logit x is 2^((x - point) / T log2(e)). The point, such as the row's largest
 logit, is subtracted first, because the difference has more correct digits than the logit. The factor log2(e) / T is the
-sum of two float32 numbers, `high` and `low`, and `low` is positive: a logit of -inf then has exponential 0, not NaN.
+sum of two float32 numbers, `high` and `low`. `low` is positive, so a logit of -inf has exponential 0 and not NaN.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.

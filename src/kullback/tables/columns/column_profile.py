@@ -49,8 +49,8 @@ class ColumnProfile(ShortRepr):
         other_categories: the weight of the categories that a shortened profile no longer names.
         integer: whether the type of the column holds integers only.
         zoned: whether timestamps have a time zone; None for dates, for other types, and if parts of the table differ.
-        words: for texts, the weight of the rows that contain a word of a group, by the group's number (see
-            `kullback.tables.columns.word_groups`); None for other types, and if words were not counted.
+        words: for texts, the weight of the rows with a word of a group, by the group's number (see
+            `kullback.tables.columns.word_groups`). None for other types, and if words were not counted.
         written: the format of the numbers or dates in a column of text; None for other columns.
         unparsed: the weight of the texts that do not have this format; `missing` includes this weight.
         unparsed_texts: the weights of the most frequent texts that do not have this format.

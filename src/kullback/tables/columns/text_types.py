@@ -1,7 +1,7 @@
 """The type of a column of strings, which depends on its values: categories, text, numbers, dates or times of day.
 
-`is_text` distinguishes text from categories. `ways_to_read` returns the columns of strings that are numbers or dates:
-at least 90 % of each side's texts are numbers or dates that are written in one way.
+`is_text` distinguishes text from categories. `ways_to_read` returns the columns of strings that are numbers or dates.
+On each side, at least 90 % of the texts are numbers or dates in one format.
 """
 
 from __future__ import annotations
