@@ -109,8 +109,8 @@ size, so its share is larger for smaller models.
 LIMITS = """\
 ## Limits of this machine
 
-The machine below may differ from the one of the tables above. The numbers are the best of some rounds, in CPU time on
-one thread (`python benchmarks/limits.py`).
+The tables above may come from another machine than the machine below. The numbers are the best of some rounds, in CPU
+time on one thread (`python benchmarks/limits.py`).
 
 {machine}
 **Memory.** The machine copies {copy:.1f} GB a second. It writes new memory, which the system has to allocate, at

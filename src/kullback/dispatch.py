@@ -102,7 +102,8 @@ def kl_divergence(
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
         generator: the random generator of these draws; by default, torch's global generator. The built-in estimates
             from `Samples` do not depend on the generator.
-        positional, unknown: other arguments are not accepted. The error says where, for example, a temperature belongs.
+        positional, unknown: other arguments are not accepted. The error names the right place, for example for a
+            temperature.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in

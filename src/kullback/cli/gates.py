@@ -189,7 +189,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number whose true value may be anywhere in an interval.
 
-        If the outcome is unclear and the interval comes from `rows` rows, the sentence says how many would decide.
+        If the outcome is unclear and the interval comes from `rows` rows, the sentence has the number of rows that
+        would decide.
         """
         low, high = interval
         inside = self.is_kept_by(low), self.is_kept_by(high)

@@ -310,7 +310,7 @@ class Arguments:
 
 
 def taken(kind: type[_Settings], options: dict[str, Any]) -> _Settings:
-    """Return a dataclass `kind` made from the options that are its fields, and remove these from `options`.
+    """Make a dataclass `kind` from the options that are its fields, and remove these from `options`.
 
     Example:
         >>> from kullback.models import Cut

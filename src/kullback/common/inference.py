@@ -19,7 +19,7 @@ from kullback.common.arrays import Floats
 # If one of several p-values were 1, the Cauchy combination would be 1 too. So this number replaces larger p-values.
 _LARGEST_P = 0.99
 # SciPy's series for the noncentral chi-square has as many terms as the square root of its arguments, and fails for very
-# large ones. From this number on, cube roots replace it.
+# large arguments. From this number on, cube roots replace the series.
 _LARGE = 1e4
 
 

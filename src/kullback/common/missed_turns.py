@@ -18,7 +18,7 @@ from kullback.common.inference import normal_scores
 
 # `tests/estimators/test_dependence.py` measures false alarms and detection with the constants of this file.
 
-# The smallest number of rows between two turns, the smallest number of turns, and the most rows that are examined.
+# The smallest number of rows between two turns, the smallest number of turns, and the largest number of examined rows.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
 # The correlation of one source's rows, and two probabilities of a missed turn: that it lengthens (or shortens) the
 # distance by one, and that it gives any other distance.

@@ -28,7 +28,7 @@ from kullback.common.arrays import Floats
 # `tests/common/test_turn_spectrum.py` and `tests/estimators/test_dependence.py` measure false alarms and detection with
 # the constants of this file.
 
-# The smallest number of rows between two turns, the smallest number of turns, and the most rows that are examined.
+# The smallest number of rows between two turns, the smallest number of turns, and the largest number of examined rows.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
 # Higher frequencies are not examined, because the density with gaps is flat there.
 _HIGHEST_FREQUENCY = 0.2

@@ -161,7 +161,7 @@ def _classes(
 def _shares(draws: Samples, count: int, *, one_hot: bool) -> Tensor | None:
     """Return the relative frequency of each of `count` classes in draws; None if the draws are not such classes.
 
-    `one_hot` says whether a draw is a one-hot vector instead of the index of a class.
+    If `one_hot`, a draw is a one-hot vector instead of the index of a class.
     """
     weights, size = normalized_weights(draws), draws.tensor.shape[-1]
     if one_hot:

@@ -64,7 +64,7 @@ def generalized_jsd_loss(
     .. math:: L = \frac1N \sum_n \beta\, KL(P_n \| M_n) + (1 - \beta)\, KL(Q_n \| M_n), \quad
         M_n = \beta P_n + (1 - \beta) Q_n
 
-    P is the teacher and Q the student. The divergence is `JensenShannon`, but `KL` at beta = 0 and `ReverseKL` at
+    P is the teacher and Q the student. The divergence is `JensenShannon`, except `KL` at beta = 0 and `ReverseKL` at
     beta = 1, as in TRL. Values and gradients equal TRL's up to rounding, with two exceptions. Logits of -inf on both
     sides, such as masked tokens, contribute 0 instead of NaN. Logits in half precision are computed in float32.
 

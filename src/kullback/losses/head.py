@@ -328,7 +328,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
 
 
 class _Side:
-    """One head during the pass over the chunks: the buffers of its logits, and the sums of its gradients."""
+    """One head during the pass over the chunks, with the buffers of its logits and the sums of its gradients."""
 
     def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head

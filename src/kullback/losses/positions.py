@@ -207,8 +207,8 @@ def position_weights(
 ) -> Tensor | None:
     """Return the weight of each position, which is 0 if the position does not count. Return None if all weights are 1.
 
-    The dtype of the weights is `dtype` or the dtype of `weight`, whichever is more precise. `takes_labels` says whether
-    the user's call has the arguments `labels` and `weight`. If so, an error about the mask may suggest these arguments.
+    The dtype of the weights is `dtype` or the dtype of `weight`, whichever is more precise. If `takes_labels`, the
+    user's call has the arguments `labels` and `weight`, and an error about the mask may suggest them.
     """
     if mask is weight is labels is None:
         return None
@@ -238,7 +238,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
     """Return the remedy that an error suggests for a mask that is not boolean. The remedy depends on the values of the
     mask, which may be labels.
 
-    `takes_labels` says whether the call has the arguments `labels` and `weight`.
+    If `takes_labels`, the call has the arguments `labels` and `weight`.
 
     Example:
         >>> mask_remedy(torch.tensor([1, 0])), mask_remedy(torch.tensor([7, -100]))

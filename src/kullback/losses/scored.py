@@ -1,4 +1,4 @@
-"""Divergences from a teacher that scored classes of someone else's choice, such as the student's most probable ones."""
+"""Divergences from a teacher that scored given classes, such as the student's most probable classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scored(TopK):
     Servers score given tokens: vLLM returns ``prompt_token_id_logprobs``, and SGLang ``input_token_ids_logprobs``. If
     the given classes are the student's most probable classes, the listed terms are the largest terms of the reverse KL.
     Let K be the given classes, and :math:`q_0` the student's mass outside K. With ``tail="bucket"``, the chain rule
-    says how much of the reverse KL the loss leaves out:
+    gives the part of the reverse KL that the loss leaves out:
 
     .. math:: \mathrm{KL}(Q \| P) = \text{loss} + q_0\,
         \mathrm{KL}\bigl(Q(\cdot \mid \text{not } K) \,\|\, P(\cdot \mid \text{not } K)\bigr)

@@ -393,8 +393,8 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 def compared_classes(
     call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
 ) -> tuple[int, int]:
-    """Return the number of leading classes of the student, and the number of leading classes of the teacher, that are
-    compared. Raise if `sizes`, their numbers of classes, contradict the settings.
+    """Return how many leading classes of the student and of the teacher are compared. Raise if `sizes`, their numbers
+    of classes, contradict the settings.
 
     `names` are the names of the arguments that contain the classes, for error messages.
     """

@@ -199,7 +199,7 @@ def policy_mismatch(
         names=("sampler_log_prob", "trainer_log_prob"),
         instead="move {name} one token to the left in each sequence",
     )
-    # A known mass says more than the caller does.
+    # A known mass overrules the caller's `untruncated`.
     untruncated = untruncated and log.sampler_log_mass is log.trainer_log_mass is None
     naive = _columns(log, None, log.trainer_log_prob)
     support = _support(log)

@@ -20,7 +20,7 @@ _ROUNDED = 0.05
 
 @dataclass(frozen=True, repr=False)
 class TokenLog(ShortRepr):
-    """The sampled tokens of one or several training steps, with what engine and trainer say about each.
+    """The sampled tokens of training steps, with their log-probabilities in the engine and in the trainer.
 
     All tensors are one-dimensional, with one entry for each sampled token. Prompts, padding and results of tools are
     left out. Log-probabilities are in nats and at the temperature of sampling.

@@ -23,7 +23,7 @@ ROLE, BY_PATTERN = "role", "re:"
 # The groups of a pattern without named groups: the tokens that overlap a match, and all others.
 MATCH, REST = "match", "rest"
 _FEWER = "a key with fewer values, or groups='re:[0-9]+' (--group re:PATTERN)"
-_MOST_KEYS = 8  # the most keys of a record that an error names
+_MOST_KEYS = 8  # the largest number of a record's keys that an error names
 
 
 class Origins(NamedTuple):

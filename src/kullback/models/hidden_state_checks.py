@@ -124,7 +124,7 @@ def _on_storage(samples: Sequence[Sample], head: OutputHead) -> list[str]:
 
 
 def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
-    """Return KL between the predictions of stored hidden states and of states that the dtype cannot tell from them."""
+    """Return KL between the predictions of the stored hidden states and of states that the dtype rounds to them."""
     generator = torch.Generator().manual_seed(0)
     states = sample.states[:, -1].float()
     noise = torch.rand(states.shape, generator=generator, dtype=states.dtype, device="cpu") - 0.5

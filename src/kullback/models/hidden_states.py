@@ -34,7 +34,7 @@ _DTYPES = {
 } | FLOAT8_DTYPES
 _INTEGERS = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if not dtype.is_floating_point}
 _SAMPLED_TOKENS = 256  # of the first prompts, for the checks
-_OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the number of other files that are checked, and of the tokens of each file
+_OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the checked files after the first, and their checked tokens
 _IDENTIFYING_ROWS = 64
 # A folder with such a file has hidden states, a model or an adapter.
 _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json")
@@ -89,8 +89,8 @@ class HiddenStates(RowStream):
 
     Each prompt is a window. In a comparison with another side, the files are found by the tokens of that side's
     windows. Before the first row, the layer and the norm are compared with the model of `head`. If this model cannot be
-    opened, the likelihood of the tokens checks them. `caveats` says which check was made, and by how much the rounding
-    of the stored numbers changes a prediction.
+    opened, the likelihood of the tokens checks them. `caveats` names the check, and the change of a prediction by the
+    rounding of the stored numbers.
 
     Arguments:
         folder: the folder of the hidden states.

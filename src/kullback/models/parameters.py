@@ -11,7 +11,7 @@ from torch import Tensor
 
 # Pairs of a layer's attributes that hold the sizes of the layer's matrix.
 _SIZES = (("in_features", "out_features"), ("infeatures", "outfeatures"), ("num_embeddings", "embedding_dim"))
-# The most weights in one stored number. An int32 holds 16 weights of 2 bits; the rest is room for padding.
+# The largest number of weights in one stored number. An int32 holds 16 weights of 2 bits; the rest is room for padding.
 _MOST_PACKED = 32
 
 

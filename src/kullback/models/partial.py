@@ -195,7 +195,7 @@ class ListedPairing(_PartialPairing):
     def _against_rest(
         self, values: dict[str, Value[float]], group: Candidate, rest: Tensor
     ) -> dict[str, Value[float]]:
-        # The difference of two lower bounds says nothing.
+        # The difference of two lower bounds has no meaning.
         return {name: value for name, value in values.items() if name not in DIVERGENCES}
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float, settings: PairingSettings) -> Summary:

@@ -56,7 +56,7 @@ AGREEMENTS, ACCURACIES_P, ACCURACIES_Q = (
     tuple(each.name for each in BUILT_IN if each.name.endswith(of))
     for of in ("_agreement", "_accuracy_p", "_accuracy_q")
 )
-# For these statistics and registered ones, a group's mean is compared with the mean of all other rows.
+# For these and all registered statistics, a group's mean is compared with the mean of all other rows.
 PAIRED = (*DIVERGENCES, AGREEMENTS[0], "cross_entropy_p", "cross_entropy_q", "difference")
 # If none of n rows is of some kind, at most 3/n of all rows are of that kind, at 95 % confidence. `LARGE_KL` is a large
 # KL of a row, in nats.

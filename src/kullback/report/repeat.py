@@ -1,4 +1,4 @@
-"""The commands on a card: the one that made it, and the one that repeats it with the card alone."""
+"""The commands on a card: the original command, and a command that repeats the comparison with the card alone."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def kl_interval(
         table: the counts of P and of Q, shape (..., K). If they are `KindCounts`, the interval is for the divergence
             `table.kind`.
         confidence: the probability that the interval contains the divergence.
-        upper_alone: whether only the upper limit is wanted. The lower limit is then the one of the equation alone.
+        upper_alone: whether only the upper limit is wanted. The lower limit then comes from the equation alone.
 
     Returns:
         the lower and the upper limit in nats, float64, shape (...). The lower limit is at least 0, and the upper limit

@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
 
 def required_gradients(parameters: Parameters) -> list[bool] | None:
-    """Return a list that says for each parameter whether it requires a gradient. Return None if the kernels do not
+    """Return a list with True for each parameter that requires a gradient. Return None if the kernels do not
     support the parameters.
     """
     dtype = parameters[0].dtype

@@ -1,6 +1,4 @@
-"""The forms of the terms that the GPU kernel knows: the divergences of `DivergenceCode`, and special cases of a
-mixture.
-"""
+"""The forms of the terms in the GPU kernel: the divergences of `DivergenceCode`, and special cases of a mixture."""
 
 from __future__ import annotations
 

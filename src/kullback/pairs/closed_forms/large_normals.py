@@ -60,8 +60,8 @@ _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Full(NamedTuple):
     """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. `is_exact` says that the
-    user passed L.
+    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. If `is_exact`, the user
+    passed L.
     """
 
     mean: Tensor

@@ -69,7 +69,7 @@ from kullback.report.subjects.until_sure import until_sure
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-WORST = 5  # the most tokens in the table of a candidate's worst tokens
+WORST = 5  # the largest number of rows in the table of a candidate's worst tokens
 DROPPED_FIRST = (9, 8, 7, 5, 4, 2, 3, 6)
 MEANINGS = (
     KL,
