@@ -128,7 +128,7 @@ class Limit:
         metric: the name of the number.
         column: the column of a table, or the group of rows, that the limit applies to; None for all columns or rows.
         limit: the largest or the smallest number that passes.
-        side: the side of the limit on which the gate fails.
+        side: the side of the limit where the gate fails.
         place: the file and the key that state the limit; None for a limit of the command line.
     """
 
@@ -245,7 +245,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of a subject (predictions or tables) on which limits can be set.
+    """The numbers of a subject (predictions or tables) that can have limits.
 
     Attributes:
         means: the names of the numbers with an interval.
@@ -435,7 +435,7 @@ OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
 )
 
-# The numbers of a mismatch on which limits can be set, and the fields of `Mismatch` that contain them.
+# The numbers of a mismatch that can have limits, and the fields of `Mismatch` that contain them.
 _OF_MISMATCH = {
     "k1": "k1",
     "k3": "k3",
@@ -477,9 +477,9 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
 
     Arguments:
         text: the description.
-        side: the side of the limit on which the gate fails.
-        metrics: the numbers on which limits can be set.
-        place: the file and the key that contain the text; None for the command line.
+        side: the side of the limit where the gate fails.
+        metrics: the numbers that can have limits. place: the file and the key that contain the text; None for the
+        command line.
 
     Raises:
         ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.

@@ -11,7 +11,7 @@ from torch import Tensor
 def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int = 110) -> Tensor:
     """Return the root of an increasing function in [low, high], to the last digit.
 
-    If [low, high] contains no root, return the end of the interval at which the function is closer to 0.
+    If [low, high] contains no root, return the end of the interval where the function is closer to 0.
 
     Arguments:
         f: an increasing function of each element of a tensor.

@@ -282,7 +282,7 @@ def _drifts(scores: Floats, period: int) -> bool:
 def block_length(
     rows: int, time: float, least: float = _FEWEST_TIMES_IN_A_BLOCK, blocks: int = _USUAL_BLOCKS
 ) -> int:
-    """Return the block length at which block means are nearly independent, from the autocorrelation time."""
+    """Return the block length that makes block means nearly independent, from the autocorrelation time."""
     return math.ceil(time * min(max(rows / time / blocks, least), _MOST_TIMES * least))
 
 
@@ -450,7 +450,7 @@ def _period(scores: Floats, shape: tuple[Floats, Floats]) -> _Period | None:
     for column, bound in zip(scores.T, limits, strict=True):
         spectrum = np.fft.rfft(column, size)
         correlation = np.fft.irfft(np.square(np.abs(spectrum)), size)[: lags + 1] / pairs
-        # The first lag at which rows are no longer correlated.
+        # The first lag without correlation between rows.
         near = int(np.argmax(correlation < 2 / math.sqrt(n)))
         # The standard error of an autocorrelation of dependent rows (On the theoretical specification and sampling
         # properties of autocorrelated time-series, Bartlett, 1946).

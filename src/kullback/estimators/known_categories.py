@@ -160,8 +160,8 @@ def ends_from_counts(
 
     which contains the proportions :math:`\hat p` (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of
     :math:`\theta` is rejected if the mean of d in the sample and under :math:`p_\theta` differ by more than `quantile`
-    standard errors, computed under :math:`p_\theta`. At the limit at which :math:`p_\theta` makes rare
-    categories rarer, the test has a continuity correction of half a draw. For the lower limit, all categories without
+    standard errors, computed under :math:`p_\theta`. At the limit where :math:`p_\theta` makes rare categories rarer,
+    the test has a continuity correction of half a draw. For the lower limit, all categories without
     draws together get half a draw. For the upper limit, only the category among these with the smallest q gets half a
     draw. The distances of the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is
     at least the limit from `_near_q`.

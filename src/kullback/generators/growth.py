@@ -274,7 +274,7 @@ def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
 
 
 def corners_of(slope: Callable[[Tensor], Tensor]) -> tuple[Corner, ...]:
-    """Return the corners, at which `slope` jumps. `slope` is f' as a function of log(p / q).
+    """Return the corners: the points where `slope` jumps. `slope` is f' as a function of log(p / q).
 
     The search repeatedly halves each interval, and keeps the half with the larger change of f'.
     """

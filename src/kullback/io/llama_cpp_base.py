@@ -1,10 +1,11 @@
 """llama.cpp's base file, which ``llama-perplexity --kl-divergence-base`` writes and reads.
 
 All numbers are little-endian. The file begins with the eight bytes ``_logits_``, then int32 n_ctx, n_vocab and n_chunk,
-then n_chunk * n_ctx int32 tokens. A window has n_ctx tokens. For each window, the n_ctx - 1 - n_ctx // 2 positions of
-the second half follow that have a next token in the window. A position has two float32, which are the scale and the
-smallest log-probability. A uint16 code for each class follows (with padding if V is odd): log p = smallest + scale *
-code. The smallest stored value is `floor` nats below the row's largest value (16; for ik_llama.cpp 24).
+then n_chunk * n_ctx int32 tokens. A window has n_ctx tokens. Then each window has n_ctx - 1 - n_ctx // 2 positions: the
+positions of its second half that have a next token in the window. A position has two float32, which are the scale and
+the smallest log-probability. A uint16 code for each class follows (with padding if V is odd): log
+p = smallest + scale * code. The smallest stored value is `floor` nats below the row's largest value (16; for
+ik_llama.cpp 24).
 """
 
 from __future__ import annotations

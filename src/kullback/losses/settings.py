@@ -162,7 +162,7 @@ def _invalid(call: str, name: str, value: object, wanted: str, instead: str) -> 
 
 
 def check_kind(call: str, kind: object) -> Divergence:
-    """Return `kind` as a `Divergence`. Raise if `kind` is no divergence, or is a divergence that is 0 for all
+    """Return `kind` as a `Divergence`. Raise if `kind` is not a divergence, or is a divergence that is 0 for all
     distributions.
     """
     kind = as_divergence(call, kind)

@@ -352,8 +352,8 @@ def partial_divergence(
 
 
 def check_logits(call: str, name: str, x: object, *, other: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits. `other` has the logits of the other side, on which the remedy
-    depends.
+    """Raise unless `x` is a dense tensor of logits. `other` has the logits of the other side; the remedy depends on
+    them.
     """
     if isinstance(x, Tensor):
         check_dense(call, name, x)

@@ -164,7 +164,7 @@ def sampling_log_probs(
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: shapes do not fit, a setting is out of range, or a filter is passed together with `kept`. On
-            the CPU, a token that is no class or is not in `kept` is an error, too.
+            the CPU, a token that is not a class or not in `kept` is an error, too.
 
     Gradient:
         of both log-probabilities with respect to the logits, with the kept tokens as constants. It is 0 for a kept
@@ -362,7 +362,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
 
 
 def _check_tokens(call: str, places: Tensor, inside: Tensor, counts: Tensor, *, needs_kept: bool) -> None:
-    """Refuse sampled tokens that are no classes, or that are not among the engine's kept tokens."""
+    """Refuse sampled tokens that are not classes, or not among the engine's kept tokens."""
     classes = inside.shape[-1]
     unknown = ((places < 0) | (places >= classes)).squeeze(-1)
     if bool(unknown.any()):

@@ -44,8 +44,8 @@ class Part(ShortRepr):
     Attributes:
         name: ``"truncation"``, ``"staleness"``, ``"batch noise"`` or ``"rest"``.
         value: the part of k3 in nats per token, with its interval; None if the log does not separate the cause.
-        missing: the fields without which the cause is not separable; empty if it is, or if it is the difference of two
-            infinite numbers.
+        missing: the missing fields, if the cause is not separable without them. Empty for a separable cause, and for
+            the difference of two infinite numbers.
         meaning: a sentence about the difference that `value` is.
     """
 
@@ -153,7 +153,7 @@ def policy_mismatch(
     Arguments:
         log: the sampled tokens; `read_token_log` reads them from files.
         ratio: tokens with q/p above `ratio` or below 1 / `ratio` are counted as past it.
-        untruncated: True if the engine sampled from all tokens, so that truncation is no cause.
+        untruncated: True if the engine sampled from all tokens, so that truncation is not a cause.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
 
     Returns:

@@ -47,7 +47,7 @@ class TokenLog(ShortRepr):
         exact_kl: KL of the engine's distribution of the token from the trainer's, where all logits are known.
 
     Raises:
-        ArgumentTypeError: a field is no tensor.
+        ArgumentTypeError: a field is not a tensor.
         ArgumentValueError: the tensors have different lengths, contain NaN, fractions instead of integers, logarithms
             of probabilities above 1 or negative divergences, or there are no tokens.
 
@@ -114,7 +114,7 @@ class TokenLog(ShortRepr):
         return len(self.sequence)
 
     def without_field(self, *names: str) -> list[str]:
-        """Return the names of those fields that are None."""
+        """Return the names of the fields that are None."""
         return [name for name in names if getattr(self, name) is None]
 
     def select(self, chosen: Tensor) -> TokenLog:

@@ -38,7 +38,7 @@ def pattern_of(rule: str) -> re.Pattern[str] | None:
     """Return the pattern of a rule such as ``"re:[0-9]+"``; None for other rules.
 
     Raises:
-        ArgumentValueError: the pattern is no regular expression.
+        ArgumentValueError: the pattern is not a regular expression.
     """
     if not rule.startswith(BY_PATTERN):
         return None
@@ -110,7 +110,7 @@ def _matched(pattern: re.Pattern[str], model: LanguageModel | Words, tokens: Seq
     contents = [b"" if (token := model.vocabulary.get(index)) is None else token.content for index in tokens]
     if tokens and tokens[0] == model.bos:
         contents[0] = b""  # the window begins with it, and the text does not
-    # A byte that is no part of a character becomes a character of its own, so every character has its bytes.
+    # A byte that is not part of a character becomes a character of its own, so every character has its bytes.
     text = b"".join(contents).decode("utf-8", "surrogateescape")
     ends = np.cumsum([len(content) for content in contents])
     starts = np.concatenate([[0], ends[:-1]])

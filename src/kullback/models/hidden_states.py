@@ -73,7 +73,7 @@ class Prompt(NamedTuple):
         return steps if self.scales is None else steps * self.read(self.scales, start, stop).float()
 
     def beginning(self, most: int) -> Sample:
-        """Return at most so many tokens of the beginning, for the checks."""
+        """Return at most `most` tokens of the beginning, for the checks."""
         count = min(most, len(self.tokens))
         states, steps = self.hidden(0, count), self.steps(0, count)[:, -1]
         return Sample(self.ref.path.name, self.tokens[:count], states, steps, self.states.dtype)

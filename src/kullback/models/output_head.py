@@ -26,7 +26,7 @@ _NORMS = ("norm", "norm_f", "ln_f", "final_layernorm", "final_layer_norm", "fina
 _CONTAINERS = frozenset(("model", "language_model", "text_model", "transformer", "backbone", "decoder"))
 _SCALES = ("weight_scale", "weight_scale_inv")
 _PACKED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-_PROBES = 4  # the head has to give the logits of the model's class for so many random rows
+_PROBES = 4  # the head has to give the logits of the model's class for this number of random rows
 _ITSELF = "compare the model itself, or its log-probabilities"
 _LARGEST_PROBE = 100.0  # beyond the caps of all known models, so that a cap shows
 
@@ -180,7 +180,7 @@ def last_parts(model: Any, shown: str) -> LastParts:
     The norm and the list of the blocks are parts of one module, which also has the embeddings.
 
     Raises:
-        ModelError: the model has no such norm, or its head is no plain linear layer.
+        ModelError: the model has no such norm, or its head is not a plain linear layer.
     """
     names = {module: name for name, module in model.named_modules()}
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()

@@ -75,7 +75,7 @@ def question_of(
         windows: the windows.
         clusters: the units, whose numbers may be in any order.
         candidates: the number of candidates.
-        most_windows: the number of windows after which the run ends; None for no end. The last unit is read to its end.
+        most_windows: the run ends after this number of windows; None for no end. The last unit is read to its end.
     """
     _, of_window = _windows_with_rows(windows, clusters)
     units = torch.nn.functional.pad((of_window.diff() != 0).cumsum(0), (1, 0))

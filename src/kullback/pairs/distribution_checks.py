@@ -82,7 +82,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
 
 
 def _ends_of(constraint: object) -> Ends | None:
-    """Return the two ends of an interval, each None if it is infinite; return None for a set that is no interval."""
+    """Return the two ends of an interval; an infinite end is None. Return None for a set that is not an interval."""
     while hasattr(constraint, "base_constraint"):
         constraint = getattr(constraint, "base_constraint")  # noqa: B009
     ends = (getattr(constraint, name, None) for name in ("lower_bound", "upper_bound"))

@@ -39,7 +39,7 @@ class Goal:
         """Return the goal that a text describes.
 
         Raises:
-            ArgumentValueError: the text is no goal.
+            ArgumentValueError: the text is not a goal.
 
         Example:
             >>> Goal.read("width=10%").number, Goal.read("top1=0.99").statistic, Goal.read("order").kind

@@ -256,7 +256,7 @@ class _Sides:
     counting: Counting
 
     def columns(self, names: Sequence[str]) -> tuple[list[ColumnComparison], list[Finding]]:
-        """Compare each column; return the comparisons and their findings, with those on identifiers last."""
+        """Compare each column; return the comparisons and their findings, with the findings on identifiers last."""
         own = {name: self._bins([name]) for name in names}
         counted: dict[tuple[str, ...], Pair] = {}
         if self.settings.cluster is not None and names:

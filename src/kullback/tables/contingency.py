@@ -193,7 +193,7 @@ def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins
 def joint_contingency(
     group: Sequence[str], bins: Mapping[str, Bins], pair: Pair, *, clustered: bool
 ) -> ContingencyTable:
-    """Return the contingency table of those combinations of several columns' bins that occur."""
+    """Return the contingency table of the combinations of several columns' bins that occur."""
     start = 1 if clustered else 0
     keys = sorted({key[start:] for side in pair for key in side})
     index = {key: number for number, key in enumerate(keys)}

@@ -230,7 +230,7 @@ def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temper
 
 
 def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
-    """Return the shape of a program that computes rows of so many classes.
+    """Return the shape of a program that computes rows of `classes` classes.
 
     Arguments:
         form: the form of the terms.

@@ -120,8 +120,8 @@ def write_exponentials(
     *,
     adds: bool = False,
 ) -> None:
-    """Write the exponentials, plus those `of_labels` at temperature 1, to `out`, and then the entries. `out` may be
-    `logits`. If `adds`, the exponentials are added to `out`.
+    """Write the exponentials, plus the exponentials `of_labels` at temperature 1, to `out`, and then the entries. `out`
+    may be `logits`. If `adds`, the exponentials are added to `out`.
     """
     rows, classes = logits.shape
     if rows == 0:

@@ -31,7 +31,7 @@ _DRAWS, _FEWEST = 257, 8
 # finite end, _NEAR are values of -log(distance / unit). The unit is |end|, or the interquartile range if the end is 0.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
-# _REACHES are the largest log-distances at which the density is evaluated. The square of e^200 does not overflow
+# The density is evaluated up to the log-distances _REACHES. The square of e^200 does not overflow
 # float64. The square of e^40 does not overflow float32; this distance is for users' classes that compute in float32.
 _REACHES = (200.0, 40.0)
 # _RESOLUTION is the smallest distance from an end at which the density is evaluated, relative to the end's absolute
@@ -102,7 +102,7 @@ def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:
 
 
 def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:
-    """Return the lower and the upper end of a distribution's support, each None if it is infinite."""
+    """Return the lower and the upper end of a distribution's support; an infinite end is None."""
     constraint = distribution.support
     constraint = getattr(constraint, "base_constraint", constraint)
     ends: list[Tensor | None] = []

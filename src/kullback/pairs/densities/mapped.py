@@ -81,7 +81,7 @@ class Increasing(NamedTuple):
         from_infinity: log(x - f(-inf)) and log(f(+inf) - x), from y.
         after: log |x - f(end)|, from log |y - end|, the end and y.
         before: log |y - end|, from log |x - f(end)|, the end, f(end) and y.
-        limits: f(-inf) and f(+inf), each None if it is infinite.
+        limits: f(-inf) and f(+inf); an infinite limit is None.
         growths: how f changes a tail at -inf and at +inf.
         keeps_coordinate: whether y is the `Coordinate` of x, such as y = log x for x = e^y.
     """

@@ -40,7 +40,7 @@ from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 _SHARE = 1e-3
 # A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the image should
 # change by more than _UNITS times its rounding error according to the log-determinant, the map is not a bijection.
-# The tests in tests/pairs/monte_carlo/test_lost_digits.py check flat maps and maps that are no bijections.
+# The tests in tests/pairs/monte_carlo/test_lost_digits.py check flat maps and maps that are not bijections.
 _STEP, _UNITS = 1e-3, 100.0
 
 

@@ -81,7 +81,7 @@ def fields(comparison: Comparison) -> Fields:
 
 
 def mean_fields(value: Any) -> Any:
-    """Return the fields of a value with ``value`` renamed to ``mean``; return an argument that is no dict unchanged."""
+    """Return the fields of a value with ``value`` renamed to ``mean``; return any other argument unchanged."""
     if not isinstance(value, dict):
         return value
     return {"mean" if name == "value" else name: number for name, number in value.items()}
