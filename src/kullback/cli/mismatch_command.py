@@ -38,10 +38,7 @@ OPTIONS = (
 )
 
 
-@command(
-    click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=FILE),
-    options=OPTIONS,
-)
+@command(click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=FILE), options=OPTIONS)
 def mismatch(runs: tuple[Path, ...], settings: Settings) -> None:
     """Explain why the ratio of trainer and engine is not 1, from the tokens of RUN.
 

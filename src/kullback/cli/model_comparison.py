@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.gates import Compared
+from kullback.cli.gates import Compared, Gate
 from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_cpp
@@ -25,12 +25,10 @@ from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, 
 from kullback.models.hidden_states import require_states, with_heads
 from kullback.predictions.checkpoint import kept_state
 from kullback.report import card
+from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from kullback.cli.gates import Gate
-    from kullback.results.verdict import Verdict
 
 
 def run_model_comparison(

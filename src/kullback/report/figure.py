@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kullback.common.optional import load
 from kullback.common.words import nearest
 from kullback.errors import invalid_value, quoted
-from kullback.report.document import Bars, drawings
+from kullback.report.document import Bars, Document, Plot, drawings
 from kullback.report.plots.bars import draw_bars
 from kullback.report.plots.svg import plain
 from kullback.report.subjects import document
@@ -17,8 +17,6 @@ from kullback.report.subjects import document
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from kullback.report.document import Document, Plot
 
 LONGEST_LINE = 70  # characters of a title in matplotlib's default width
 MOST_LISTED = 12

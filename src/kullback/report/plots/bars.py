@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kullback.report.document import Bars
 from kullback.report.plots.svg import FIRST, SECOND, draw_legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from kullback.report.document import Bars
 
 LONGEST_NAME = 24
 
