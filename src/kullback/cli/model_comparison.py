@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kullback.cli.gates import Compared, Gate
-from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_cpp
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import taken
 from kullback.common.progress import progress_bar
 from kullback.common.words import CARD_REFERENCE, is_hidden_states
