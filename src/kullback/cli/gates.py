@@ -425,8 +425,7 @@ def _judge_words(
     if limit.is_kept_by(bound):
         return PASSED
     return Judgment(
-        "unclear",
-        f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}",
+        "unclear", f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}"
     )
 
 
