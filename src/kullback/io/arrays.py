@@ -49,14 +49,10 @@ READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """The position of an array in a file, and the layout of its elements.
+    """The byte at which an array begins in a file, and the layout of its elements, as stored.
 
-    Attributes:
-        offset: the byte at which the first element begins.
-        shape: the shape as stored.
-        dtype: the dtype as stored.
-        swapped: whether the byte order of the elements is not that of this machine.
-        columns_first: whether a matrix is stored in column-major (Fortran) order.
+    `swapped` is whether the byte order of the elements is not that of this machine. `columns_first` is whether a matrix
+    is stored in column-major (Fortran) order.
     """
 
     offset: int
@@ -72,16 +68,7 @@ class ArrayLayout:
 
 
 class BytesReader(Reader):
-    """A reader of an array whose elements are contiguous in a file.
-
-    Arguments:
-        ref: the file, for errors.
-        file: the open file, or an open member of an archive.
-        array: the offset, shape and dtype.
-        format: the format's name.
-        key: the array's name inside the file; None for a single array.
-        archive: the archive that contains `file`; None without an archive.
-    """
+    """A reader of an array whose elements are contiguous in an open file, or in an open member of an archive."""
 
     def __init__(
         self,
@@ -240,10 +227,8 @@ class TorchReader(Reader):
         if not is_dense(tensor) or tensor.dtype not in READABLE:
             got, instead = unusual(tensor) or (f"dtype {tensor.dtype}", "float(), or x.long() for counts")
             if tensor.is_meta:
-                got, instead = (
-                    "a tensor on the meta device, which has no values",
-                    "clone() of the tensor that has them",
-                )
+                got = "a tensor on the meta device, which has no values"
+                instead = "clone() of the tensor that has them"
             elif tensor.is_complex():
                 instead = "real.contiguous() if you mean the real part"
             raise ref.error(

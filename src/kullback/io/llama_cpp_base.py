@@ -112,10 +112,6 @@ class LlamaBaseFile(Reader):
     exactly `floor` nats below the largest value. So these entries are upper bounds. (llama.cpp's own numbers differ a
     little, because llama.cpp leaves out classes below :math:`e^{-16}` and does not renormalize.)
 
-    Arguments:
-        ref: the file, for errors.
-        key: must be None.
-
     Attributes:
         layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from these numbers.
         tokens: the tokens of all windows, int32 of shape (n_chunk, n_ctx).
@@ -236,11 +232,7 @@ class LlamaBaseFile(Reader):
         self._codes.close()
 
 
-_ARGUMENTS = Arguments(
-    CALL,
-    n_ctx=WINDOW_OF_LLAMA,
-    floor=FLOOR,
-)
+_ARGUMENTS = Arguments(CALL, n_ctx=WINDOW_OF_LLAMA, floor=FLOOR)
 
 
 @by_name()

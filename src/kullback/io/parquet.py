@@ -40,10 +40,7 @@ BATCHES = 8  # batches in a block, because decoding a batch takes several times 
 class ParquetReader(Reader):
     """A reader of Parquet files, in which each column is a class, or the column `key` has a list for each row.
 
-    Arguments:
-        ref: the file, for errors.
-        key: the column of lists; None for the only column of lists, if there is one.
-        columns: the columns that are classes, in this order; None for all columns.
+    Without a `key`, the only column of lists is read, if there is one. `columns` are as for `CsvReader`.
     """
 
     format = "parquet"

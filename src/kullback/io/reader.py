@@ -56,25 +56,16 @@ class StoredMass:
 class Reader(Closes, ABC):
     """A reader of one file format; `RowSource` adds the representation and checks the rows.
 
+    A reader has the attributes of `RowSource` and `RowStream`, and further ones.
+
     Attributes:
         ref: the path, and the name of the argument that holds the path.
-        format: the format's name.
-        key: the array inside the file, or None.
-        shape: the shape as stored, or None if it is unknown before reading.
-        rows: the number of rows, or None if it is unknown before reading.
-        classes: the number of classes.
-        dtype: the dtype of the blocks.
         stored: the dtype in the file if it may differ from `dtype`; None otherwise.
         representation: the kind of values if the format specifies it; None otherwise.
-        labels: the true class of each row; None if the format does not store labels.
         stored_mass: the sums of the stored probabilities in the latest pass, if the format rounds them; None otherwise.
         alignment: the remedy that an error suggests if the other file has a different number of rows.
-        class_names: the names of the classes; None without names.
         integer_classes: the classes with a type of whole numbers, if other classes have another type.
         has_classes_only: whether every column is a class, by the format or by the caller's choice.
-        clusters: the number of the cluster of each row; None if it is not known.
-        windows: the windows of tokens that the rows predict; None without windows.
-        metadata: texts about the windows, by name.
     """
 
     ref: FileReference

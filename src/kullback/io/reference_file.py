@@ -51,15 +51,7 @@ MASS_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class ReferenceLayout:
-    """The sizes in a reference file, and the places of the tensors, which follow from the sizes.
-
-    Attributes:
-        windows: the number of windows.
-        tokens: the number of tokens in all windows.
-        rows: the number of scored tokens.
-        top: the number of most probable classes that each row keeps.
-        draws: the number of draws from the other classes in each row.
-    """
+    """The sizes in a reference file, as of `Reference`, and the places of the tensors, which follow from the sizes."""
 
     windows: int
     tokens: int

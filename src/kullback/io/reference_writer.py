@@ -52,11 +52,7 @@ def rows_in_part(logits: Tensor) -> int:
     return max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
 
 
-STORED: dict[str, Constraint] = {
-    "top": STORED_TOP,
-    "tail_draws": TAIL_DRAWS,
-    "seed": SEED,
-}
+STORED: dict[str, Constraint] = {"top": STORED_TOP, "tail_draws": TAIL_DRAWS, "seed": SEED}
 _ARGUMENTS = Arguments(CALL, **STORED)
 
 

@@ -27,12 +27,7 @@ from kullback.io.class_columns import (
 from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
-from kullback.io.row_checks import (
-    check_rows,
-    describe,
-    looks_like,
-    pass_representation,
-)
+from kullback.io.row_checks import check_rows, describe, looks_like, pass_representation
 from kullback.io.row_stream import RowStream, StreamReader
 from kullback.io.safetensors_file import open_safetensors
 from kullback.io.source_files import FileReference, closed_on_error, find_format

@@ -109,12 +109,7 @@ class RowStream(Closes, ABC):
 
 
 class StreamReader(Reader):
-    """A reader of a `RowStream`, with which `RowSource` checks the rows of the stream.
-
-    Arguments:
-        stream: the stream.
-        name: the name of the argument that holds the stream.
-    """
+    """A reader of a `RowStream`, with which `RowSource` checks the rows; `name` is the name of the argument."""
 
     format = "stream"
     alignment = "compare streams of the same positions"

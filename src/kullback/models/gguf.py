@@ -96,18 +96,15 @@ class GGUFModel(LanguageModel):
     def chat_text(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
     ) -> str:
-        shown = printable(self.name)
         if tools or any(message.get("tool_calls") for message in messages):
-            raise ModelError.at(
-                shown,
+            raise self.error(
                 wanted="the folder of a Hugging Face model, whose template writes tools as in its training",
                 got="a GGUF file, for which llama-cpp-python writes their JSON in another way",
                 instead="name the folder as P, or leave the tools out",
             )
         template = self._llama.llama_model_chat_template(self._model, None)
         if not template:
-            raise ModelError.at(
-                shown,
+            raise self.error(
                 wanted="a GGUF file with a chat template",
                 got="none in it",
                 instead="score the whole text (--score all), or convert the model again with its template",
@@ -176,8 +173,7 @@ class GGUFModel(LanguageModel):
         with _log_of(self._llama) as log:
             code = self._llama.llama_decode(context, batch)
         if code:
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted="a window that llama.cpp can evaluate",
                 got=f"llama.cpp could not evaluate a window ({_last(log)}, code {code})",
                 instead="try a smaller --context, or run the models one after the other (--one-at-a-time)",
@@ -202,8 +198,7 @@ class GGUFModel(LanguageModel):
         with _log_of(llama) as log:
             context = llama.llama_init_from_model(self._model, settings)
         if not context:
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted="windows that llama.cpp can read",
                 got=f"llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)})",
                 instead="if memory ran out, take a smaller --context or run the models one after the other "
@@ -215,8 +210,7 @@ class GGUFModel(LanguageModel):
     def _check_tokens(self, tokens: Tensor) -> None:
         low, high = (int(bound) for bound in tokens.aminmax())
         if low < 0 or high >= self.classes:
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted=f"tokens from 0 to {self.classes - 1}",
                 got=f"{(low if low < 0 else high)}",
                 instead="cut the windows with a tokenizer of the same vocabulary",
@@ -250,8 +244,7 @@ class GGUFModel(LanguageModel):
             if count >= 0:
                 return list(buffer[:count])
             size = -count
-        raise ModelError.at(
-            printable(self.name),
+        raise self.error(
             wanted="a text that llama.cpp can cut into tokens",
             got=f"llama.cpp cannot cut a text of {len(content):,} bytes into tokens",
             instead="give a shorter one",

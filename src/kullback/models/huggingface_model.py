@@ -33,10 +33,7 @@ class HuggingFaceModel(LanguageModel):
     dynamically quantized head, a row may depend on all rows. Such a head gets the whole window, so that the result does
     not depend on the blocks.
 
-    Arguments:
-        model: a module that is called with ``input_ids`` and returns an object with ``logits``.
-        tokenizer: the tokenizer of the model.
-        info: the name and origin of the model.
+    The model is a module that is called with ``input_ids`` and returns an object with ``logits``.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any, info: ModelInfo) -> None:
@@ -55,8 +52,7 @@ class HuggingFaceModel(LanguageModel):
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
     ) -> str:
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted="a tokenizer with a chat template",
                 got="none",
                 instead="score the whole text (--score all), or save the template with the tokenizer",
@@ -222,14 +218,7 @@ def open_folder(
     trust_remote_code: bool = False,
     hub: bool = False,
 ) -> HuggingFaceModel:
-    """Load a causal language model from a folder, or from the hub.
-
-    Arguments:
-        name: the folder, or the name of the model on the hub.
-        dtype: the dtype of the weights; ``"auto"`` keeps the dtype that the folder declares.
-        device: the device that the model runs on.
-        trust_remote_code: whether code that comes with the model may run.
-        hub: whether files may be downloaded.
+    """Load a causal language model from a folder, or from the hub; the arguments are as for `Loading`.
 
     Raises:
         ModelError: the model is not a causal language model, has no tokenizer, or cannot be loaded.

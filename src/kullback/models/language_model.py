@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kullback.errors import ModelError, printable
+from kullback.errors import BY_PLACE, ModelError, printable
 from kullback.io.source_files import Closes
 from kullback.io.windows import Windows
 from kullback.models.vocabulary import Vocabulary
@@ -111,9 +111,12 @@ class LanguageModel(Closes, ABC):
         """
         raise self._without_template()
 
+    def error(self, *, wanted: str, got: str, instead: str, wording: str = BY_PLACE) -> ModelError:
+        """Return an error about this model."""
+        return ModelError.at(printable(self.name), wanted=wanted, got=got, instead=instead, wording=wording)
+
     def _without_template(self) -> ModelError:
-        return ModelError.at(
-            printable(self.name),
+        return self.error(
             wanted="a model with a chat template",
             got="one without",
             instead="score the whole text (--score all)",

@@ -63,13 +63,7 @@ class PairingSettings:
 
 
 class Pairing(Measure):
-    """The measurement of a candidate against the base.
-
-    Arguments:
-        base: the side of the base.
-        candidate: the side of the candidate.
-        settings: the settings of the comparison.
-    """
+    """The measurement of a candidate against the base."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         self.base, self.candidate, self.settings = base, candidate, settings
@@ -96,11 +90,7 @@ class Pairing(Measure):
 class DensePairing(Pairing):
     """The measurement of two sides with known logits of every class.
 
-    Arguments:
-        base: the side of the base.
-        candidate: the side of the candidate.
-        settings: the settings of the comparison.
-        shared: the classes that both sides share; None if both have the same classes.
+    `shared` are the classes that both sides share; None if both have the same classes.
     """
 
     def __init__(

@@ -218,12 +218,7 @@ def recorded_by(
 ) -> Recorded:
     """Return the arguments of a comparison that writes a reference file, which is checked first.
 
-    Arguments:
-        record: the path of the file to write.
-        sides: the base and the candidates.
-        texts: the text.
-        cut, loading, run: the settings.
-        further: further settings of `compare_models`.
+    The sides are the base and the candidates, and `further` are other settings of `compare_models`.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, FileError: the comparison cannot write this file.

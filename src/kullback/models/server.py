@@ -91,19 +91,14 @@ class ServerModel(LanguageModel):
         return self._tokenize(text, special=False)
 
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
-        raise ModelError.at(
-            self.name,
+        raise self.error(
             wanted="a model that gives all logits",
             got=f"a server, which gives the top {self._top}",
             instead="call top_k",
         )
 
     def require_same_tokens(self, text: str, encode: Callable[[str], list[int]]) -> None:
-        """Check that the server cuts a text into the same token ids as another model.
-
-        Arguments:
-            text: the text of the comparison.
-            encode: the function that cuts a text into tokens of the other model.
+        """Check that the server cuts a text into the same token ids as `encode` of another model.
 
         Raises:
             ModelError: the server cuts the text into other tokens, or does not give the tokens of a text.
@@ -121,8 +116,7 @@ class ServerModel(LanguageModel):
                 got = (
                     f"{theirs[place]} for {ours[place]}" if place < min(len(ours), len(theirs)) else "an end"
                 )
-                raise ModelError.at(
-                    self.name,
+                raise self.error(
                     wanted="a server whose tokenizer gives the same token ids",
                     got=f"{got} at token {place} of the text from character {start} on",
                     instead="compare models of one tokenizer",
@@ -152,8 +146,7 @@ class ServerModel(LanguageModel):
                     done += 1
                     yield block
             except UnreachableError as error:
-                raise ModelError.at(
-                    self.name,
+                raise self.error(
                     wanted="an answer for every window",
                     got=f"the server stopped answering after {done} of {len(windows)} windows ({error.got})",
                     instead="start it again; a command with --resume continues from there",
@@ -180,8 +173,7 @@ class ServerModel(LanguageModel):
                 block = next(source.blocks(rows=len(ids) + 1), None)
         except FileError as error:
             said = printable(error if error.explanation is None else error.explanation.problem, 400)
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="an undamaged answer",
                 got=f"the answer for window {number} is damaged: {said}",
                 instead="see the log of the server",
@@ -231,8 +223,7 @@ class ServerModel(LanguageModel):
         if differs is not None:
             place, wanted = differs
             got = repr(texts[place]) if place < len(texts) else "an end"
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted=f"{wanted!r} at token {start + place} of a window that was sent as text",
                 got=got,
                 instead="use a server that takes token ids (vLLM, SGLang)",
@@ -268,8 +259,7 @@ class ServerModel(LanguageModel):
         parts = [log_probs.get(name) for name in FIELDS] if isinstance(log_probs, dict) else []
         lists = [part for part in parts if isinstance(part, list)]
         if len(lists) < len(FIELDS) or len({len(part) for part in lists}) > 1:
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="a server that gives log-probabilities of a prompt",
                 got="none of them for a completion with echo",
                 instead=WHO_CAN,
@@ -299,8 +289,7 @@ class ServerModel(LanguageModel):
             if rows and _agree(rows[0], listed[place]):
                 self._is_aligned = True
                 return
-        raise ModelError.at(
-            self.name,
+        raise self.error(
             wanted="log-probabilities of each token of a prompt given those before it",
             got="others, as llama-cpp-python gives for models without BOS",
             instead="serve the model with vLLM or SGLang, or compare the file",
@@ -340,8 +329,7 @@ class ServerModel(LanguageModel):
     def _text_of(self, ids: list[int]) -> str:
         tokens = [self.vocabulary.get(token) for token in ids]
         if not tokens or any(token is None or token.special for token in tokens):
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="a server that takes token ids",
                 got="this server takes text, and a window holds a token that no text contains, or the vocabulary "
                 "is not known",
@@ -351,8 +339,7 @@ class ServerModel(LanguageModel):
         try:
             return b"".join(token.content for token in tokens if token is not None).decode()
         except UnicodeDecodeError:
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="a server that takes token ids",
                 got="this server takes text, and a window begins or ends within a character",
                 instead="use a server that takes token ids (vLLM, SGLang), or another --context",
@@ -383,8 +370,7 @@ class ServerModel(LanguageModel):
         rows = row_of[places]
         if block is None or bool((rows < 0).any()):
             place = int(places[rows < 0][0])
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="log-probabilities of all scored tokens",
                 got=f"none for token {place} of window {number}",
                 instead=f"{('score the second half (--score second-half)' if place == 1 else WHO_CAN)}",
@@ -393,8 +379,7 @@ class ServerModel(LanguageModel):
         wrong = kept.labels != tokens[places]
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted=f"token {int(tokens[places[row]])} at place {int(places[row])} of window {number}",
                 got=f"{int(kept.labels[row])}: the server has read other tokens",
                 instead="check its version",
@@ -412,8 +397,7 @@ class ServerModel(LanguageModel):
             or not isinstance(tokens, list)
             or not all(type(each) is int for each in tokens)
         ):
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="the tokens of a text from /tokenize, to compare them with the other model's",
                 got=self._server.message(answer),
                 instead="use vLLM, or SGLang 0.5.3 or newer",
@@ -475,8 +459,7 @@ def _largest_untold(others: JsonObject, text: str, value: Any, words: Mapping[st
 
     Arguments:
         others: the log-probabilities of the listed texts without the true token's text.
-        text: the true token's text.
-        value: the true token's log-probability.
+        text, value: the true token's text and log-probability.
         words: the texts that identify a token.
         top: the number of tokens that the server was asked for.
     """

@@ -28,11 +28,6 @@ class AgainstRest:
 
     and ends likewise. So it is as skewed, and as open, as the two intervals.
 
-    Arguments:
-        groups: the group of each row.
-        columns: the names of the columns of a table of measured rows.
-        paired: the statistics to compare.
-
     References:
         Construction of Confidence Limits About Effect Measures: A General Approach (Zou and Donner, 2008)
     """

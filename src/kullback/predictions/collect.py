@@ -72,7 +72,6 @@ class Collector:
         rows: the number of rows, or None if it is not known before reading.
         labels: the true class of each row; None without labels.
         clusters: the cluster of each row; None without clusters.
-        run: the settings of the run.
         chunks: the chunk of each row for llama.cpp's statistics, from 0 and increasing; None without chunks.
         further: statistics that the user registered.
         groups: the group of each row, in which all statistics are computed too; None without groups.

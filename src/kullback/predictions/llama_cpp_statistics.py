@@ -22,9 +22,7 @@ Singles = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 class LlamaCpp:
     """Collects llama.cpp's sums and values from rows that arrive in order; this takes 8 bytes of memory for each row.
 
-    Arguments:
-        chunks: the index of each row's chunk, which starts at 0 and increases, or None if the rows are not
-            divided into chunks.
+    The chunks of the rows start at 0 and increase; None if the rows are not divided into chunks.
     """
 
     def __init__(self, chunks: Tensor | None) -> None:

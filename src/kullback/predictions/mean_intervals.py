@@ -92,7 +92,6 @@ class MeanEstimator:
     If the tail is even heavier, or there are too few units, the end is open (infinite).
 
     Arguments:
-        columns: the number of columns.
         draws: the number of bootstrap draws; 0 for no intervals.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None if each row is a unit.
@@ -172,9 +171,7 @@ class MeanEstimator:
     def estimates(self, quantities: Sequence[RatioOfSums], units: Floats | None = None) -> list[MeanEstimate]:
         """Return the standard error and the interval of each quantity, all from the same draws.
 
-        Arguments:
-            quantities: the means to estimate.
-            units: other columns of the independent units, for which every call has the same draws; None for their sums.
+        `units` are other columns of the independent units, for which every call has the same draws, or None.
         """
         random = self._random if units is None else np.random.default_rng(self._seed)
         units, dependence = self.independent_units() if units is None else units, self.dependence
@@ -219,13 +216,7 @@ class _Ratio:
     """The sums of one quantity over units, from which the standard error and the interval are computed."""
 
     def __init__(
-        self,
-        units: Floats,
-        quantity: RatioOfSums,
-        *,
-        clustered: bool,
-        of_rows: bool = False,
-        wider: float = 1.0,
+        self, units: Floats, quantity: RatioOfSums, *, clustered: bool, of_rows: bool, wider: float
     ) -> None:
         self._quantity, self._clustered = quantity, clustered
         sizes = units[:, quantity.per]

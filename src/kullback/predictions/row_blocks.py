@@ -29,9 +29,7 @@ _LARGEST = 1e300
 class RowBlocks:
     """The sums of consecutive rows, in parts whose length doubles when there are too many parts.
 
-    Arguments:
-        columns: the number of columns; the last column counts rows.
-        examined: the columns in which the order of rows is examined for dependence.
+    The last column counts rows. The order of rows is examined for dependence in the columns `examined`.
     """
 
     def __init__(self, columns: int, examined: Sequence[int]) -> None:

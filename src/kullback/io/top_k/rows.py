@@ -127,11 +127,7 @@ def _faults(rows: PartialRows, rounding: torch.dtype) -> Iterator[tuple[Tensor, 
 
 def text_of_rows(rows: PartialRows, tokens: Tensor) -> dict[str, Tensor]:
     """Return one text's tokens, and rows of its tokens shifted to the positions before them; the other rows are
-    padding.
-
-    Arguments:
-        rows: rows of one text, whose `positions` are at least 1 and at most the number of tokens.
-        tokens: all tokens of the text, int64, shape (tokens,).
+    padding. The `positions` of `rows` are at least 1 and at most the number of tokens.
     """
     length, k = len(tokens), rows.top_indices.shape[-1]
     is_padding = rows.top_log_probs == -torch.inf

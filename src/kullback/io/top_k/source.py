@@ -31,14 +31,8 @@ BLOCK_ROWS = 1024
 class TopKReader(ABC):
     """A reader of one format of top-k log-probabilities; `TopKSource` checks the positions and joins them to blocks.
 
-    Attributes:
-        ref: the path, and the name of the argument that holds the path.
-        format: the format's name.
-        rows: the number of positions with a distribution, or None if it is unknown before reading.
-        k: the largest number of classes that a position lists, or None if it is unknown before reading.
-        classes: the number of all classes, or None if the format does not store it.
-        tail: ``"bucket"`` if the mass of the other classes is known, otherwise ``"renormalize"``.
-        rounding: the dtype that the log-probabilities were computed or stored in.
+    The attributes are those of `TopKSource`, and `rounding` is the dtype that the log-probabilities were computed or
+    stored in.
     """
 
     ref: FileReference
