@@ -17,7 +17,7 @@ from kullback.common.optional import load
 from kullback.io.blocks import join_tensors, regroup, rows_from
 from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes
 from kullback.io.parquet import to_numpy
-from kullback.io.reader import Reader
+from kullback.io.row_stream import Reader
 from kullback.io.source_files import FileReference, refuse_key
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.blocks import rows_from
-from kullback.io.reader import Reader, StoredMass
 from kullback.io.row_checks import PART, check_floating, check_rows
+from kullback.io.row_stream import Reader, StoredMass
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
 
 if TYPE_CHECKING:

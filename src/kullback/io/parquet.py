@@ -12,7 +12,7 @@ from torch import Tensor
 from kullback.common.optional import load
 from kullback.io.blocks import join_tensors, regroup
 from kullback.io.class_columns import chosen_classes
-from kullback.io.reader import Reader, flat_shape
+from kullback.io.row_stream import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
 if TYPE_CHECKING:

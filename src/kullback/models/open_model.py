@@ -18,9 +18,8 @@ from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
 from kullback.io.row_sources import checked
 from kullback.models.card import open_card
-from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder
+from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder, parameter_count
 from kullback.models.language_model import LanguageModel, ModelInfo
-from kullback.models.parameters import parameter_count
 from kullback.models.server import ServerModel
 
 LISTS = (".json", ".jsonl", ".ndjson")

@@ -14,9 +14,8 @@ from kullback.io.windows import Windows
 from kullback.models.match import Matched
 from kullback.models.model_results import Candidate, SureCandidate, UntilSure
 from kullback.predictions.collect import AGREEMENTS, complement
-from kullback.predictions.goal import Goal
 from kullback.predictions.measure import DIVERGENCES
-from kullback.predictions.run import Run
+from kullback.predictions.run import Goal, Run
 from kullback.predictions.sources import Clusters
 from kullback.predictions.until_sure import Question
 

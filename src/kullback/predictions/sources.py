@@ -19,8 +19,8 @@ from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
 from kullback.io import RowSource, RowStream, open_rows, read_clusters, read_labels
 from kullback.io.class_columns import chosen_classes, places_of_labels
-from kullback.io.reader import Reader, flat_shape
 from kullback.io.row_sources import checked
+from kullback.io.row_stream import Reader, flat_shape
 from kullback.io.source_files import FileReference
 from kullback.io.vectors import read_groups
 from kullback.predictions.groups import Groups

@@ -13,8 +13,8 @@ from torch import Tensor
 from kullback.common.arrays import Floats
 from kullback.common.betting import exceeds, lower_end, upper_end
 from kullback.common.row_statistics import BUILT_IN
-from kullback.predictions.goal import Goal
 from kullback.predictions.measure import COLUMNS
+from kullback.predictions.run import Goal
 from kullback.results.value import Interval
 
 _BOUNDS = {each.name: (each.low, each.high) for each in BUILT_IN}

@@ -15,8 +15,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.short_repr import ShortRepr
 from kullback.common.words import NO_LABEL
 from kullback.io.parquet import batches_of, open_parquet
-from kullback.io.top_k.rows import LARGEST_INDEX, Piece
-from kullback.io.top_k.source import TopKReader
+from kullback.io.top_k.source import LARGEST_INDEX, Piece, TopKReader
 from kullback.partial_rows import PartialRows
 
 if TYPE_CHECKING:
