@@ -232,7 +232,7 @@ class ReferenceWriter:
             "version": VERSION,
             "classes": str(block.classes),
             "seed": str(self._seed),
-            "created_by": f"kullback {_version()}",
+            "created_by": f"kullback {own_version() or 'of unknown version'}",
         }
         header = header_bytes(layout.arrays, metadata | self._metadata)
         self._layout, self._data = layout, len(header)
@@ -297,8 +297,9 @@ def _check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     return dict(metadata)
 
 
-def _version() -> str:
+def own_version() -> str | None:
+    """Return the version of kullback; None if kullback runs from source and is not installed."""
     try:
         return version("kullback")
     except PackageNotFoundError:
-        return "of unknown version"
+        return None

@@ -158,7 +158,8 @@ class Endpoint:
         except zlib.error as error:
             raise self._unreachable(str(error)) from None
         except self._httpx.HTTPError as error:
-            reason = self._without_key(_in_short(error))
+            said = " ".join(str(error).split()) or type(error).__name__
+            reason = self._without_key(printable(said, 200))
             is_answer = isinstance(error, self._httpx.ProtocolError)
             if is_answer and not any(word in reason for word in LOST):
                 raise self._unreachable(reason) from None
@@ -281,7 +282,3 @@ def _decoded(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         return None
-
-
-def _in_short(error: Exception) -> str:
-    return printable(" ".join(str(error).split()) or type(error).__name__, 200)

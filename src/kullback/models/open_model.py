@@ -185,11 +185,9 @@ def open_side(side: object, argument: str, loading: Loading) -> Opened:
         if is_address(name):
             return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
         if path.is_file() and path.suffix.lower() != ".gguf":
-            return _open_file(path, argument, loading)
+            return (
+                open_top_k(path, name=argument)
+                if path.suffix.lower() in LISTS
+                else open_rows(path, representation=loading.representation, name=argument)
+            )
     return open_model(side, loading, argument=argument)
-
-
-def _open_file(path: Path, argument: str, loading: Loading) -> RowSource | TopKSource:
-    if path.suffix.lower() in LISTS:
-        return open_top_k(path, name=argument)
-    return open_rows(path, representation=loading.representation, name=argument)

@@ -52,7 +52,6 @@ class ServerModel(LanguageModel):
             an unknown vocabulary.
         classes: the number of classes of the logits, which servers do not report; 0 if unknown.
         concurrency: the number of requests at a time.
-        timeout: the seconds that the server may take for a request.
         first_wait: the seconds to wait before the second of five attempts. Each wait is twice the previous wait.
 
     Attributes:
@@ -72,14 +71,14 @@ class ServerModel(LanguageModel):
         vocabulary: Vocabulary | None = None,
         classes: int = 0,
         concurrency: int = CONCURRENCY,
-        timeout: float = 300.0,
         first_wait: float = 0.5,
     ) -> None:
-        self._server = Endpoint(address, api_key_env=api_key_env, timeout=timeout, first_wait=first_wait)
+        self._server = Endpoint(address, api_key_env=api_key_env, first_wait=first_wait)
         self._top, self._concurrency = top, concurrency
         self._is_aligned = False
         try:
-            self.speaks, self._model = _recognize(self._server)
+            self.speaks, model = _recognize(self._server)
+            self._named = {"model": model} if model else {}
             self.vocabulary = Vocabulary([]) if vocabulary is None else vocabulary
             self.info = ModelInfo(self._server.address, "server", classes=classes)
             self.bos = self._first_token()
@@ -109,13 +108,9 @@ class ServerModel(LanguageModel):
             piece = text[start : start + PIECE]
             ours, theirs = encode(piece), self._tokenize(piece, special=False)
             if ours != theirs:
-                place = next(
-                    (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-                    min(len(ours), len(theirs)),
-                )
-                got = (
-                    f"{theirs[place]} for {ours[place]}" if place < min(len(ours), len(theirs)) else "an end"
-                )
+                shorter = min(len(ours), len(theirs))
+                place = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+                got = f"{theirs[place]} for {ours[place]}" if place < shorter else "an end"
                 raise self.error(
                     wanted="a server whose tokenizer gives the same token ids",
                     got=f"{got} at token {place} of the text from character {start} on",
@@ -184,14 +179,8 @@ class ServerModel(LanguageModel):
 
     def _ask_vllm(self, ids: list[int], scored: Tensor, most: int) -> Any:
         wanted = scored.tolist()
-        body = {
-            "model": self._model,
-            "prompt": ids,
-            "prompt_logprobs": self._top,
-            "max_tokens": 1,
-            "temperature": 0,
-        }
-        response = self._good(self._server.post("/v1/completions", body, most))
+        body = {"prompt": ids, "prompt_logprobs": self._top, "max_tokens": 1, "temperature": 0}
+        response = self._good(self._server.post("/v1/completions", body | self._named, most))
         for choice in _choices(response):
             if choice.get("prompt_token_ids") is None:
                 choice["prompt_token_ids"] = ids
@@ -214,7 +203,8 @@ class ServerModel(LanguageModel):
 
     def _ask_openai(self, ids: list[int], scored: Tensor, most: int) -> Any:
         del scored
-        start = int(self._is_special(ids[0]))  # the server adds this token to every text
+        word = self.vocabulary.get(ids[0])
+        start = int(word is not None and word.special)  # the server adds this token to every text
         completion = self._completion(self._text_of(ids[start:]), most, echo=True)
         texts, values, listed = completion
         if len(texts) >= len(ids) and self._words_differ(ids, texts) is None:
@@ -251,9 +241,7 @@ class ServerModel(LanguageModel):
     def _completion(self, text: str, most: int, *, echo: bool) -> tuple[list[Any], list[Any], list[Any]]:
         """Complete a text by one token, and return the tokens, their log-probabilities and the lists of top tokens."""
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": echo, "logprobs": self._top}
-        response = self._good(
-            self._server.post("/v1/completions", body | ({"model": self._model} if self._model else {}), most)
-        )
+        response = self._good(self._server.post("/v1/completions", body | self._named, most))
         choices = _choices(response)
         log_probs = choices[0].get("logprobs") if len(choices) == 1 else None
         parts = [log_probs.get(name) for name in FIELDS] if isinstance(log_probs, dict) else []
@@ -322,10 +310,6 @@ class ServerModel(LanguageModel):
         count = Counter(word for each in words for word in each)
         return {word: token for token, each in enumerate(words) for word in each if count[word] == 1}
 
-    def _is_special(self, token: int) -> bool:
-        word = self.vocabulary.get(token)
-        return word is not None and word.special
-
     def _text_of(self, ids: list[int]) -> str:
         tokens = [self.vocabulary.get(token) for token in ids]
         if not tokens or any(token is None or token.special for token in tokens):
@@ -387,9 +371,7 @@ class ServerModel(LanguageModel):
         return replace(kept, sequences=torch.full((len(places),), number, device="cpu"), positions=places)
 
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
-        body = {"prompt": text, "add_special_tokens": special} | (
-            {"model": self._model} if self._model else {}
-        )
+        body = {"prompt": text, "add_special_tokens": special} | self._named
         answer = self._server.post("/tokenize", body)
         tokens = answer.body.get("tokens") if isinstance(answer.body, dict) else None
         if (

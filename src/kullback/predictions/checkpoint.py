@@ -11,7 +11,6 @@ import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from kullback.common.files import write_errors
 from kullback.common.inputs import tensor_bytes
 from kullback.common.plain_values import JsonObject
 from kullback.errors import FileError, printable
+from kullback.io.reference_writer import own_version
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass, WorstRow
 
@@ -40,12 +40,9 @@ def fingerprint(**settings: Any) -> str:
     The digest includes the versions of kullback and torch, and whether the native kernels run, because these affect
     rounding.
     """
-    try:
-        own = version("kullback")
-    except PackageNotFoundError:  # kullback runs from source and is not installed
-        own = None
+    by = [own_version(), torch.__version__, is_available()]
     digest = hashlib.sha256()
-    for name, value in sorted({**settings, "by": [own, torch.__version__, is_available()]}.items()):
+    for name, value in sorted({**settings, "by": by}.items()):
         digest.update(name.encode() + b"\0")
         if isinstance(value, Tensor):
             digest.update(tensor_bytes(value))

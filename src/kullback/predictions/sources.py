@@ -275,10 +275,6 @@ class Clusters(NamedTuple):
     names: list[str]
     in_order: str = ""
 
-    def name_of(self, row: int) -> str:
-        """Return the name of a row's cluster."""
-        return self.names[int(self.numbers[row])]
-
     def at(self, rows: Tensor | slice) -> Clusters:
         """Return the clusters of some rows, without clusters that have none of them."""
         present, numbers = self.numbers[rows].unique(return_inverse=True)

@@ -220,12 +220,10 @@ class Worst:
         def label_of(row: int) -> int | None:
             return None if labels is None or labels[row] < 0 else int(labels[row])
 
-        return [
-            replace(
-                row, label=label_of(row.row), cluster=None if clusters is None else clusters.name_of(row.row)
-            )
-            for row in self._rows
-        ]
+        def cluster_of(row: int) -> str | None:
+            return None if clusters is None else clusters.names[int(clusters.numbers[row])]
+
+        return [replace(row, label=label_of(row.row), cluster=cluster_of(row.row)) for row in self._rows]
 
 
 COLUMNS = ("cross_entropy_q", "cross_entropy_p", "kl_pq", "delta_prob", "top1_agreement")
