@@ -15,8 +15,9 @@ import sys
 import warnings
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -29,9 +30,6 @@ from kullback.common.plain_values import JsonObject
 from kullback.io.class_columns import NAMES_OF_CLASSES, first_names, list_from_text
 from kullback.io.row_stream import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # NumPy's dtype codes without byte order. torch has few operations for uint16 and uint32, so these become int64 when
 # read.

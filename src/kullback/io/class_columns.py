@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL, is_name_of_ids, nearest
-from kullback.errors import printable, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from kullback.errors import FileError
-    from kullback.io.source_files import FileReference
+from kullback.errors import FileError, printable, quoted
+from kullback.io.source_files import FileReference
 
 # The possible names of an array or a metadata entry that holds the names of the classes.
 NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "categories", "vocabulary")

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, TextIOWrapper
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.optional import load
+from kullback.errors import FileError
 from kullback.io.blocks import join_tensors, regroup, rows_from
 from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes
 from kullback.io.parquet import to_numpy
 from kullback.io.row_stream import Reader
 from kullback.io.source_files import FileReference, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
-
-    from kullback.errors import FileError
 
 TEXT_BLOCK = 1 << 20
 WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)

@@ -9,12 +9,12 @@ code. The smallest stored value is `floor` nats below the row's largest value (1
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 import torch
@@ -30,9 +30,6 @@ from kullback.io.blocks import rows_from
 from kullback.io.row_checks import PART, check_floating, check_rows
 from kullback.io.row_stream import Reader, StoredMass
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4

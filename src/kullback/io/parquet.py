@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.optional import load
+from kullback.errors import FileError
 from kullback.io.blocks import join_tensors, regroup
 from kullback.io.class_columns import chosen_classes
 from kullback.io.row_stream import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from kullback.errors import FileError
 
 ARROW_DTYPES = {
     "halffloat": torch.float16,

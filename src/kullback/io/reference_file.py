@@ -8,10 +8,12 @@ are enough for a comparison with any other model. `docs/reference_files.md` desc
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -30,10 +32,6 @@ from kullback.io.arrays import (
 from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from os import PathLike
 
 FORMAT, VERSION = "klref", "1"
 RESERVED = ("format", "version", "classes", "seed", "created_by")

@@ -5,10 +5,13 @@ mass.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from types import TracebackType
+from typing import IO, Self
 
 import numpy as np
 import torch
@@ -32,14 +35,8 @@ from kullback.io.reference_file import (
 )
 from kullback.io.row_checks import check_floating, check_rows
 from kullback.io.source_files import FileReference
+from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows, summarize_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
-    from types import TracebackType
-
-    from kullback.io.windows import Windows
 
 CALL = "ReferenceWriter"
 # The number of logits that are converted to float64 at a time; GPUs need larger parts.

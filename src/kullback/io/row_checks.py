@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from kullback.common.dtypes import dtype_name
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_type
+from kullback.io.source_files import FileReference
 from kullback.representations import SUM_TOLERANCE
-
-if TYPE_CHECKING:
-    from kullback.io.source_files import FileReference
 
 # Checks process a block in parts of this many numbers, which keeps temporary tensors small.
 PART = 1 << 18

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from kullback.common.files import file_stamp
+from kullback.common.words import RepresentationName
 from kullback.io.blocks import join_tensors, regroup
 from kullback.io.source_files import Closes, FileReference
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import Tensor
-
-    from kullback.common.words import RepresentationName
-    from kullback.io.windows import Windows
+from kullback.io.windows import Windows
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,11 +23,6 @@ from kullback.io.csv_text import csv_table, header_of, is_whole
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import batches_of, open_parquet
 from kullback.io.source_files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from os import PathLike
-
 
 VECTOR_EXTENSIONS = {**EXTENSIONS, ".txt": "txt"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,9 +37,6 @@ from kullback.predictions.statistics import (
     Worst,
 )
 from kullback.results.value import Value
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class ComparisonSide(Protocol):

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from kullback.common.arrays import Floats
 from kullback.common.streaming import Moments, QuantileSketch
+from kullback.predictions.measure import MeasuredRows
 from kullback.predictions.prediction_results import (
     ConfidenceBin,
     LlamaCppFigures,
@@ -23,10 +23,7 @@ from kullback.predictions.prediction_results import (
     Segment,
     WorstRow,
 )
-
-if TYPE_CHECKING:
-    from kullback.predictions.measure import MeasuredRows
-    from kullback.predictions.sources import Clusters
+from kullback.predictions.sources import Clusters
 
 EXACT_ROWS = 4_000_000
 CONFIDENCE_EDGES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +15,11 @@ from kullback.common.constraints import Arguments, Whole
 from kullback.common.dtypes import dtype_name
 from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL, STORED
+from kullback.errors import FileError
 from kullback.io.blocks import in_step, regroup
 from kullback.io.row_checks import tolerance
-from kullback.io.source_files import Closes
+from kullback.io.source_files import Closes, FileReference
 from kullback.partial_rows import PartialRows, first_other_label, log_tail_mass, without_padding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from kullback.errors import FileError
-    from kullback.io.source_files import FileReference
 
 LARGEST_INDEX = 2**31 - 1
 _NOT_LOG_PROBS = (

@@ -9,11 +9,12 @@ From logits of a few classes, only the log-probabilities among these classes are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,10 +34,6 @@ from kullback.io.arrays import (
 from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k.source import Piece, TopKReader
 from kullback.partial_rows import PartialRows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 @by_name()
