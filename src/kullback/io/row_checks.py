@@ -94,13 +94,10 @@ def _bad_rows(x: Tensor, representation: RepresentationName) -> Tensor:
         masses = _masses(x, logs=True)
         return ~((masses - 1).abs() <= tolerance(x.dtype)) | (x.amax(-1) > tolerance(x.dtype))
     masses = _masses(x, logs=False)
-    low = x.amin(-1)
-    wrong = (
-        ~((masses - 1).abs() <= tolerance(x.dtype))
-        if representation == "probs"
-        else ~((masses > 0) & masses.isfinite())
-    )
-    return ~(low >= 0) | wrong
+    fits = (masses > 0) & masses.isfinite()
+    if representation == "probs":
+        fits = (masses - 1).abs() <= tolerance(x.dtype)
+    return ~((x.amin(-1) >= 0) & fits)
 
 
 def _explain_row(

@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.errors import BY_EVENT, ModelError, printable
+from kullback.errors import BY_EVENT, printable
 from kullback.io.windows import Windows
-from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
+from kullback.models.language_model import (
+    LanguageModel,
+    Message,
+    ModelInfo,
+    not_causal,
+    not_opened,
+    refused_conversation,
+)
 from kullback.models.vocabulary import Token, Vocabulary
 
 _FLOAT32 = 0  # ggml's number for float32
@@ -57,9 +64,8 @@ class GGUFModel(LanguageModel):
         with _log_of(llama) as log:
             self._model = llama.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
-            raise ModelError.at(
-                f"model = {shown}",
-                "model",
+            raise not_opened(
+                shown,
                 wanted="a GGUF file of a language model that llama.cpp knows",
                 got=_last(log),
                 instead="fetch or convert the file again, or install a newer llama-cpp-python",
@@ -68,9 +74,8 @@ class GGUFModel(LanguageModel):
             self._require_causal(shown)
             self._vocab = llama.llama_model_get_vocab(self._model)
             if llama.llama_vocab_type(self._vocab) == _NO_TOKENIZER:
-                raise ModelError.at(
-                    f"model = {shown}",
-                    "model",
+                raise not_opened(
+                    shown,
                     wanted="a GGUF file with a tokenizer",
                     got="none in it",
                     instead="convert the model again, together with its tokenizer",
@@ -220,13 +225,7 @@ class GGUFModel(LanguageModel):
         architecture = self._metadata("general.architecture")
         encoder = self._llama.llama_model_has_encoder(self._model)
         if encoder or self._metadata(f"{architecture}.attention.causal") == "false":
-            raise ModelError.at(
-                f"model = {shown}",
-                "model",
-                wanted="a causal language model",
-                got=f"one of kind {printable(architecture)!r}",
-                instead="only models that predict the next token can be compared on a text",
-            )
+            raise not_causal(shown, f"one of kind {printable(architecture)!r}")
 
     def _metadata(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(256)
@@ -290,17 +289,15 @@ def _check_header(path: Path, shown: str) -> None:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted="a readable GGUF file",
             got=f"{error.strerror or error}",
             instead="check the path",
         ) from None
     if magic != b"GGUF":
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted="a GGUF file, which begins with 'GGUF'",
             got=f"one that begins with {magic!r}",
             instead="convert the model with llama.cpp's convert_hf_to_gguf.py",

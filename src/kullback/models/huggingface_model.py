@@ -17,7 +17,14 @@ from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
 from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
 from kullback.io.windows import Windows
-from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
+from kullback.models.language_model import (
+    LanguageModel,
+    Message,
+    ModelInfo,
+    not_causal,
+    not_opened,
+    refused_conversation,
+)
 from kullback.models.vocabulary import Token, Vocabulary, Words
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
@@ -236,9 +243,7 @@ def open_folder(
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
         vocabulary = len(tokenizer)
     if not vocabulary:
-        raise ModelError.at(
-            f"model = {shown}", "model", wanted=wanted, got="one without tokens", instead=instead
-        )
+        raise not_opened(shown, wanted=wanted, got="one without tokens", instead=instead)
     with loading_errors(shown, "weights that fit the model"), _without_bars(transformers):
         options |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -247,9 +252,8 @@ def open_folder(
         model = model.to(device) if getattr(model, "hf_device_map", None) is None else model
     missing = sorted(report.get("missing_keys", ()))
     if missing:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted=f"all weights of a {type(model).__name__}",
             got=(f"none for {missing[0]}{(f' and {len(missing) - 1} others' if len(missing) > 1 else '')}"),
             instead="name a folder of a causal language model",
@@ -278,27 +282,16 @@ def loading_errors(
         yield
     except Exception as error:
         got = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ModelError.at(f"model = {shown}", "model", wanted=wanted, got=got, instead=instead) from error
+        raise not_opened(shown, wanted=wanted, got=got, instead=instead) from error
 
 
 def require_causal(shown: str, config: Any) -> None:
     """Refuse the configuration of a model that does not predict the next token."""
     names = list(getattr(config, "architectures", None) or ())
-    wrong = getattr(config, "is_encoder_decoder", False) or (
-        names
-        and not any(
-            name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in names
-        )
-    )
-    if wrong:
-        what = printable(names[0] if names else config.model_type)
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
-            wanted="a causal language model",
-            got=what,
-            instead="only models that predict the next token can be compared on a text",
-        )
+    causal = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
+    is_other = bool(names) and not any(name.endswith(causal) for name in names)
+    if is_other or getattr(config, "is_encoder_decoder", False):
+        raise not_causal(shown, printable(names[0] if names else config.model_type))
 
 
 def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:

@@ -123,6 +123,17 @@ class LanguageModel(Closes, ABC):
         )
 
 
+def not_opened(shown: str, *, wanted: str, got: str, instead: str) -> ModelError:
+    """Return the error for a model, called `shown`, that cannot be opened."""
+    return ModelError.at(f"model = {shown}", "model", wanted=wanted, got=got, instead=instead)
+
+
+def not_causal(shown: str, got: str) -> ModelError:
+    """Return the error for a model, called `shown`, that does not predict the next token."""
+    instead = "only models that predict the next token can be compared on a text"
+    return not_opened(shown, wanted="a causal language model", got=got, instead=instead)
+
+
 def refused_conversation(name: str, error: Exception) -> ModelError:
     """Return the error for a conversation that a chat template refuses."""
     return ModelError.at(

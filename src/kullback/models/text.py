@@ -230,15 +230,11 @@ class Cut:
         """
         context, score, most = self.context, self.score, self.most_windows
         if score != "all" and text.are_conversations != (score == "assistant"):
-            wanted = (
-                "conversations with score='assistant', and no other text" if score == "assistant" else "text"
-            )
-            got = "conversations" if text.are_conversations else "text"
-            instead = (
-                "score='assistant' (--score assistant), or score='all'"
-                if text.are_conversations
-                else "score='second-half'"
-            )
+            wanted, got, instead = "text", "text", "score='second-half'"
+            if score == "assistant":
+                wanted = "conversations with score='assistant', and no other text"
+            if text.are_conversations:
+                got, instead = "conversations", "score='assistant' (--score assistant), or score='all'"
             raise invalid_value("Cut", "score", wanted=wanted, got=got, instead=instead)
         cuts: list[tuple[int, list[int], list[bool]]] = []
         for number, document in enumerate(text.documents):

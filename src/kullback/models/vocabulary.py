@@ -137,11 +137,7 @@ class SharedClasses:
             return kept
         wide = logits.index_select(-1, others.to(logits.device)).float()
         rest = wide.logsumexp(-1, keepdim=True)  # -inf if there are no other classes
-        return (
-            torch.cat([kept, rest.to(kept.dtype)], -1)
-            if kept.dtype == wide.dtype
-            else torch.cat([kept.float(), rest], -1)
-        )
+        return torch.cat([kept.float(), rest], -1)
 
     def shared_numbers(self, tokens: Tensor) -> Tensor:
         """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get the number of the last

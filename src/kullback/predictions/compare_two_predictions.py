@@ -202,17 +202,9 @@ def compare_predictions(
         measured, reading, notes = workers.each(prepare)
         sides, true_classes = measured.sides, measured.collector.labels
         if workers.size > 1:
-            settings = (
-                true_classes is None,
-                cluster is None,
-                groups is None,
-                run.worst,
-                run.bootstrap,
-                llama_cpp,
-                resume is None,
-                *FURTHER,
-            )
-            _require_same(workers, sides, (*settings, independent))
+            absent = [each is None for each in (true_classes, cluster, groups)]
+            settings = *absent, run.worst, run.bootstrap, llama_cpp, resume is None, *FURTHER, independent
+            _require_same(workers, sides, settings)
 
         def identity() -> dict[str, object]:
             return {

@@ -149,11 +149,9 @@ class Question:
     def _excess(self, nearer: int, farther: int) -> float:
         """Return a lower end for how much larger the mean KL of one candidate is than that of another one."""
         excess, (cap, error, first) = self._excess_by_unit(nearer, farther)
-        return (
-            -math.inf
-            if math.isinf(cap)
-            else lower_end(excess, self.sizes, low=-cap, error=error, first=first)
-        )
+        if math.isinf(cap):
+            return -math.inf
+        return lower_end(excess, self.sizes, low=-cap, error=error, first=first)
 
     def _excess_by_unit(self, nearer: int, farther: int) -> tuple[Floats, _Cap]:
         """Return the sums of the differences, and the bound on the nearer candidate's unread units; infinite if there
