@@ -9,12 +9,12 @@ code. The smallest stored value is `floor` nats below the row's largest value (1
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 import torch
@@ -27,12 +27,9 @@ from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.blocks import rows_from
-from kullback.io.reader import Reader, StoredMass
 from kullback.io.row_checks import PART, check_floating, check_rows
+from kullback.io.row_stream import Reader, StoredMass
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
@@ -111,10 +108,6 @@ class LlamaBaseFile(Reader):
     comparison normalizes each row. If a class is more than `floor` nats below the row's largest value, the file stores
     exactly `floor` nats below the largest value. So these entries are upper bounds. (llama.cpp's own numbers differ a
     little, because llama.cpp leaves out classes below :math:`e^{-16}` and does not renormalize.)
-
-    Arguments:
-        ref: the file, for errors.
-        key: must be None.
 
     Attributes:
         layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from these numbers.
@@ -236,11 +229,7 @@ class LlamaBaseFile(Reader):
         self._codes.close()
 
 
-_ARGUMENTS = Arguments(
-    CALL,
-    n_ctx=WINDOW_OF_LLAMA,
-    floor=FLOOR,
-)
+_ARGUMENTS = Arguments(CALL, n_ctx=WINDOW_OF_LLAMA, floor=FLOOR)
 
 
 @by_name()
