@@ -51,7 +51,7 @@ LAYERS = {
     ),
     "kullback.diagnosis": (
         {"scan"},
-        {"class_axes", "reading", "shapes"},
+        {"reading", "shapes"},
         {"values"},
         {"case"},
         {"checks", "suggestion"},
@@ -82,9 +82,9 @@ LAYERS = {
     ),
     "kullback.io": (
         {"blocks", "source_files", "windows"},
-        {"class_columns", "reader", "row_checks"},
-        {"arrays", "parquet", "row_stream"},
-        {"csv_text", "llama_cpp_base", "safetensors_file"},
+        {"class_columns", "row_checks", "row_stream"},
+        {"arrays", "parquet"},
+        {"csv_text", "llama_cpp_base"},
         {"reference_file", "row_sources", "tokens", "vectors"},
         {"reference_writer"},
         {"top_k"},

@@ -473,11 +473,7 @@ def _value_with_warnings(answer: Estimate) -> Tensor:
 
 
 def between_distributions(
-    call: str,
-    p: Distribution,
-    q: Distribution,
-    kind: Divergence,
-    options: SolveOptions,
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: SolveOptions
 ) -> Estimate:
     """Return the divergence of two torch distributions as an `Estimate`, with its method and error."""
     kind = kind if isinstance(kind, KL) else kind.simplest()

@@ -456,13 +456,7 @@ def invalid_value(
 
 
 def invalid_type(
-    call: str,
-    argument: str,
-    *,
-    wanted: Text,
-    got: Text,
-    instead: Remedy,
-    wording: str = BY_CALL,
+    call: str, argument: str, *, wanted: Text, got: Text, instead: Remedy, wording: str = BY_CALL
 ) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type; the message is from `explain`."""
     return ArgumentTypeError(

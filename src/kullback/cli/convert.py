@@ -10,10 +10,9 @@ import click
 
 from kullback.cli.option import FILE, Option
 from kullback.cli.option_command import command
-from kullback.cli.option_errors import in_options
 from kullback.cli.options import NO_PROGRESS
 from kullback.cli.outputs import check_files
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.cli.streams import print_error
 from kullback.common.constraints import FLAG
 from kullback.common.progress import progress_bar

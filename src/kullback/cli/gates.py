@@ -425,8 +425,7 @@ def _judge_words(
     if limit.is_kept_by(bound):
         return PASSED
     return Judgment(
-        "unclear",
-        f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}",
+        "unclear", f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}"
     )
 
 
@@ -478,8 +477,8 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
     Arguments:
         text: the description.
         side: the side of the limit where the gate fails.
-        metrics: the numbers that can have limits. place: the file and the key that contain the text; None for the
-        command line.
+        metrics: the numbers that can have limits.
+        place: the file and the key that contain the text; None for the command line.
 
     Raises:
         ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.

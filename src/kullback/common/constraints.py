@@ -258,9 +258,7 @@ def _inputs() -> ModuleType:
 # A flag must be a bool: an array has no truth value, and the text 'False' would count as true.
 FLAG = OfType((bool,), wanted="True or False", example=True)
 GENERATOR = _Generator(
-    wanted="a torch.Generator or None",
-    instead="generator=torch.Generator().manual_seed(0)",
-    optional=True,
+    wanted="a torch.Generator or None", instead="generator=torch.Generator().manual_seed(0)", optional=True
 )
 CONFIDENCE = Number(above=0, below=1, example=0.95)
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
 _OF_FIGURES: dict[str, str] = dict.fromkeys(
-    ("save", "path", "filename", "dpi"),
-    "figure, axes = result.plot(), and then figure.savefig('result.png')",
+    ("save", "path", "filename", "dpi"), "figure, axes = result.plot(), and then figure.savefig('result.png')"
 )
 
 

@@ -86,10 +86,7 @@ GATES = {
     "p95", "p99",
 }  # fmt: skip
 _ARGUMENTS = Arguments(
-    "register_statistic",
-    low=Number(example=0.0),
-    high=Number(example=1.0),
-    of_labels=FLAG,
+    "register_statistic", low=Number(example=0.0), high=Number(example=1.0), of_labels=FLAG
 )
 # The registered statistics, by name.
 FURTHER: dict[str, RowStatistic] = {}

@@ -29,8 +29,7 @@ from kullback.estimators.permutations import (
 from kullback.estimators.sample_checks import checked, seed_of
 from kullback.generators import KL
 from kullback.representations import Counts
-from kullback.results.estimate import Estimate
-from kullback.results.two_sample_test import TwoSampleTest
+from kullback.results.estimate import Estimate, TwoSampleTest
 from kullback.samples import Samples
 
 Float32s: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]

@@ -26,9 +26,7 @@ _ARGUMENTS = Arguments(_CALL, rows_predict=OneOf(get_args(_Rows), example="next"
 
 
 def padded_on_the_right(rows: list[Features]) -> dict[str, Tensor]:
-    """Return a batch of sequences, padded on the right. The padding has the token 0, the label -100, and 0 in
-    ``attention_mask``.
-    """
+    """Return a batch padded on the right with token 0, label -100 and 0 in ``attention_mask``."""
     fields = {name: [_as_tensor(row[name]) for row in rows] for name in rows[0]}
     fields.setdefault("attention_mask", [torch.ones_like(x) for x in fields["input_ids"]])
     return {

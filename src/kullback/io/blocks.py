@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+from kullback.partial_rows import PartialRows
 
-
-class Rows(Protocol):
-    """Rows that a slice or a mask can select: a tensor, or `PartialRows`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any, /) -> Any: ...
-
-
-_Rows = TypeVar("_Rows", bound=Rows)
+# Rows that a slice or a mask can select.
+_Rows = TypeVar("_Rows", Tensor, PartialRows)
 
 
 def join_tensors(blocks: list[Tensor]) -> Tensor:

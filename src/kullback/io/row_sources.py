@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
-from kullback.io.arrays import TorchReader, open_npy, open_npz
+from kullback.io.arrays import TorchReader, open_npy, open_npz, open_safetensors
 from kullback.io.blocks import in_step
 from kullback.io.class_columns import (
     ENOUGH_ROWS,
@@ -27,22 +28,10 @@ from kullback.io.class_columns import (
 from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
-from kullback.io.row_checks import (
-    check_rows,
-    describe,
-    looks_like,
-    pass_representation,
-)
-from kullback.io.row_stream import RowStream, StreamReader
-from kullback.io.safetensors_file import open_safetensors
+from kullback.io.row_checks import check_rows, describe, looks_like, pass_representation
+from kullback.io.row_stream import Reader, RowStream, StoredMass, StreamReader
 from kullback.io.source_files import FileReference, closed_on_error, find_format
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from os import PathLike
-
-    from kullback.io.reader import Reader, StoredMass
-    from kullback.io.windows import Windows
+from kullback.io.windows import Windows
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16

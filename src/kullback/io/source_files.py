@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, cast
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from kullback.common.files import check_input
 from kullback.errors import (
@@ -15,12 +18,6 @@ from kullback.errors import (
     KullbackError,
     printable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-    from pathlib import Path
-    from types import TracebackType
-
 
 EXTENSIONS = {
     ".npy": "npy",

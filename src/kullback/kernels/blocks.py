@@ -15,9 +15,7 @@ _ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 21
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Return slices that split the rows into blocks of at least one row. While torch.compile, which fuses operations,
-    traces the call, a single slice contains all rows.
-    """
+    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
     if torch.compiler.is_compiling():
         return iter((slice(None),))
     n, classes = rows.shape

@@ -76,7 +76,6 @@ class Scored(TopK):
     remedy_of_device: ClassVar[str] = "Scored(indices.to(student.device), log_probs.to(student.device))"
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> ScoredRows:
-        """Return the teacher's rows for a student that has `classes` classes."""
         eps = torch.finfo(self.log_probs.dtype).eps
         return ScoredRows(kind, *self.flat_rows(), temperature, dtype, self.tail, eps, classes)
 
@@ -86,7 +85,6 @@ class ScoredRows(TopKRows):
     """The rows of a `Scored`."""
 
     def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
-        """Return the logarithm of the teacher's mass outside the given classes, shape (rows, 1)."""
         log_q = (logits[:, -1:] - logits.logsumexp(-1, keepdim=True)).detach()
         return torch.where(
             is_known, torch.log1p(-torch.where(is_known, kept, 0)), torch.minimum(log_q, error.log())

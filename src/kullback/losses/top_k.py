@@ -101,21 +101,17 @@ class TopK(PartialTeacher):
 
     @property
     def kept_indices(self) -> Tensor:
-        """The indices of the kept classes, shape (..., k)."""
         return self.indices
 
     @property
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of the kept classes, shape (..., k)."""
         return self.log_probs
 
     @property
     def largest_index(self) -> int:
-        """The largest index of a kept class, or -1 if the values were not checked."""
         return self._largest
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if a position that counts contains NaN."""
         if self._unknown is None:
             return
         wrong = self._unknown if weights is None else self._unknown & (weights != 0)
@@ -129,7 +125,6 @@ class TopK(PartialTeacher):
             )
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless the teacher's `tail` supports `kind` and `temperature`."""
         if temperature != 1 and self.tail != "renormalize":
             raise invalid_value(
                 call,
@@ -149,7 +144,6 @@ class TopK(PartialTeacher):
             )
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
-        """Return the teacher's rows for a student that has `classes` classes."""
         own = self.log_probs.dtype
         # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding (2,000 rows of 2
         # to 1,000 classes), because many exponentials are added. So the factor is 4.
@@ -255,7 +249,6 @@ class TopKRows(TeacherRows):
     vocabulary: int  # the number of all classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
-        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
         if self.tail == "zero":
             log_q = logits[:, :-1] - logits.logsumexp(-1, keepdim=True)
             return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(

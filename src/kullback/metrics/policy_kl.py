@@ -244,9 +244,7 @@ def _parts(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _merge(states: Tensor) -> Tensor:
-    """Return one state that merges several states of shape (states, values), by the method of Chan, Golub and LeVeque
-    (1979).
-    """
+    """Merge states of shape (states, values) by the method of Chan, Golub and LeVeque (1979)."""
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)

@@ -342,14 +342,7 @@ def _parts(
 
 
 class _Staleness(NamedTuple):
-    """The part of k3 that comes from newer weights.
-
-    Attributes:
-        stale: a column whose mean is the part; None if it is not separable.
-        rest: a column whose mean is k3 without the part.
-        missing: the fields that are missing.
-        meaning: a sentence about the part.
-    """
+    """A column whose mean is the part of k3 from newer weights, if it is separable, and one of k3 without the part."""
 
     stale: Tensor | None
     rest: Tensor
@@ -454,14 +447,10 @@ def _notes(log: TokenLog, own: _Columns, measure: _Measure, *, untruncated: bool
         yield "The log has no prompts, so every sequence counts as independent. Sequences of one prompt are not."
     masses = log.without_field("sampler_log_mass", "trainer_log_mass")
     if masses and not untruncated:
+        also = " If it sampled from all tokens, say so (untruncated=True, --untruncated)."
         yield (
             f"The log has no {' and no '.join(masses)}. If the engine sampled with top-k, top-p or min-p, every number "
-            "here contains the kept mass."
-            + (
-                ""
-                if len(masses) == 1
-                else " If it sampled from all tokens, say so (untruncated=True, --untruncated)."
-            )
+            f"here contains the kept mass.{'' if len(masses) == 1 else also}"
         )
     outside = int(own.k1.isinf().sum())
     if outside:

@@ -23,16 +23,21 @@ from kullback.errors import ModelError, Name, invalid_type, invalid_value, print
 from kullback.io import Reference
 from kullback.io.windows import Windows
 from kullback.models.card import notes_of_card
-from kullback.models.differences import differences, differences_by_group
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
 from kullback.models.model_results import Candidate, ModelComparison, Recorded
 from kullback.models.noise import NoisyModel
 from kullback.models.open_model import LOADING, Loading, Opened, is_reference, opened_in
-from kullback.models.pairing import DensePairing, Pairing, PairingSettings
+from kullback.models.pairing import (
+    LENGTH,
+    DensePairing,
+    Pairing,
+    PairingSettings,
+    differences,
+    differences_by_group,
+)
 from kullback.models.partial import ListedPairing, ReferencePairing
-from kullback.models.passages import LENGTH
 from kullback.models.recording import (
     copied,
     metadata_of,
@@ -416,15 +421,13 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     stop = int(matched.windows.offsets[number])
     tokens, offsets, scored = matched.windows.tokens, matched.windows.offsets, matched.windows.scored
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
-    of_pairings = replace(
-        settings, run=replace(settings.run, llama_cpp=False, until_sure=None, runs=1)
-    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number], groups=None))
+    run = replace(settings.run, llama_cpp=False, progress=None, resume=None, until_sure=None, runs=1)
+    quiet = replace(settings, run=run)
+    first = matched._replace(windows=few, documents=matched.documents[:number], groups=None)
+    of_pairings = quiet.of_pairings(first)
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)
-        quiet = replace(
-            settings, run=replace(settings.run, progress=None, resume=None, until_sure=None, runs=1)
-        )
         with ExitStack() as stack:
             _read(stack, base, [pairing], of_pairings, quiet, None)
     except ModelError:  # the model's layers are of another kind
@@ -444,16 +447,12 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
             got="True",
             instead="llama_cpp=False (without --format), or the model itself",
         )
-    if any(_has_draws(one) and isinstance(other, DenseSide) for one, other in ((base, side), (side, base))):
-        return ReferencePairing(base, side, settings)
+    for one, other in ((base, side), (side, base)):
+        # Draws allow estimates. A reference of top classes alone has no draws.
+        has_draws = isinstance(one, ReferenceSide) and one.reference.tail_draws > 0
+        if has_draws and isinstance(other, DenseSide):
+            return ReferencePairing(base, side, settings)
     return ListedPairing(base, side, settings)
-
-
-def _has_draws(side: ModelSide) -> bool:
-    """Whether a side is a reference file with draws, which allow estimates. A file of top classes alone has no
-    draws.
-    """
-    return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 
 def _read(

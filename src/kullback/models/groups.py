@@ -132,10 +132,8 @@ def _roles(model: LanguageModel, origins: Origins) -> Iterator[list[str]]:
     for number in origins.of_window.tolist():
         document = origins.documents[number]
         if isinstance(document, str):
-            wanted, instead = (
-                "conversations, or prompts with completions",
-                "groups='re:[0-9]+', or a key of the records",
-            )
+            wanted = "conversations, or prompts with completions"
+            instead = "groups='re:[0-9]+', or a key of the records"
             raise _wrong(wanted, f"groups={ROLE!r} for plain text", instead)
         yield token_roles(model, document, number + 1)
 

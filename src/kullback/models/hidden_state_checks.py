@@ -25,9 +25,8 @@ from kullback.models.output_head import OutputHead, last_parts, require_logits
 _MEMORY_SHARE = 4  # a model is opened for a check if its weights take at most this part of the memory
 _OTHER_LAYERS = 8  # the layers next to the last one whose likelihood is compared
 _FEWEST_ROWS = 16  # for a check by the likelihood
-_ROUNDING = (
-    0.05  # a relative distance; bfloat16, float8 and other kernels change hidden states by a few percent
-)
+# A relative distance. The rounding of bfloat16, float8 and other kernels changes hidden states by a few percent.
+_ROUNDING = 0.05
 _MIXED = 4.0  # the distances of one recording's files differ by less than this factor
 _NEARER = 0.5  # another layer is named if the hidden states are nearer to it by this factor
 _CLEARLY_BETTER = 1.0  # nats a token: no earlier layer predicts that much better than the last one
@@ -36,14 +35,11 @@ _KL = RowDivergence(KL())
 
 
 class Sample(NamedTuple):
-    """The beginning of a prompt.
+    """The beginning of a prompt, with the name of the file and the dtype in it.
 
     Attributes:
-        file: the name of the file.
-        tokens: the tokens, of shape (tokens,).
         states: the hidden states of all stored layers, of shape (tokens, layers, width).
         steps: the distance between neighboring stored numbers, for the last layer, of shape (tokens, width).
-        dtype: the dtype in the file.
     """
 
     file: str
@@ -54,13 +50,8 @@ class Sample(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """The difference of one file's hidden states from the model's.
-
-    Attributes:
-        file: the name of the file.
-        tokens: the number of tokens.
-        distance: the median relative distance.
-        kl: the mean KL between the model's predictions and the hidden states' predictions, in nats.
+    """The difference of one file's hidden states from the model's: the median relative distance of its tokens, and the
+    mean KL between the model's predictions and the hidden states' predictions, in nats.
     """
 
     file: str
@@ -90,8 +81,7 @@ def examined(
         ref: the folder, for messages.
         samples: the beginnings of the first prompts.
         others: short beginnings of other prompts, which are read only if the model is opened.
-        head: the head that makes logits of the hidden states.
-        loading: how the model in the folder of the head is opened.
+        head, loading: the head that makes logits of the hidden states, and how the model in its folder is opened.
         check: whether to open that model; None if its weights are small enough. False makes no check.
 
     Raises:

@@ -20,8 +20,14 @@ from kullback.common.formats import counted
 from kullback.common.words import is_card, is_hidden_states
 from kullback.errors import ArgumentValueError, FileError, invalid_value, printable
 from kullback.io import RowStream, Windows
-from kullback.io.arrays import ArrayLayout, BytesReader
-from kullback.io.safetensors_file import FLOAT8_DTYPES, SAFETENSORS_DTYPES, safetensors_header, tensor_layout
+from kullback.io.arrays import (
+    FLOAT8_DTYPES,
+    SAFETENSORS_DTYPES,
+    ArrayLayout,
+    BytesReader,
+    safetensors_header,
+    tensor_layout,
+)
 from kullback.io.source_files import FileReference
 from kullback.models.hidden_state_checks import Sample, examined
 from kullback.models.open_model import LOADING, Loading
@@ -44,8 +50,6 @@ class Prompt(NamedTuple):
     """The file of one prompt.
 
     Attributes:
-        ref: the path, for messages.
-        tokens: the tokens, int64 of shape (tokens,).
         states: the hidden states in the file, of shape (tokens, layers, width).
         scales: the factors of the hidden states, of shape (tokens, 1 or layers, 1); None without factors.
     """
@@ -266,11 +270,8 @@ class HiddenStates(RowStream):
         """
         if not self._notes:
             samples = list(self._samples())
-            self._notes.append(
-                examined(
-                    self._ref, samples, self._others(), self.head, loading=self._loading, check=self._check
-                )
-            )
+            seen = self._ref, samples, self._others(), self.head
+            self._notes.append(examined(*seen, loading=self._loading, check=self._check))
         return self._notes[0]
 
     def _samples(self) -> Iterator[Sample]:
@@ -321,11 +322,7 @@ def with_heads(
 ) -> list[Any]:
     """Return sides of a comparison, with the folders of hidden states opened.
 
-    Arguments:
-        sides: the names of the sides.
-        heads: one folder of a model for all folders of hidden states, or one for each.
-        cut: which tokens are scored.
-        loading: how the heads are read.
+    The heads are one folder of a model for all folders of hidden states, or one for each.
 
     Raises:
         ArgumentValueError: there is another number of heads.
@@ -386,14 +383,12 @@ def _prompt(ref: FileReference) -> Prompt:
             )
         tokens, layers, _ = states.shape
         if ids.shape[0] != tokens:
-            raise ref.error(
-                wanted=f"a hidden state for each of {ids.shape[0]} tokens",
-                got=f"{tokens}"
-                + (": vLLM's prefix cache leaves the others out" if tokens < ids.shape[0] else ""),
-                instead="record again with enable_prefix_caching=False (--no-enable-prefix-caching)"
-                if tokens < ids.shape[0]
-                else f"keep only the hidden states of the tokens in {TOKENS}",
-            )
+            got, instead = f"{tokens}", f"keep only the hidden states of the tokens in {TOKENS}"
+            if tokens < ids.shape[0]:
+                got += ": vLLM's prefix cache leaves the others out"
+                instead = "record again with enable_prefix_caching=False (--no-enable-prefix-caching)"
+            wanted = f"a hidden state for each of {ids.shape[0]} tokens"
+            raise ref.error(wanted=wanted, got=got, instead=instead)
         is_float8 = states.dtype in FLOAT8_DTYPES.values()
         fitting = scales is not None and scales.shape in ((tokens, 1, 1), (tokens, layers, 1))
         if fitting != is_float8 or (scales is not None and not is_float8):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
+from kullback.models.language_model import not_opened
 
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the previous wait
@@ -84,9 +85,8 @@ class Endpoint:
         if api_key_env is not None:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
-                raise ModelError.at(
-                    f"model = {self.address}",
-                    "model",
+                raise not_opened(
+                    self.address,
                     wanted=f"the key in the environment variable {printable(api_key_env)}",
                     got="none",
                     instead=f"set it: export {printable(api_key_env)}=...",
@@ -158,7 +158,8 @@ class Endpoint:
         except zlib.error as error:
             raise self._unreachable(str(error)) from None
         except self._httpx.HTTPError as error:
-            reason = self._without_key(_in_short(error))
+            said = " ".join(str(error).split()) or type(error).__name__
+            reason = self._without_key(printable(said, 200))
             is_answer = isinstance(error, self._httpx.ProtocolError)
             if is_answer and not any(word in reason for word in LOST):
                 raise self._unreachable(reason) from None
@@ -250,25 +251,22 @@ def _checked(httpx: Any, address: str) -> str:
     try:
         url = httpx.URL(address)
     except (httpx.InvalidURL, ValueError) as error:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted="an address",
             got=f"none ({error})",
             instead="write http://localhost:8000",
         ) from None
     if url.userinfo:
-        raise ModelError.at(
-            f"model = {url.scheme}://...@{url.host}",
-            "model",
+        raise not_opened(
+            f"{url.scheme}://...@{url.host}",
             wanted="an address without a password",
             got="one with it",
             instead="put the key into an environment variable and name that (--api-key-env NAME)",
         )
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted="an address as http://host:port",
             got="another",
             instead="write http://localhost:8000",
@@ -281,7 +279,3 @@ def _decoded(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         return None
-
-
-def _in_short(error: Exception) -> str:
-    return printable(" ".join(str(error).split()) or type(error).__name__, 200)

@@ -27,9 +27,6 @@ class NoisyModel(LanguageModel):
     the model's dtype near 1. The noise is the error of an additional rounding in every layer. The draws of a window
     depend only on the number of the window.
 
-    Arguments:
-        model: the Hugging Face model, without noise.
-
     Raises:
         ModelError: the model is not a Hugging Face model, or its layers cannot be found.
     """
@@ -73,8 +70,7 @@ class NoisyModel(LanguageModel):
         def disturbed(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
             x = output[0] if isinstance(output, tuple) else output
             if not isinstance(x, Tensor):
-                raise ModelError.at(
-                    printable(self.info.name),
+                raise self.error(
                     wanted="layers that return a tensor or a tuple of one",
                     got=type(x).__name__,
                     instead="leave the noise floor out (--noise-floor)",

@@ -151,16 +151,8 @@ def open_head(folder: str | Path, loading: Loading = LOADING) -> OutputHead:
     weight, bias = (None if x is None else x.to(loading.device, dtype) for x in (weight, bias))
     assert weight is not None  # noqa: S101 - for the type checker
     layers = int(config.get_text_config().num_hidden_layers)
-    head = OutputHead(
-        str(folder),
-        norm.eval(),
-        weight,
-        bias,
-        scale,
-        cap,
-        layers,
-        _words(transformers, folder, options),
-    )
+    words = _words(transformers, folder, options)
+    head = OutputHead(str(folder), norm.eval(), weight, bias, scale, cap, layers, words)
     _check_forward(model, parts, head)
     return head
 
@@ -205,12 +197,7 @@ def last_parts(model: Any, shown: str) -> LastParts:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The tensors in the safetensors files of a folder, by name.
-
-    Attributes:
-        shown: the folder, for messages.
-        files: the file of each tensor.
-    """
+    """The files of the tensors in a folder, by name; `shown` is the folder, for messages."""
 
     shown: str
     files: Mapping[str, Path]
@@ -294,9 +281,8 @@ def _head_tensors(model: Any, parts: LastParts, stored: _Stored, config: Any) ->
         )
     for scale in scales:
         weight = weight.float() * _spread(stored.tensor(f"{name}.{scale}").float(), shape, stored.shown)
-    return weight, stored.tensor(f"{name}.bias") if cast(
-        "Tensor | None", parts.head.bias
-    ) is not None else None
+    has_bias = cast("Tensor | None", parts.head.bias) is not None
+    return weight, stored.tensor(f"{name}.bias") if has_bias else None
 
 
 def _is_tied(config: Any) -> bool:
@@ -358,12 +344,8 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
     size = torch.nn.functional.linear(hidden, head.weight).float().abs().amax() * head.logit_scale
     hidden *= (_LARGEST_PROBE / size.clamp(min=1e-6)).to(hidden)
     if body is None:
-        raise _error(
-            shown,
-            wanted="a model with a named body",
-            got=f"a {type(model).__name__}",
-            instead=_ITSELF,
-        )
+        got = f"a {type(model).__name__}"
+        raise _error(shown, wanted="a model with a named body", got=got, instead=_ITSELF)
     body.forward = lambda *_args, **_kwargs: _BodyOutput(hidden)
     tokens = torch.zeros(1, _PROBES, dtype=torch.int64, device=hidden.device)
     with loading_errors(shown, "a model whose logits follow from its last hidden states", _ITSELF):

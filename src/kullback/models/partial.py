@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kullback.common.row_statistics import BUILT_IN, TOP_CLASSES
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
-from kullback.models.differences import with_open_ends
 from kullback.models.model_results import Candidate, Passage, ReadToken
-from kullback.models.pairing import Pairing, PairingSettings
+from kullback.models.pairing import Pairing, PairingSettings, with_open_ends
 from kullback.models.side import ModelSide, ReferenceSide
 from kullback.partial_rows import PartialRows, has_more_classes, rows_of_logits
 from kullback.predictions.collect import complement

@@ -150,7 +150,6 @@ def compare_predictions(
     refuse_both(CALL, independent, cluster)
     require_state(CALL, resume)
     run = Run(**checked, resume=resume)
-    worst, bootstrap, block_bytes = run.worst, run.bootstrap, run.block_bytes
     if isinstance(p, Representation) and isinstance(q, Representation):
         p, q = p.aligned_with(q)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
@@ -195,7 +194,7 @@ def compare_predictions(
                 [measured],
                 run,
                 differ=differ,
-                rows_in_block=_rows_in_block(sides, block_bytes, most_rows),
+                rows_in_block=_rows_in_block(sides, run.block_bytes, most_rows),
                 rows=rows,
                 workers=workers,
             )
@@ -204,23 +203,15 @@ def compare_predictions(
         measured, reading, notes = workers.each(prepare)
         sides, true_classes = measured.sides, measured.collector.labels
         if workers.size > 1:
-            settings = (
-                true_classes is None,
-                cluster is None,
-                groups is None,
-                worst,
-                bootstrap,
-                llama_cpp,
-                resume is None,
-                *FURTHER,
-            )
-            _require_same(workers, sides, (*settings, independent))
+            absent = [each is None for each in (true_classes, cluster, groups)]
+            settings = *absent, run.worst, run.bootstrap, llama_cpp, resume is None, *FURTHER, independent
+            _require_same(workers, sides, settings)
 
         def identity() -> dict[str, object]:
             return {
                 "sides": [side.identity() for side in sides],
                 "labels": true_classes,
-                "options": [worst, columns, list(FURTHER)],
+                "options": [run.worst, columns, list(FURTHER)],
             }
 
         reading.all_rows(stack, identity)
@@ -228,13 +219,7 @@ def compare_predictions(
 
 
 class RowMeasure(Measure):
-    """The measurement of all statistics of two sides, if the probabilities of all classes are known.
-
-    Arguments:
-        collector: the collector that takes the measured rows.
-        p: the source of P.
-        q: the source of Q.
-    """
+    """The measurement of all statistics of two sides, if the probabilities of all classes are known."""
 
     def __init__(self, collector: Collector, p: RowSource, q: RowSource) -> None:
         self.collector, self.sides = collector, (p, q)

@@ -87,10 +87,8 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
     )
     index = usable.nonzero()[:, 0]
     order = index[rows.spread[index].argsort(stable=True)]
-    factor, light = (
-        torch.zeros(len(rows), dtype=torch.float64, device="cpu"),
-        torch.zeros(len(rows), dtype=torch.bool, device="cpu"),
-    )
+    factor = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
+    light = torch.zeros(len(rows), dtype=torch.bool, device="cpu")
     if len(order) < ROWS_OF_STRATUM:
         return factor, light
     parts = order.tensor_split(min(MOST_STRATA, len(order) // ROWS_OF_STRATUM))
@@ -111,9 +109,8 @@ def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
     """Return whether the mean of the control variate over some rows is as close to 0 as the variance of that mean
     predicts.
     """
-    return abs(float(drawn.control[rows].sum())) <= farthest * math.sqrt(
-        float(drawn.variances[rows, 2].sum())
-    )
+    error = math.sqrt(float(drawn.variances[rows, 2].sum()))
+    return abs(float(drawn.control[rows].sum())) <= farthest * error
 
 
 def drawn_mean(rows: ReferenceRows, name: str, chosen: Tensor | slice = slice(None)) -> DrawnMean:
@@ -184,17 +181,12 @@ def population_mean(
     end may be open (infinite), as described at `MeanEstimator`.
 
     Arguments:
-        rows: the measured rows.
-        name: the divergence: ``"kl_pq"``, ``"kl_qp"``, ``"js"`` or ``"tv"``.
-        chosen: the rows of the mean, by default all.
+        rows, name, chosen: as for `drawn_mean`.
         cluster: the number of the window, document or speaker of each chosen row, shape (rows,). None if each row is
             a cluster of its own.
         in_order: whether neighboring clusters may be dependent. If so, the order of the clusters is examined.
         bootstrap: the number of bootstrap draws.
         generator: the random generator of the bootstrap; None for one with a fixed seed.
-
-    Returns:
-        the standard error and the interval.
     """
     values, _, _, light = (x[chosen] for x in row_estimates(rows, name))
     if not bool(values.isfinite().all()):

@@ -71,11 +71,8 @@ def measure(
     ]
     # The top classes are found by weights, because rounding may turn unequal weights into equal probabilities.
     top_p, top_q = (_top_classes(side.weights()) for side in sides)
-    label = (
-        torch.zeros(len(p), dtype=torch.int64, device="cpu")
-        if labels is None
-        else labels.where(labels != NO_LABEL, 0)
-    )
+    known = torch.zeros(len(p), dtype=torch.int64, device="cpu") if labels is None else labels
+    label = known.where(known != NO_LABEL, 0)
     index = torch.cat([top_p, top_q, label.unsqueeze(-1)], -1)
     pair = finite_pair(*sides, at=index)
     columns = _divergences(sides)

@@ -161,8 +161,7 @@ def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
     References:
         Monte Carlo theory, methods and examples, chapter 8 (Owen, 2013)
     """
-    candidate = read_candidate(block, logits)
-    return measure_candidate(block, candidate)
+    return measure_candidate(block, read_candidate(block, logits))
 
 
 def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
@@ -312,14 +311,7 @@ def _spread(log_ratio: Tensor) -> Tensor:
 
 
 def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
-    """Join the rows of several blocks, in order.
-
-    Arguments:
-        parts: one or more results of `measure_reference`.
-
-    Returns:
-        one `ReferenceRows` with all rows.
-    """
+    """Join the rows of several blocks from `measure_reference`, in order."""
     return ReferenceRows.of_table(torch.cat([part.table() for part in parts]), parts[0].draws)
 
 

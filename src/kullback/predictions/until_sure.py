@@ -13,8 +13,8 @@ from torch import Tensor
 from kullback.common.arrays import Floats
 from kullback.common.betting import exceeds, lower_end, upper_end
 from kullback.common.row_statistics import BUILT_IN
-from kullback.predictions.goal import Goal
 from kullback.predictions.measure import COLUMNS
+from kullback.predictions.run import Goal
 from kullback.results.value import Interval
 
 _BOUNDS = {each.name: (each.low, each.high) for each in BUILT_IN}
@@ -31,11 +31,8 @@ _NEXT_LOOK = 1.02
 class Bounds(NamedTuple):
     """An interval of a mean over all units, which holds at every look.
 
-    Attributes:
-        low: the lower end.
-        high: the upper end.
-        cap: the bound on an unread unit's mean that the upper end assumes; None without such an assumption.
-        above: the largest share of units that may be above the cap; None without a cap.
+    The upper end assumes the bound `cap` on an unread unit's mean. The largest share of units that may be above it is
+    `above`. Both are None without such an assumption.
     """
 
     low: float
@@ -62,7 +59,6 @@ class Question:
     Arguments:
         goal: the goal.
         units: the number of the unit of each row, not decreasing, shape (rows,).
-        candidates: the number of candidates.
         most_rows: the number of rows after which the run ends, even if the goal is not reached.
         confidence: the probability that all decisions and intervals of the goal are right, at all looks.
     """
@@ -124,10 +120,7 @@ class Question:
     def bounds(self, place: int, statistic: str = "", *, with_share: bool = False) -> Bounds:
         """Return the interval of the mean of a statistic, by default the goal's, for a candidate.
 
-        Arguments:
-            place: the index of the candidate.
-            statistic: the name of the statistic.
-            with_share: whether to compute `Bounds.above`.
+        `Bounds.above` is computed only if `with_share` is true.
         """
         statistic = statistic or self.goal.statistic
         sums = self._of(place, statistic)
@@ -157,11 +150,9 @@ class Question:
     def _excess(self, nearer: int, farther: int) -> float:
         """Return a lower end for the mean KL of `farther` minus the mean KL of `nearer`."""
         excess, (cap, error, first) = self._excess_by_unit(nearer, farther)
-        return (
-            -math.inf
-            if math.isinf(cap)
-            else lower_end(excess, self.sizes, low=-cap, error=error, first=first)
-        )
+        if math.isinf(cap):
+            return -math.inf
+        return lower_end(excess, self.sizes, low=-cap, error=error, first=first)
 
     def _excess_by_unit(self, nearer: int, farther: int) -> tuple[Floats, _Cap]:
         """Return the sums of the differences, and the bound on the nearer candidate's unread units; infinite if there

@@ -21,9 +21,7 @@ from kullback.kernels.triton import triton_rows
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether the kernels support the divergence `kind` and the logits `p` and `q`. Powers may need a second
-    sweep in float64, which these kernels lack.
-    """
+    """Return whether the kernels support these rows. Powers may need a sweep in float64, which is missing."""
     return (
         triton_rows.serves(kind, p, q) and cast(Arguments, arguments_of(kind)).code <= DivergenceCode.MIXTURE
     )

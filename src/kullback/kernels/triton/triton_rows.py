@@ -214,9 +214,7 @@ class Program(NamedTuple):
 
 
 def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temperature: float) -> Program:
-    """Return the arguments for a divergence of the logits `p` and `q`, with the code and the numbers of
-    `kernel_arguments`.
-    """
+    """Return the arguments for a divergence with the code and numbers of `kernel_arguments`."""
     weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
     shares = (weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q)
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -10,18 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from kullback.common.formats import on_axis, percent
 from kullback.report.document import Plot
 from kullback.report.plots.svg import FIRST, SECOND, THIRD, draw_legend, make_logarithmic, plain
+from kullback.tables.table_results import ColumnComparison, HistogramBin, JointComparison, TableComparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
-
-    from kullback.tables.table_results import (
-        ColumnComparison,
-        HistogramBin,
-        JointComparison,
-        TableComparison,
-    )
 
 MOST_TICKS = 8
 ROOM = 34  # the axis has room for this number of characters, in all tick labels together

@@ -37,16 +37,13 @@ version 1, but do not remove or change names.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from kullback.common.formats import token_text
+from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
+from kullback.models.model_results import UntilSure
+from kullback.predictions.drawn_means import DrawnMean
+from kullback.report.document import Fields
 from kullback.report.schemas import predictions
-
-if TYPE_CHECKING:
-    from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
-    from kullback.models.model_results import UntilSure
-    from kullback.predictions.drawn_means import DrawnMean
-    from kullback.report.document import Fields
 
 
 def fields(result: ModelComparison) -> Fields:

@@ -48,11 +48,10 @@ Later releases may add names to version 3, but do not remove or change names.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kullback.predictions import Comparison
-    from kullback.report.document import Fields
+from kullback.predictions import Comparison
+from kullback.report.document import Fields
 
 
 def fields(comparison: Comparison) -> Fields:

@@ -30,13 +30,11 @@ change them.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.words import TABLE_DIVERGENCE_NAMES
-
-if TYPE_CHECKING:
-    from kullback.report.document import Fields
-    from kullback.tables.table_results import TableComparison
+from kullback.report.document import Fields
+from kullback.tables.table_results import TableComparison
 
 FIRST = ("name", "columns", "column_type")
 

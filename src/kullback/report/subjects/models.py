@@ -26,6 +26,7 @@ from kullback.common.formats import (
     visible,
 )
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage, ReadToken
+from kullback.models.model_results import SureCandidate, UntilSure
 from kullback.report.document import (
     Block,
     Brief,
@@ -65,7 +66,6 @@ from kullback.report.subjects.predictions import (
     warnings_of,
     with_interval,
 )
-from kullback.report.subjects.until_sure import until_sure
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
@@ -92,6 +92,13 @@ AT_EVERY_LOOK = Meaning(
 HEADINGS = (
     "model", "mean KL(P||Q)", "95% CI", "PPL", "ΔPPL", "95% CI", "same top", "RMS Δp", "size", "bits/weight",
 )  # fmt: skip
+_OUTCOMES = {
+    "below": "below the limit",
+    "above": "above the limit",
+    "ordered": "its place is clear",
+    "narrow": "its interval is narrow enough",
+    "undecided": "undecided",
+}
 
 
 def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
@@ -535,3 +542,45 @@ def _notes(result: ModelComparison) -> list[str]:
     """Return the notes of the comparison and of every candidate, without duplicates."""
     every = [note for candidate in result.candidates for note in candidate.comparison.notes]
     return list(dict.fromkeys([*result.notes, *every]))
+
+
+def until_sure(result: ModelComparison) -> list[str]:
+    """Return the sentences on a run with a goal; an empty list for other runs."""
+    run = result.until_sure
+    if run is None:
+        return []
+    units = f"{run.unit}s"
+    spared = run.units - run.read
+    decided = "decided" if run.is_decided else "not decided"
+    first = (
+        f"{run.goal}: {decided} after {count(run.read)} of {counted(run.units, run.unit)} in random order, at "
+        f"{significant(100 * run.confidence, 10)} % confidence over all looks."
+    )
+    if spared:
+        first += " Windows are numbered in this order."
+    if run.is_decided and spared:
+        first += f" {counted(spared, run.unit)} ({min(99, round(100 * spared / run.units))} %) were spared."
+    elif spared:
+        first += f" A run with more {units} (--windows) may decide it; with --resume, it continues this one."
+    infinite = {
+        each.model.name for each in result.candidates if math.isinf(each.comparison.divergences["kl_pq"].mean)
+    }
+    return [
+        first,
+        *(_sure_candidate(run, name, each, name in infinite) for name, each in run.candidates.items()),
+    ]
+
+
+def _sure_candidate(run: UntilSure, name: str, candidate: SureCandidate, is_infinite: bool) -> str:
+    sentence = f"{name}: {_OUTCOMES[candidate.outcome]} after {counted(candidate.units, run.unit)}."
+    if candidate.outcome == "above" or is_infinite:
+        return sentence  # the lower end assumes nothing
+    if candidate.cap is not None and candidate.above is not None:
+        sentence += (
+            f" The upper end of KL(P||Q) assumes that no unread {run.unit} has a mean above {number(candidate.cap)}. "
+            f"No {run.unit} that was read has such a mean; at most {significant(100 * candidate.above, 2)} % of all "
+            f"{run.unit}s may have one."
+        )
+    elif candidate.units < run.units:
+        sentence += " There is no upper end of KL(P||Q) yet."
+    return sentence

@@ -21,13 +21,7 @@ from kullback.common.formats import (
 )
 from kullback.common.row_statistics import BUILT_IN
 from kullback.common.words import DIVERGENCE_NAMES, WARNING
-from kullback.predictions import (
-    Comparison,
-    LabelStatistics,
-    Summary,
-    TopClass,
-    WorstRow,
-)
+from kullback.predictions import Comparison, LabelStatistics, Summary, TopClass, WorstRow
 from kullback.report.document import (
     Bar,
     Bars,

@@ -37,13 +37,7 @@ from kullback.report.schemas import tables as schema
 from kullback.results.finding import LEVELS
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
-from kullback.tables.table_results import (
-    Bin,
-    ColumnComparison,
-    JointComparison,
-    TableComparison,
-    least,
-)
+from kullback.tables.table_results import Bin, ColumnComparison, JointComparison, TableComparison, least
 
 MOST_DRAWN = 40  # the largest number of columns with a drawing; the page then has some hundred kB
 WORST_IN_BRIEF = 3
