@@ -31,7 +31,6 @@ from kullback.errors import (
     invalid_value,
     safe_repr,
 )
-from kullback.fitting.default_start import start_of
 from kullback.fitting.em import best_start
 from kullback.fitting.exact_fit import nearest
 from kullback.fitting.fit_result import Fit, FitError
@@ -45,7 +44,7 @@ from kullback.fitting.objective import (
     is_categorical,
 )
 from kullback.fitting.optimize import Minimum, lower_of
-from kullback.fitting.starts import other_starts
+from kullback.fitting.starts import other_starts, start_of
 from kullback.fitting.stochastic import fit_by_draws
 from kullback.fitting.unconstrained import Values, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence

@@ -28,8 +28,8 @@ from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, Objective
 from kullback.generators import KL, ReverseKL
 from kullback.pairs.clone import detached
-from kullback.pairs.monte_carlo.normalization import check_normalized
-from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.monte_carlo.from_draws import check_normalized
+from kullback.pairs.sampling import DrawsFrom
 from kullback.results.estimate import Estimate
 
 # Adam's step size decreases from `_RATE` to `_LAST_RATE` along half a cosine. The parameters are unconstrained, for

@@ -21,15 +21,16 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.family import Means
-from kullback.pairs.integration.gauss_kronrod import (
+from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
+from kullback.pairs.integration.panels import (
     LINE,
     SAFETY,
     WEIGHTS_KRONROD,
+    Panels,
+    integrate,
     integrate_panels,
     panel_nodes,
 )
-from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
-from kullback.pairs.integration.panels import Panels, integrate
 
 # The relative error of quadrature must be near float64's rounding error, because the formulas subtract means from each
 # other. A batch element gets at most `_MOST_NODES` nodes. `benchmarks/panel_constants.py` chose the number of first

@@ -19,7 +19,7 @@ from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all, is_traced
 from kullback.errors import Name, P, Q, invalid_value, no_rule
 from kullback.pairs.clone import parts_of
-from kullback.pairs.densities.image import Ends, ends_after
+from kullback.pairs.densities.black_box import Ends, ends_after
 from kullback.pairs.densities.maps import inverted_by, parts_of_maps
 from kullback.pairs.family import FAMILIES, support_of
 from kullback.pairs.numerics.parameters import is_batched

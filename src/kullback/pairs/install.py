@@ -13,9 +13,8 @@ from torch.distributions import Distribution
 from kullback.common.extra_arguments import by_name
 from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.pairs.clone import with_ordinary_tensors
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.coverage import families, rule_of
-from kullback.pairs.registry import WRAPPERS, on_registration, plan_for, user_pairs
+from kullback.pairs.registry import WRAPPERS, fused_divergence, on_registration, plan_for, user_pairs
 from kullback.pairs.solve import estimate_by_rules
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.torch_registry import (

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 from torch.distributions import (
+    Categorical,
     Distribution,
     Independent,
     MixtureSameFamily,
@@ -18,9 +19,9 @@ from torch.distributions import (
 from kullback.common.extra_arguments import by_name
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.kernels.codes import ElementForm, RowForm
-from kullback.kernels.native.native_closed_forms import Form as KernelForm
-from kullback.pairs.density_overrides import class_overrides_density
-from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut
+from kullback.kernels.native.native_closed_forms import Form as KernelForm, divergence, required_gradients
+from kullback.pairs.density_overrides import class_overrides_density, overrides_density
+from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut, is_ordinary_call
 from kullback.pairs.torch_registry import (
     PLANS,
     TORCH,
@@ -44,6 +45,8 @@ SURFACES: dict[type, str] = {
 """The names of event spaces whose densities have a base measure different from Lebesgue measure, by constraint."""
 
 FormT = TypeVar("FormT", bound=FormFunction)
+# _MOST_CLASSES is the largest number of classes in `fused_divergence_of_logits`. Longer rows have other kernels.
+_MOST_CLASSES = 32
 
 
 class ClosedForm(NamedTuple):
@@ -225,6 +228,31 @@ def plan_for(type_p: type, type_q: type) -> Plan:
     """Return the plan of two types, which is cached until a rule is registered with kullback or torch."""
     plan = PLANS.get(("kullback", type_p, type_q))
     return _made_plan((type_p, type_q)) if plan is None else plan
+
+
+def fused_divergence(p: object, q: object) -> Tensor | None:
+    """Return KL(P || Q) in the dtype of the parameters, or None if no shortcut supports P and Q."""
+    if torch.compiler.is_compiling() or not (isinstance(p, Distribution) and isinstance(q, Distribution)):
+        return None
+    plan = plan_for(type(p), type(q))
+    if plan.shortcut is None or "log_prob" in vars(p) or "log_prob" in vars(q):
+        return None
+    if not plan.is_plain and (overrides_density(p) or overrides_density(q)):
+        return None
+    return plan.shortcut(p, q)
+
+
+def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
+    """Return KL between rows of logits, or None if the kernel does not support them, such as more than 32 classes."""
+    if not 0 < p.shape[-1] == q.shape[-1] <= _MOST_CLASSES:
+        return None
+    if torch.compiler.is_compiling() or not is_ordinary_call():
+        return None
+    kernel = plan_for(Categorical, Categorical).shortcut
+    if not isinstance(kernel, NativeForm):
+        return None
+    required = required_gradients((p, q))
+    return None if required is None else divergence(kernel.form, (p, q), required)
 
 
 def _made_plan(types: TypePair) -> Plan:

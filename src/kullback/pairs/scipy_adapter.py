@@ -17,9 +17,8 @@ from torch.distributions import AffineTransform, Distribution, TransformedDistri
 
 from kullback.common.dtypes import tensor_of
 from kullback.errors import invalid_type
-from kullback.pairs.densities.black_box import UNDERFLOWED, BlackBoxDensity, black_box
+from kullback.pairs.densities.black_box import UNDERFLOWED, BlackBoxDensity, black_box, interval_between
 from kullback.pairs.densities.density import Coordinate, Density, Points, density_of, register_density
-from kullback.pairs.densities.image import interval_between
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.family import FAMILIES, ScipyForm

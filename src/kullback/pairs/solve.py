@@ -38,9 +38,8 @@ from kullback.pairs.closed_forms.reductions import (
     kl_transformed_transformed,
     sum_of_dimensions,
 )
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import densities_of
-from kullback.pairs.densities.maps import move_apart, same_maps
+from kullback.pairs.densities.maps import move_apart, plain_form, pulled_back, same_maps
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.distribution_checks import check_domains, check_integrable
 from kullback.pairs.integration.divergence_terms import total_of_masses
@@ -54,13 +53,13 @@ from kullback.pairs.numerics.parameters import (
     outside_of_graphs,
 )
 from kullback.pairs.numerics.units import in_common_unit
-from kullback.pairs.plain_form import plain_form, pulled_back
 from kullback.pairs.registry import (
     ClosedForm,
     Plan,
     Reduction,
     Step,
     UserRule,
+    fused_divergence,
     names_of,
     plan_for,
     set_order,

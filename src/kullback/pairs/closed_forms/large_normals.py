@@ -22,8 +22,14 @@ from kullback.common.special import itakura_saito
 from kullback.pairs.clone import parameters_of
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import is_ordinary_call
-from kullback.pairs.numerics.cholesky import identity_like, solve_lower, without_expansion
-from kullback.pairs.numerics.factor_models import Whitened, as_factor_model, whitened_factors
+from kullback.pairs.numerics.cholesky import (
+    Whitened,
+    as_factor_model,
+    identity_like,
+    solve_lower,
+    whitened_factors,
+    without_expansion,
+)
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
 from kullback.pairs.numerics.triangular import as_function_of, plain_squares_below, squares_below
 

@@ -36,20 +36,18 @@ from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,
+    FactorModel,
+    as_factor_model,
     covariance_of,
+    factor_model_of,
     factors_of,
     identity_like,
+    is_diagonal_normal,
     mixed_with_one,
     of_low_rank,
     of_root,
     relative,
     whitened,
-)
-from kullback.pairs.numerics.factor_models import (
-    FactorModel,
-    as_factor_model,
-    factor_model_of,
-    is_diagonal_normal,
     whitened_factors,
 )
 from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of

@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.special import safe_log, safe_logsumexp
+from kullback.pairs.densities.black_box import density_on_image
 from kullback.pairs.densities.density import (
     Coordinate,
     Density,
@@ -22,7 +23,6 @@ from kullback.pairs.densities.density import (
     log_sum,
     register_density,
 )
-from kullback.pairs.densities.image import density_on_image
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.numerics.parameters import first_given, log_probs_of
 

@@ -18,8 +18,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of
 from kullback.common.special import HALF_LOG_2PI
-from kullback.pairs.densities.density import Coordinate, Density, Points, Tail
-from kullback.pairs.densities.location_scale import log_one_plus_square
+from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, log_one_plus_square
 
 # _FARTHEST is the largest |log f'(y)|, because the sum of a larger logarithm and a number near 1 keeps at most two
 # digits of the number.

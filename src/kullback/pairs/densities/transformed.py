@@ -16,8 +16,8 @@ from torch.distributions.transforms import (
     Transform,
 )
 
+from kullback.pairs.densities.black_box import density_on_image, ends_after
 from kullback.pairs.densities.density import Density, Points, Tail, density_of, register_density
-from kullback.pairs.densities.image import density_on_image, ends_after
 from kullback.pairs.densities.mapped import (
     EXP,
     LOG,

@@ -27,8 +27,7 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
-from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.density import HalfLineDensity, LocationScaleDensity, Points, Tail
 from kullback.pairs.densities.mapped import NORMAL
 from kullback.pairs.densities.maps import folded, standardized
 from kullback.pairs.families.gumbel import kl_to_gumbel

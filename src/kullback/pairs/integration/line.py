@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.density import Coordinate, Density, Points
-from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
-from kullback.pairs.integration.panels import Places
+from kullback.pairs.integration.panels import WEIGHTS_KRONROD, Places
 
 NEGLIGIBLE = 46.0
 """An integrand below e^-46 = 1e-20 of its largest value is ignored, because this fraction is far below rounding errors.

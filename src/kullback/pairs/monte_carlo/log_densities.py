@@ -1,5 +1,6 @@
 """The log-densities of P and Q at draws of P, computed so that saturating maps such as tanh do not lose digits.
 
+tanh(20) rounds to 1, and e^100 is infinite in float32, so a draw after such a map does not determine the draw before.
 Draws are made before the maps of P, and log p includes the log-determinants of the maps. If all maps are elementwise
 and Q's one-dimensional density is known, log q is evaluated at points with exact distances from the ends of the
 support. Otherwise log q is evaluated at rounded draws, and an error is raised if the rounding changes the result.
@@ -20,6 +21,7 @@ from torch.distributions import (
     LKJCholesky,
     MixtureSameFamily,
     Transform,
+    TransformedDistribution,
     constraints,
 )
 
@@ -28,11 +30,88 @@ from kullback.common.dtypes import upcast
 from kullback.errors import NoRuleError, no_rule
 from kullback.pairs.clone import detached
 from kullback.pairs.densities.density import Density, Points, density_of, register_density
-from kullback.pairs.densities.maps import mapped
-from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.monte_carlo.maps import is_of_numbers, maps_outside, pushed
+from kullback.pairs.densities.maps import mapped, parts_of_maps, shared_last_steps
+from kullback.pairs.density_overrides import overrides, overrides_density
 from kullback.pairs.registry import names_of
-from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
+from kullback.pairs.sampling import SEQUENCES, quasi_draws
+
+
+def maps_outside(d: Distribution) -> tuple[Distribution, list[Transform]]:
+    """Return a distribution and a list of maps such that `d` is the distribution of the mapped variable.
+
+    Elementwise maps inside `Independent` become maps of the vector. Maps that are equal for all components of a mixture
+    become maps of the mixture.
+    """
+    if _is_mapped(d):
+        base, steps = maps_outside(cast("TransformedDistribution", d).base_dist)
+        return base, steps + parts_of_maps(cast("TransformedDistribution", d).transforms)
+    if type(d) is Independent:
+        base, steps = maps_outside(d.base_dist)
+        if steps and all(map(is_of_numbers, steps)):
+            return Independent(base, d.reinterpreted_batch_ndims, validate_args=False), steps
+    if type(d) is MixtureSameFamily:
+        base, steps = maps_outside(d.component_distribution)
+        count = 0
+        for step in reversed(steps):
+            if not (is_of_numbers(step) and _is_shared(step)):
+                break
+            count += 1
+        if count:
+            part = mapped(base, steps[: len(steps) - count])
+            return MixtureSameFamily(d.mixture_distribution, part, validate_args=False), steps[-count:]
+    return d, []
+
+
+def _is_mapped(d: Distribution) -> bool:
+    """Return whether a distribution is a `TransformedDistribution` with torch's own draws and density."""
+    return (
+        isinstance(d, TransformedDistribution)
+        and not any(overrides(d, name) for name in ("log_prob", "sample", "rsample"))
+        and type(d).log_prob is TransformedDistribution.log_prob
+    )
+
+
+def is_of_numbers(step: Transform) -> bool:
+    """Return whether a map is elementwise: each number of the image depends on one number."""
+    return not (step.domain.event_dim or step.codomain.event_dim)
+
+
+def _is_shared(step: Transform) -> bool:
+    """Return whether a map is the same for all components of a mixture: its parameters, if any, are scalars."""
+    parameters: list[Any] = list(
+        vars(step.inv if type(step).__name__ == "_InverseTransform" else step).values()
+    )
+    return all(
+        not isinstance(x, Distribution) and (not isinstance(x, Tensor) or x.numel() == 1) for x in parameters
+    )
+
+
+def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
+    """Return P and Q without the last maps that both share: equal bijective maps do not change a divergence."""
+    (base_p, steps_p), (base_q, steps_q) = maps_outside(p), maps_outside(q)
+    count = shared_last_steps(steps_p, steps_q)
+    if not count:
+        return p, q
+    left, right = (mapped(d, s[: len(s) - count]) for d, s in ((base_p, steps_p), (base_q, steps_q)))
+    return (left, right) if left.event_shape == right.event_shape else (p, q)
+
+
+def pushed(u: Tensor, steps: list[Transform], event_dims: int) -> tuple[Tensor, Tensor | None]:
+    """Return the images of draws u under the maps `steps`, and log |det J| of their Jacobian J.
+
+    Without maps, the logarithm is None.
+    """
+    image, log_det = u, None
+    for step in steps:
+        before: Tensor = image
+        image = cast("Tensor", step(before))
+        change: Tensor = step.log_abs_det_jacobian(before, image)
+        more = event_dims - step.domain.event_dim
+        change = change.flatten(-more).sum(-1) if more else change
+        log_det = change if log_det is None else log_det + change
+        event_dims += step.codomain.event_dim - step.domain.event_dim
+    return image, log_det
+
 
 # Rounded draws are refused if the rounding changes the mean of log p - log q too much. The limit of the change is the
 # fraction _SHARE of the standard error of this mean. A smaller change is negligible in a confidence interval.
