@@ -85,14 +85,6 @@ def as_answer(
     """Return a minimum as a `MethodAnswer`.
 
     The answer counts as converged if the minimization converged and the error of the value `after` is small.
-
-    Arguments:
-        distribution: the fitted distribution.
-        q: the distribution at the start.
-        before: the value at the start.
-        after: the value at the fitted distribution.
-        minimum: the result of the minimization.
-        shape: the batch shape.
     """
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)

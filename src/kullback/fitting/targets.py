@@ -45,8 +45,6 @@ _MASS_ERROR = 1e-6
 # e^x underflows in float64 for x < _UNDERFLOW. A point with a log-density below _FAR_OUT is in the extreme tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
-# A statistic is a function of `Points` and of parameters. The last dimension of `Points` and of each parameter is the
-# dimension of the points.
 Statistic = Callable[..., Tensor]
 
 
@@ -58,47 +56,11 @@ class MeanTarget(ABC):
 
     @abstractmethod
     def mean(self) -> Tensor:
-        """Return E[x] in the batch shape, with full precision even if |E[x]| is many times the standard deviation."""
+        """Return `Means.mean`."""
 
 
 class FitTarget(MeanTarget, Means):
     """A target for which the means of given functions can be computed."""
-
-    @abstractmethod
-    def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
-        """Return E[statistic(x, *parameters)].
-
-        Arguments:
-            statistic: a function of `Points` and of parameters that broadcast with the points.
-            parameters: tensors of the batch shape.
-            corner: the point at which the statistic or its derivative jumps, a tensor of the batch shape; None for a
-                smooth statistic.
-        """
-
-    def mean_log(self) -> Tensor:
-        return self.mean_of(_log_x)
-
-    def deviation(self, about: Tensor, *, of_log: bool = False) -> Tensor:
-        of = _log_x if of_log else _x
-        return self.mean_of(lambda at, center: (of(at) - center) ** 2, about).sqrt()
-
-    def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        return None
-
-    @abstractmethod
-    def median(self) -> Tensor:
-        """Return a median of the target, in the batch shape."""
-
-    def extreme(self, side: int) -> Tensor | None:
-        return None
-
-
-def _x(at: Points) -> Tensor:
-    return at.x
-
-
-def _log_x(at: Points) -> Tensor:
-    return at.log_above(0.0)
 
 
 class ContinuousTarget(FitTarget):

@@ -181,15 +181,14 @@ def _is_served(type_p: type, type_q: type) -> bool:
     """Return whether kullback has a deterministic rule for two types, which are torch's classes or subclasses."""
     key = ("served", type_p, type_q)
     if key not in PLANS:
-        PLANS[key] = _has_rule((type_p, type_q))
+        known = [
+            next((families()[kind] for kind in own.__mro__ if kind in families()), None)
+            for own in (type_p, type_q)
+        ]
+        are_wrapped = any(
+            isinstance(d, WRAPPERS) for d in known
+        )  # the rule depends on the wrapped distributions
+        PLANS[key] = None not in known and (
+            are_wrapped or rule_of(*known) not in ("monte_carlo", "not_comparable")
+        )
     return PLANS[key]
-
-
-def _has_rule(types: TypePair) -> bool:
-    kinds = [next((kind for kind in own.__mro__ if kind in families()), None) for own in types]
-    if None in kinds:
-        return False
-    p, q = (families()[kind] for kind in kinds if kind is not None)
-    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # the rule depends on the wrapped distributions
-        return True
-    return rule_of(p, q) not in ("monte_carlo", "not_comparable")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -34,6 +36,7 @@ from kullback.results.estimate import Estimate
 
 RuleFunction = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=RuleFunction)
+AnyT = TypeVar("AnyT")
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 """The classes that wrap other distributions: the rule for a pair depends on the wrapped distributions."""
 
@@ -53,7 +56,7 @@ class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
     `error` is a function of P, Q and the value. If `error` is None, the bound is the common bound in
-    `kullback.pairs.rounding`. `native` computes the same value in C++. If `yields` is true, another closed form for the
+    `kullback.pairs.solve`. `native` computes the same value in C++. If `yields` is true, another closed form for the
     same types replaces this form.
     """
 
@@ -81,9 +84,10 @@ _RULES: dict[str, dict[TypePair, Any]] = {"user": {}, "closed_form": {}, "shortc
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
 
-def _register(role: str, types: TypePair, rule: object) -> None:
+def _register(role: str, types: TypePair, rule: AnyT) -> AnyT:
     _RULES[role][types] = rule
     forget_plans()
+    return rule
 
 
 def closed_form(
@@ -125,22 +129,12 @@ def native_form(type_p: type, type_q: type) -> KernelForm:
 
 def shortcut(type_p: type, type_q: type) -> Callable[[Shortcut], Shortcut]:
     """Register a function that computes KL for exactly these two types, without any checks before it."""
-
-    def enter(function: Shortcut) -> Shortcut:
-        _register("shortcut", (type_p, type_q), function)
-        return function
-
-    return enter
+    return partial(_register, "shortcut", (type_p, type_q))
 
 
 def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
     """Register a function f(p, q, kl) that computes a divergence from the estimates kl(p, q) of other pairs."""
-
-    def enter(function: ReductionT) -> ReductionT:
-        _register("reduction", (type_p, type_q), function)
-        return function
-
-    return enter
+    return partial(_register, "reduction", (type_p, type_q))
 
 
 def user_pairs() -> Iterator[TypePair]:
@@ -265,7 +259,8 @@ def _made_plan(types: TypePair) -> Plan:
     has_own = third_party is not None and third_party.for_own_class
     direct = _RULES["shortcut"].get(types)
     are_plain = all(map(is_plain, types))
-    if form is not None and form.native and not has_own and all(map(_keeps_support, types, forms[0])):
+    supports = [[getattr(kind, "support", None) for kind in pair] for pair in (types, *forms)]
+    if form is not None and form.native and not has_own and all(map(operator.is_, *supports)):
         direct = form.native
     plan = Plan(
         types,
@@ -290,10 +285,6 @@ def _space(kind: type) -> tuple[bool | None, str | None]:
     """Return whether events of a class of torch are discrete, and the name of their space if it is in `SURFACES`."""
     support = getattr(kind, "support", None)  # the class attribute is the same for all parameters
     return getattr(support, "is_discrete", None), SURFACES.get(type(support))
-
-
-def _keeps_support(kind: type, family: type) -> bool:
-    return getattr(kind, "support", None) is getattr(family, "support", None)
 
 
 def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:

@@ -9,6 +9,7 @@ Scrambling Sobol and Niederreiter-Xing Points (Owen, 1998)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -60,6 +61,13 @@ class DrawsFrom(TorchDispatchMode):
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return drawn(*args, **{**kwargs, "generator": self._generators[device]})
+
+
+def drawing_from(generator: torch.Generator | None) -> AbstractContextManager[object]:
+    """Return a context whose draws have a seed from the generator; without one, torch's own generator makes them."""
+    if generator is None:
+        return nullcontext()
+    return DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
 
 
 def _with_generator(func: Any) -> Any:

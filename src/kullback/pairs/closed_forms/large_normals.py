@@ -43,7 +43,7 @@ _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
 # to be at most _SPREAD_OF_ESTIMATE times the estimate.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
-"""The largest accepted diagonal entry of the Cholesky factor of M = I + U^T U (see `factor_models`).
+"""The largest accepted diagonal entry of the Cholesky factor of M = I + U^T U (see `cholesky`).
 
 Products with the precision matrix then lose at most five digits.
 """
@@ -257,7 +257,7 @@ def _squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor
 def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
     """Return `_of_covariances` for Q's covariance W W^T + D and the Cholesky factor L of P's covariance.
 
-    With X = D^(-1/2) L, the trace is tr X^T (I - B B^T) X for B as in `factor_models`.
+    With X = D^(-1/2) L, the trace is tr X^T (I - B B^T) X for B as in `cholesky`.
     """
     root = _lower(p)
     own = root.diagonal(dim1=-2, dim2=-1) ** 2
@@ -267,7 +267,7 @@ def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
 
 
 def _explained(p: _Full, q: _LowRank) -> Tensor:
-    """Return |B^T D^(-1/2) L|^2 for L of P, and D and B of Q (see `factor_models`)."""
+    """Return |B^T D^(-1/2) L|^2 for L of P, and D and B of Q (see `cholesky`)."""
     directions = q.whitened.b_transposed() / q.deviations.unsqueeze(-2)
     return ((directions @ _lower(p)) ** 2).sum((-2, -1))
 

@@ -1,7 +1,6 @@
 """Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
 
-The formulas for low-rank covariances are in `factor_models`, and the formulas for full covariances in `cholesky`, or
-in `large_normals` for many dimensions.
+The formulas for factors of covariances are in `cholesky`, or in `large_normals` for many dimensions.
 """
 
 from __future__ import annotations

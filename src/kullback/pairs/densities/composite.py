@@ -155,9 +155,9 @@ class MixtureOfIntegersDensity(MixtureDensity):
     integer: ClassVar[bool] = True
 
     @property
-    def smooth(self) -> bool:
+    def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the components' probabilities are smooth functions of x."""
-        return getattr(self.part, "smooth", True)
+        return self.part.smooth
 
     def coordinate(self) -> Coordinate:
         return self.part.coordinate()
@@ -180,7 +180,7 @@ class ZeroInflatedDensity(IntegerDensity):
     @property
     def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the probabilities of the integers above 0 are a smooth function of x."""
-        return getattr(self.part, "smooth", True)
+        return self.part.smooth
 
     @property
     def low(self) -> Tensor | None:

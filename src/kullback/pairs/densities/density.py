@@ -196,6 +196,8 @@ class Density(ABC):
     """A univariate density; its fields are the parameters, which are float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
+    smooth: ClassVar[bool] = True
+    """Whether the probabilities of integers are a smooth function of x; otherwise a sum needs every term."""
     support: ClassVar[tuple[End, End]] = REAL
     """The ends of the support: numbers, names of parameters, or None for ends that `low` and `high` compute."""
     has_equal_tails: ClassVar[bool]

@@ -15,8 +15,6 @@ from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.families import (
     beta as beta,
     categorical as categorical,
-    continuous_bernoulli as continuous_bernoulli,
-    dirichlet as dirichlet,
     gamma as gamma,
     gumbel as gumbel,
     laplace as laplace,

@@ -25,10 +25,10 @@ from kullback.pairs.densities.density import (
     breakpoints_around,
     log_mean_exp,
 )
-from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, log_room, logits_of
-from kullback.pairs.families.dirichlet import concentrations, dirichlet_divergence
+from kullback.pairs.families.categorical import concentrations, dirichlet_divergence
 from kullback.pairs.families.gamma import log_gamma_entropy
 from kullback.pairs.families.registration import register_family
+from kullback.pairs.families.uniform import cross_entropy_to, log_room, logits_of
 from kullback.pairs.family import Family, Means, Parameters, ScipyForm
 from kullback.pairs.numerics.log_moments import (
     Exact,

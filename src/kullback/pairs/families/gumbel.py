@@ -143,12 +143,7 @@ def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
 def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
     """Return KL(P || Gumbel(loc, scale)) for a positive X ~ P.
 
-    Arguments:
-        p: the moments of log X.
-        loc: the location of Q.
-        scale: the scale of Q.
-        mean: E X / scale.
-        log_decay: log E e^(-X / scale).
+    `p` are the moments of log X, `mean` is E X / scale, and `log_decay` is log E e^(-X / scale).
     """
     start = within_floats(loc / scale)
     return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy

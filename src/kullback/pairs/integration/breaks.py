@@ -54,12 +54,8 @@ def find_breaks(
 ) -> list[Break]:
     """Return the breaks of two densities that are inside the panels and depend on a parameter.
 
-    Arguments:
-        densities: the densities of P and Q, differentiable with respect to their parameters.
-        line: the line of the panels, differentiable with respect to its ends.
-        log_densities: returns the log-densities of P and Q, without derivatives.
-        lower: the lower edges of the panels, shape (..., panels).
-        upper: the upper edges of the panels, shape (..., panels).
+    The densities and the ends of the line are differentiable with respect to their parameters; `log_densities` has no
+    derivatives. `lower` and `upper` are the edges of the panels, shape (..., panels).
     """
     breaks: list[Break] = []
     edges = torch.cat([lower, upper], -1).detach()
@@ -99,10 +95,7 @@ def one_sided(function: Callable[[Tensor], Tensor], place: Tensor, reach: Tensor
     A step that is too large crosses another break, and a step that is too small measures rounding. The slope is taken
     from the step size whose slope agrees best with the slope of the next larger step size.
 
-    Arguments:
-        function: the function, of points along the last dimension.
-        place: the points, of shape (..., points).
-        reach: the largest step; negative for limits from the left.
+    `place` has shape (..., points), and `reach` is the largest step; it is negative for limits from the left.
     """
     step = reach.unsqueeze(-1) * _STEPS.to(place.device)
     at = place[..., None, None] + step.unsqueeze(-1) * torch.arange(1, 6, device=place.device)
@@ -131,11 +124,7 @@ def moving(edges: Tensor, breaks: list[Break]) -> Tensor:
 def corner_terms(breaks: list[Break], derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
     """Return a 0 whose second derivatives are the contributions of corners to the second derivatives of an integral.
 
-    The first derivatives are 0.
-
-    Arguments:
-        breaks: the breaks of both densities.
-        derivatives: returns the derivatives of the integrand with respect to log p and to log q at given points.
+    The first derivatives are 0. `derivatives` returns the derivatives of the integrand with respect to log p and log q.
     """
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for break_ in breaks:

@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 
 
 # `Places` are two tensors of shape (..., panels): the lower and upper edges of panels of the real line, or the first
-# integers and the kinds of panels of integers (see lattice.py).
+# integers and the kinds of panels of integers (see summation.py).
 Places = tuple[Tensor, Tensor]
 # `Integrands` is a function of `Places` that returns columns: the integrals over each panel, the errors of these
 # integrals, and numbers for the judge.
@@ -78,11 +78,8 @@ def integrate(
 ) -> list[Panels]:
     """Return the panels of each part, refined until every batch element is exact enough or the nodes reach the limit.
 
-    Arguments:
-        rule: the rule of integration.
-        parts: the first panels of each part of the domain, and the function that integrates over these panels.
-        judge: decides whether the integrals are exact enough, and which panels are halved otherwise.
-        max_evaluations: the limit on nodes for each element of the batch.
+    `parts` has the first panels of each part of the domain, and the function that integrates over these panels.
+    `max_evaluations` limits the nodes of each element of the batch.
     """
     panels: list[Panels] = []
     for places, integrands in parts:

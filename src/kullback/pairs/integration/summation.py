@@ -177,7 +177,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
         peaks = [marks for density in (fixed_p, fixed_q) for marks in density.breakpoints(_STEPS)]
         marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in peaks], -1)
         marks = torch.where(marks.isfinite(), marks, torch.nan)
-        places = resolved(first_panels(low, high, _is_smooth(p) and _is_smooth(q)), marks)
+        places = resolved(first_panels(low, high, p.smooth and q.smooth), marks)
         rest_of_q = _mass_outside(fixed_q, *places)
 
         def totals(panels: Panels) -> tuple[KLTotals, Tensor]:
@@ -222,10 +222,6 @@ def _summed(p: Density, q: Density, starts: Tensor, kinds: Tensor) -> KLColumns:
     return KLColumns(values, errors, 4 * torch.finfo(f.dtype).eps * sizes, *(masses * weights).sum(-1))
 
 
-def _is_smooth(density: Density) -> bool:
-    return getattr(density, "smooth", True)
-
-
 def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log p and log q, with _LOG_ZERO instead of -inf, and a mask of the integers where only P has mass."""
     log_p, log_q = p.log_density(Points(x)), q.log_density(Points(x))
@@ -258,7 +254,7 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
     # |log(p / q)| grows at most as x^2. So the ratio of successive terms may be as large as e^-rate (1 + 1 / x)^2.
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
-    if not _is_smooth(q):
+    if not q.smooth:
         high = torch.maximum(high, q.ends()[1])
     return low, high, missing.squeeze(-1)
 

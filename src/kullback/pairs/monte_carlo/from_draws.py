@@ -24,7 +24,6 @@ Estimating Means of Bounded Random Variables by Betting (Waudby-Smith and Ramdas
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -43,6 +42,7 @@ from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
 from kullback.pairs.clone import expanded, parts_of
 from kullback.pairs.density_overrides import lacks, overrides, overrides_density
+from kullback.pairs.family import support_of
 from kullback.pairs.integration.mass import LIBRARIES, check_masses
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
@@ -53,7 +53,7 @@ from kullback.pairs.monte_carlo.log_densities import (
 )
 from kullback.pairs.numerics.parameters import dtype_of
 from kullback.pairs.registry import names_of
-from kullback.pairs.sampling import DrawsFrom
+from kullback.pairs.sampling import drawing_from
 from kullback.pairs.solve_options import FEWEST_DRAWS, SolveOptions
 from kullback.pairs.support import is_infinite
 from kullback.results.estimate import Estimate
@@ -90,10 +90,7 @@ def estimate(
         check_masses(call, (p, q))
     shape, dtype = torch.broadcast_shapes(p.batch_shape, q.batch_shape), dtype_of(p, q)
     p, q = without_shared_maps(expanded(p, shape), expanded(q, shape))
-    generator, drawing = options.generator, nullcontext()
-    if generator is not None:  # otherwise torch's own generator makes the draws
-        drawing = DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-    with drawing:
+    with drawing_from(options.generator):
         try:
             result = _kl(call, p, q, options.draws) if is_kl else _other(call, p, q, kind, options.draws)
         except NoRuleError:
@@ -223,10 +220,8 @@ def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
 
 def _shares_support(p: Distribution, q: Distribution) -> bool:
     """Return whether P and Q have the same support, so that the mean of q / p under P is 1."""
-    try:
-        return _same(p.support, q.support)
-    except NotImplementedError:
-        return False
+    supports = support_of(p), support_of(q)
+    return None not in supports and _same(*supports)
 
 
 def _same(a: object, b: object) -> bool:
@@ -381,12 +376,7 @@ def check_normalized(
 ) -> None:
     """Raise if draws of P prove that a density is not normalized, or is not the density of the draws.
 
-    Arguments:
-        call: the name of the function that the user called.
-        p: P, the distribution of the draws.
-        q: Q.
-        log_ratio: log q - log p at the draws, shape (draws, ...).
-        rounding: a bound on the rounding error of `log_ratio`.
+    `log_ratio` is log q - log p at the draws, shape (draws, ...), and `rounding` bounds its rounding error.
     """
     excess = torch.expm1(log_ratio.detach().double()).clamp(max=1e100) - _ALLOWED - rounding
     logs = torch.stack([torch.log1p(bet * excess.clamp(min=-1)).sum(0) for bet in _BETS])

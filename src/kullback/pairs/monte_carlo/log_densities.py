@@ -30,8 +30,15 @@ from kullback.common.dtypes import upcast
 from kullback.errors import NoRuleError, no_rule
 from kullback.pairs.clone import detached
 from kullback.pairs.densities.density import Density, Points, density_of, register_density
-from kullback.pairs.densities.maps import mapped, parts_of_maps, shared_last_steps
+from kullback.pairs.densities.maps import (
+    inverted_by,
+    is_elementwise,
+    mapped,
+    parts_of_maps,
+    shared_last_steps,
+)
 from kullback.pairs.density_overrides import overrides, overrides_density
+from kullback.pairs.family import support_of
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling import SEQUENCES, quasi_draws
 
@@ -47,13 +54,13 @@ def maps_outside(d: Distribution) -> tuple[Distribution, list[Transform]]:
         return base, steps + parts_of_maps(cast("TransformedDistribution", d).transforms)
     if type(d) is Independent:
         base, steps = maps_outside(d.base_dist)
-        if steps and all(map(is_of_numbers, steps)):
+        if steps and is_elementwise(steps):
             return Independent(base, d.reinterpreted_batch_ndims, validate_args=False), steps
     if type(d) is MixtureSameFamily:
         base, steps = maps_outside(d.component_distribution)
         count = 0
         for step in reversed(steps):
-            if not (is_of_numbers(step) and _is_shared(step)):
+            if not (is_elementwise([step]) and _is_shared(step)):
                 break
             count += 1
         if count:
@@ -71,18 +78,11 @@ def _is_mapped(d: Distribution) -> bool:
     )
 
 
-def is_of_numbers(step: Transform) -> bool:
-    """Return whether a map is elementwise: each number of the image depends on one number."""
-    return not (step.domain.event_dim or step.codomain.event_dim)
-
-
 def _is_shared(step: Transform) -> bool:
     """Return whether a map is the same for all components of a mixture: its parameters, if any, are scalars."""
-    parameters: list[Any] = list(
-        vars(step.inv if type(step).__name__ == "_InverseTransform" else step).values()
-    )
     return all(
-        not isinstance(x, Distribution) and (not isinstance(x, Tensor) or x.numel() == 1) for x in parameters
+        not isinstance(x, Distribution) and (not isinstance(x, Tensor) or x.numel() == 1)
+        for x in vars(inverted_by(step) or step).values()
     )
 
 
@@ -222,7 +222,7 @@ def _with_right_draws(p: Distribution) -> Distribution:
 
 def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
     """Return Q's log-density at draws x of P; -inf at draws outside the support of Q."""
-    support = _support(q)
+    support = support_of(q)
     inside = None if support is None else support.check(x.detach())
     if inside is None or bool(inside.all()):
         return q.log_prob(x)
@@ -230,13 +230,6 @@ def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
     stand_in = q.sample(x.shape[: x.ndim - own - len(q.batch_shape)])
     at = torch.where(inside.reshape(*inside.shape, *[1] * own), x, stand_in)
     return torch.where(inside, q.log_prob(at), -torch.inf)
-
-
-def _support(d: Distribution) -> constraints.Constraint | None:
-    try:
-        return d.support
-    except NotImplementedError:
-        return None
 
 
 # ---- Points with exact distances from the ends of the support.
@@ -280,7 +273,7 @@ def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
 
     The result is None if no maps exist, if a map is not elementwise, or if Q's one-dimensional density is not known.
     """
-    if not (draws.steps or maps_outside(q)[1]) or not all(map(is_of_numbers, draws.steps)):
+    if not (draws.steps or maps_outside(q)[1]) or not is_elementwise(draws.steps):
         return None
     of_q = density_of_numbers(q)
     start = _ends_before_maps(maps_outside(p)[0])
@@ -320,7 +313,7 @@ def _ends_before_maps(base: Distribution) -> tuple[Density | None] | None:
 
     The result is (None,) if the support is the real line, and None if the support is not known.
     """
-    support = _support(base)
+    support = support_of(base)
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     if support is constraints.real:
@@ -353,10 +346,10 @@ def _check_digits(
 
     Draws may be rounded if several draws are equal to the smallest or largest draw, or if a map is flat at a draw.
     """
-    support = _support(p)
+    support = support_of(p)
     if support is not None and support.is_discrete:
         return
-    support_of_q = _support(q)
+    support_of_q = support_of(q)
     if maps_outside(q)[1] and support_of_q is not None:
         beyond = (log_q.detach() == -torch.inf) & support_of_q.check(draws.x.detach())
         if bool(beyond.any()):
@@ -402,7 +395,7 @@ def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
     that the map is not a bijection.
     """
     x = draws.x.detach()
-    if not draws.steps or not all(map(is_of_numbers, draws.steps)):
+    if not draws.steps or not is_elementwise(draws.steps):
         return torch.zeros_like(x, dtype=torch.bool)
     u = draws.u.detach()
     move = _STEP * (1 + u.abs())
