@@ -44,7 +44,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "pieces._POINTS_TO_THE_END": (6, 25, 100),
     "f_divergence._OF_A_CORNER": (0.0, 0.03, 0.3),
     "pieces._CROSSINGS": (2, 8, 32),
-    "breaks._JUMP": (1e-10, 1e-6, 1e-3),
+    "line._JUMP": (1e-10, 1e-6, 1e-3),
     "pieces.SAME": (1e-13, 1e-11, 1e-9),
     "line._MANY_PEAKS": (4, 16, 64),
     "pieces._FALL": (6, 12, 24),

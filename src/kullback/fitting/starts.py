@@ -23,7 +23,7 @@ from torch.distributions import (
 
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value
 from kullback.fitting.exact_fit import nearest
-from kullback.fitting.method_answer import FitProblem
+from kullback.fitting.fit_result import FitProblem
 from kullback.fitting.unconstrained import Family, Values, read_family
 from kullback.pairs.family import FAMILIES
 from kullback.pairs.sampling import DrawsFrom

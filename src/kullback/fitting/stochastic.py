@@ -23,7 +23,7 @@ from torch.distributions import Distribution
 from kullback.common.dtypes import upcast
 from kullback.common.progress import progress_bar
 from kullback.errors import NoRuleError, explain
-from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer
+from kullback.fitting.fit_result import FitProblem, FitSettings, MethodAnswer
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, Objective
 from kullback.generators import KL, ReverseKL
 from kullback.pairs.clone import detached

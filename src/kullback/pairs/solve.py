@@ -246,13 +246,8 @@ def with_numbers(result: Estimate, change: Callable[[Tensor], Tensor]) -> Estima
         None if x is None else change(x)
         for x in (result.value, result.error, result.standard_error, *(result.interval or ()))
     )
-    return replace(
-        result,
-        value=value,
-        error=error,
-        standard_error=standard_error,
-        interval=tuple(interval) or None,
-    )
+    numbers = {"value": value, "error": error, "standard_error": standard_error}
+    return replace(result, **numbers, interval=tuple(interval) or None)
 
 
 def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
@@ -325,7 +320,6 @@ def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) 
 
 
 def _by_reduction(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence from other pairs, by the reduction of the plan."""
     reduce = cast("Reduction", pair.plan.reduction)
     return reduce(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, options, kind))
 

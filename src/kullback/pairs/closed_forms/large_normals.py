@@ -25,13 +25,15 @@ from kullback.pairs.native_forms import is_ordinary_call
 from kullback.pairs.numerics.cholesky import (
     Whitened,
     as_factor_model,
+    as_function_of,
     identity_like,
+    plain_squares_below,
     solve_lower,
+    squares_below,
     whitened_factors,
     without_expansion,
 )
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
-from kullback.pairs.numerics.triangular import as_function_of, plain_squares_below, squares_below
 
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""
@@ -310,7 +312,6 @@ def _sides(p: Distribution, q: Distribution) -> _Sides | None:
 
 
 def _do_broadcast(p: Distribution, q: Distribution) -> bool:
-    """Return whether the batch shapes of P and Q broadcast."""
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:

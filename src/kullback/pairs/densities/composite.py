@@ -230,13 +230,9 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     # If `mapped` cannot select single components, only the mixture's log_prob is evaluated.
     if not part.is_splittable():
         low, high = part.low, part.high
-        return density_on_image(
-            d,
-            (
-                low if low is None or not low.ndim else low.amin(-1),
-                high if high is None or not high.ndim else high.amax(-1),
-            ),
-        )
+        low = low if low is None or not low.ndim else low.amin(-1)
+        high = high if high is None or not high.ndim else high.amax(-1)
+        return density_on_image(d, (low, high))
     return (MixtureOfIntegersDensity if part.integer else MixtureDensity)(log_weights_of(d), part)
 
 

@@ -93,12 +93,9 @@ def base_and_steps(d: TransformedDistribution) -> tuple[Distribution, list[Trans
         base, maps = base.base_dist, [*base.transforms, *maps]
     dtype = dtype_of(d)
     steps = steps_of(maps, dtype)
-    if (
-        type(base) is LogNormal
-        and steps
-        and len(shorter := steps_of([ExpTransform(), *maps], dtype)) < len(steps)
-    ):
-        return base.base_dist, shorter
+    if type(base) is LogNormal and steps:
+        shorter = steps_of([ExpTransform(), *maps], dtype)
+        return (base.base_dist, shorter) if len(shorter) < len(steps) else (base, steps)
     return base, steps
 
 
@@ -140,12 +137,8 @@ def is_elementwise(steps: Iterable[Transform]) -> bool:
 def _without_round_trips(steps: Iterable[Transform]) -> list[Transform]:
     kept: list[Transform] = []
     for step in steps:
-        if (
-            kept
-            and kept[-1].bijective
-            and same_maps(kept[-1].inv, step)
-            and not move_apart(kept[-1].inv, step)
-        ):
+        back = kept[-1].inv if kept and kept[-1].bijective else None
+        if back is not None and same_maps(back, step) and not move_apart(back, step):
             kept.pop()
             continue
         kept += [step]

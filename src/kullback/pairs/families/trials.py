@@ -134,15 +134,10 @@ def generalized_kl_of(p: Tensor, q: Tensor) -> Tensor:
     """
     tiny = (p < _LEAST) & (q < _LEAST)
     p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))
-    value = generalized_kl(p, q, _log_ratio(p, q))
+    empty = (p == 0) | (q == 0)
+    value = generalized_kl(p, q, log_ratio(torch.where(empty, 1, p), torch.where(empty, 1, q)))
     fixed = value.detach()
     return torch.where(tiny, fixed / _UNIT + (value - fixed), value)
-
-
-def _log_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(a / b); 0 where a or b is 0."""
-    empty = (a == 0) | (b == 0)
-    return log_ratio(torch.where(empty, 1, a), torch.where(empty, 1, b))
 
 
 def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
@@ -254,9 +249,7 @@ class GeometricDensity(IntegerDensity):
 
 # _ENTROPY_SERIES are the coefficients in (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...).
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
-# _LOG_HUGE is the largest exponent of exp without overflow. If both probabilities of success are below _TINY, KL of
-# Geometric distributions is computed from the ratio of the probabilities.
-_LOG_HUGE = 709.0
+# If both probabilities of success are below _TINY, KL of Geometric distributions is computed from their ratio.
 _TINY = 1e-30
 _EVEN = (0.5, 0.5, -math.log(2), -math.log(2))  # `Probabilities` of a fair coin
 
@@ -333,8 +326,8 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
     """
     # The term of the other outcome is proportional to the odds, which may overflow although the term is finite. So the
     # odds are divided by e^beyond, and the term is multiplied by e^beyond.
-    beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
-    odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
+    beyond = (log_odds - LARGEST_EXPONENT).clamp(0, 100)
+    odds, odds_of_q = (torch.exp((x - beyond).clamp(max=LARGEST_EXPONENT)) for x in (log_odds, log_odds_of_q))
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
 
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from kullback.pairs.clone import zero_of
 from kullback.pairs.densities.density import Coordinate, Density, Points
-from kullback.pairs.integration.breaks import corner_terms, moving
 from kullback.pairs.integration.divergence_terms import DivergenceTerms, with_derivatives
-from kullback.pairs.integration.line import UNDERFLOW, Line, span
+from kullback.pairs.integration.line import UNDERFLOW, Line, corner_terms, moving, span
 from kullback.pairs.integration.panels import (
     LINE,
     SAFETY,

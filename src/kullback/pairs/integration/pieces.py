@@ -23,15 +23,17 @@ from torch import Tensor
 
 from kullback.generators.growth import Corner, Growth
 from kullback.pairs.densities.density import Coordinate, Density, Points
-from kullback.pairs.integration.breaks import Break, find_breaks, one_sided
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.line import (
     NEGLIGIBLE,
     UNDERFLOW,
+    Break,
     Line,
     breakpoints_on,
+    find_breaks,
     first_edges,
     matters,
+    one_sided,
     out_to_ends,
     scan_points,
     span,

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.families.uniform import UniformDensity
-from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
 from kullback.pairs.integration.divergence_terms import KLColumns, KLTotals, kl_forms
 from kullback.pairs.integration.line import (
     NEGLIGIBLE,
     OUTERMOST,
     UNDERFLOW,
     Line,
+    corner_terms,
+    find_breaks,
     first_edges,
     matters,
+    moving,
     out_to_ends,
     outer_edge,
     scan_points,
