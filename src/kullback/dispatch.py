@@ -19,8 +19,8 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergen
 from kullback.kernels import RowDivergence, logit_divergence, rounding_error, row_divergence
 from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule, operands
 from kullback.pairs import METHODS, SolveOptions
-from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
-from kullback.pairs.distribution_checks import check_domains
+from kullback.pairs.refusals import check_domains
+from kullback.pairs.registry import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.solve import (
     estimate as estimate_pair,
     estimate_by_rules,
