@@ -28,7 +28,7 @@ from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction, noted
 from kullback.estimators.lattice import are_rounded, common_step, prefers_values, spread
 from kullback.estimators.registry import evidence_by, from_draws
-from kullback.estimators.unseen import unseen_by_q, upper_end
+from kullback.estimators.tails import unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
 

@@ -24,10 +24,9 @@ from kullback.common.bijective import check_bijective
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import NoRuleError, P, Q, explain, invalid_type, invalid_value
-from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
-from kullback.estimators.knn.pilot import FlatError
+from kullback.estimators.knn.pilot import FlatError, LocalDensity, local_log_density
 from kullback.estimators.known_categories import (
     UnseenByP,
     below_zero,
@@ -35,11 +34,16 @@ from kullback.estimators.known_categories import (
     of_categories,
     spread_ties,
 )
-from kullback.estimators.local_density import LocalDensity, local_log_density
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import checked_side, rng_of, seeded
-from kullback.estimators.spans import common_span, rank_of
-from kullback.estimators.surfaces import surface_of
+from kullback.estimators.surfaces import (
+    common_span,
+    dimension_of,
+    fewest_dimensions,
+    rank_of,
+    surface_of,
+    too_few_dimensions,
+)
 from kullback.estimators.tails import beyond_tail, tail_allowance
 from kullback.samples import Samples
 

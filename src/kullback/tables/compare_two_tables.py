@@ -31,26 +31,29 @@ from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.text_types import reason_against, ways_to_read
 from kullback.tables.columns.types import Field
-from kullback.tables.contents import content_finding, content_of, parsed_finding
 from kullback.tables.contingency import (
     ComparedBins,
     Pair,
+    TableSettings,
     column_bins,
     column_contingency,
     divergences,
+    effective_rows,
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.plot_bins import histogram
-from kullback.tables.settings import TableSettings, effective_rows
 from kullback.tables.table_findings import (
     changed_type,
     column_findings,
+    content_finding,
+    content_of,
     finding,
     in_proportion,
     order_findings,
+    parsed_finding,
     schema_findings,
     size_findings,
     text_finding,

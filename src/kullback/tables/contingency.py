@@ -15,14 +15,12 @@ from kullback.common.inference import of_tests_on_the_same_rows
 from kullback.errors import invalid_value, quoted
 from kullback.results.finding import Finding
 from kullback.results.value import Value
-from kullback.tables.choose_bins import bin_counts, choose_bins
-from kullback.tables.columns.bin_labels import interval_labels
+from kullback.tables.choose_bins import bin_counts, choose_bins, interval_labels
 from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
-from kullback.tables.engines.engine import ParsedTable
+from kullback.tables.engines.engine import ParsedTable, is_text_field
 from kullback.tables.engines.joint_counter import JointCounts
-from kullback.tables.engines.parsed_columns import is_text_field
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
@@ -39,10 +37,61 @@ from kullback.tables.inference.ordered import (
 )
 from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
 from kullback.tables.inference.word_test import word_test
-from kullback.tables.settings import TableSettings
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin, Divergences
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """The settings of a comparison, and the effective numbers of rows.
+
+    Attributes:
+        max_bins: the approximate largest number of bins of numbers.
+        confidence: the confidence level of the intervals.
+        random: the source of all randomness.
+        cluster: the column with the cluster of each row; None if rows have no clusters.
+        independent: whether rows, or clusters, are known to be independent.
+        sizes: the effective numbers of rows of P and Q.
+    """
+
+    max_bins: int
+    confidence: float
+    random: np.random.Generator
+    cluster: str | None = None
+    independent: bool = False
+    sizes: tuple[float, float] = (0.0, 0.0)
+
+    def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> TableSettings:
+        """Return the settings for some columns, with fewer effective rows if the columns' rows are dependent."""
+        times = [1.0 if side.order is None else side.order.time(columns) for side in (p, q)]
+        return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))
+
+    def number_of_bins(self, columns: int = 1) -> int:
+        """Return the number of bins of each column that gives combinations of bins at least 10 rows on average."""
+        allowed = (min(self.sizes) / MIN_EXPECTED) ** (1 / columns)
+        return max(2, min(self.max_bins, int(allowed + 1e-9)))
+
+    def findings(self, shared: Sequence[str]) -> list[Finding]:
+        """Return the finding that there are too few rows for intervals, or for as many bins as asked for."""
+        if not shared:
+            return []
+        least = min(self.sizes)
+        rows = f"{least:.4g} independent row{'' if least == 1 else 's'} in the smaller table"
+        if least < MIN_EFFECTIVE:
+            return [finding("few-rows", f"{rows}: no intervals below {MIN_EFFECTIVE:g}")]
+        if self.number_of_bins() < self.max_bins:
+            fewer = f"{self.number_of_bins()} bins instead of {self.max_bins}"
+            return [finding("few-rows", f"{rows}: {fewer}, {MIN_EXPECTED:g} rows for each")]
+        return []
+
+
+def effective_rows(profile: Profile) -> float:
+    """Return the number of equally weighted rows that gives the same variance (Survey Sampling, Kish, 1965)."""
+    if profile.weights is None or not profile.weight_squares > 0:
+        return float(profile.rows)
+    return profile.weight**2 / profile.weight_squares
+
 
 # The joint counts of P and of Q, by cluster (if there are clusters) and by bins.
 Pair = tuple[JointCounts, JointCounts]

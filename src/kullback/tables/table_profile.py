@@ -46,9 +46,7 @@ from kullback.tables.columns.ways_of_writing import Evidence
 from kullback.tables.columns.written_numbers import Written
 from kullback.tables.engines import open_table
 from kullback.tables.engines.column_counters import EndsCounter, EvidenceCounter, ProfileCounter, counter_of
-from kullback.tables.engines.engine import ParsedTable, Table
-from kullback.tables.engines.parsed_columns import is_text_field, unparsed_of
-from kullback.tables.engines.table_counter import TableCounter
+from kullback.tables.engines.engine import ParsedTable, Table, TableCounter, is_text_field, unparsed_of
 from kullback.tables.row_order import RowOrder, row_order
 
 SCHEMA = "kullback.profile/2"

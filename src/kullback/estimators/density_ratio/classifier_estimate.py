@@ -28,12 +28,11 @@ from kullback.estimators.density_ratio.classifiers import (
     NamedClassifier,
     candidates_for,
     check_classifier,
+    gaussian_kl,
     have_two_values,
     users_candidate,
 )
-from kullback.estimators.density_ratio.gaussian import gaussian_kl
 from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, missed, share_of_repeated
-from kullback.estimators.dimension import fills_less
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
 from kullback.estimators.evidence import (
     SIDE_P,
@@ -49,9 +48,8 @@ from kullback.estimators.histogram import histogram
 from kullback.estimators.logistic import Labeled, Mask, calibrated, log_loss, mean_over_p
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.sample_checks import rng_of
-from kullback.estimators.spans import common_span
-from kullback.estimators.tails import heaviness
-from kullback.estimators.unseen import unseen_in_scores, upper_end
+from kullback.estimators.surfaces import common_span, fills_less
+from kullback.estimators.tails import heaviness, unseen_in_scores, upper_end
 
 # `benchmarks/coverage.py` checks the constants of this file on vectors with clusters, and `benchmarks/bench_samples.py`
 # compares the errors with other estimators.

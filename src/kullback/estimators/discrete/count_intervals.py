@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from kullback.common.inference import student_quantiles, two_sided_quantile, unified_low, wilson_limit
-from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, CoverageCorrection, merged
-from kullback.estimators.discrete.kind_counts import KindCounts
+from kullback.estimators.discrete.formulas import (
+    KNOWN,
+    CategoryCounts,
+    CoverageCorrection,
+    KindCounts,
+    merged,
+)
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.

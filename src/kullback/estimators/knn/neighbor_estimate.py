@@ -18,7 +18,6 @@ import torch
 from kullback.common.constraints import FLAG, Arguments, Whole
 from kullback.common.inference import two_sided_quantile
 from kullback.errors import P, Q, invalid_value
-from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import (
     SIDE_P,
@@ -34,8 +33,8 @@ from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import rng_of
-from kullback.estimators.spans import as_log_ratios, common_span
-from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
+from kullback.estimators.surfaces import as_log_ratios, common_span, too_few_dimensions
+from kullback.estimators.tails import Unseen, unseen_by_q, unseen_in_scores, upper_end
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
