@@ -76,15 +76,10 @@ def estimate_from_samples(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Return the estimate of a divergence from `Samples` on at least one side.
+    """Return the estimate of a divergence from `Samples` or `Counts` on at least one side.
 
-    Arguments:
-        call: the name of the call, for errors.
-        p, q: `Samples`, `Counts`, or a distribution or probabilities on one side.
-        kind: the divergence.
-        method: the name of an estimator; ``"auto"`` chooses an estimator for these draws.
-        confidence: the probability that the interval contains the divergence.
-        generator: the generator that some estimators take.
+    The other side may be a distribution or probabilities. `call` is the name of the call, for errors. The method
+    ``"auto"`` chooses an estimator for these draws.
     """
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))

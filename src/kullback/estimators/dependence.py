@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kullback.common.arrays import Floats
+from kullback.common.arrays import Flags, Floats
 from kullback.common.missed_turns import missed_turns
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
@@ -49,13 +49,10 @@ _MOST_SCORES = 32
 
 
 class Grouped(NamedTuple):
-    """Draws in groups that count as independent, and notes on these groups.
+    """Draws with their blocks or repeated rows, which count as independent, as clusters, and notes on these groups.
 
-    Attributes:
-        samples: the draws, with their blocks or repeated rows as clusters.
-        notes: the notes, one sentence each.
-        is_open: whether there are too few groups for a standard error.
-        correction: the factor that corrects a variance computed as if the groups were independent.
+    `is_open` says whether there are too few groups for a standard error. `correction` is the factor that corrects a
+    variance computed as if the groups were independent.
     """
 
     samples: Draws
@@ -89,14 +86,10 @@ def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
 
 
 class GroupedAlike(NamedTuple):
-    """Two samples whose draws are in groups that a permutation test can exchange.
+    """Two samples whose clusters are groups of draws that a permutation test can exchange, and notes on these groups.
 
-    Attributes:
-        p, q: the draws of P and of Q, with their groups as clusters.
-        notes: the notes, one sentence each.
-        is_open: whether there are too few groups for a permutation test.
-        in_pairs: whether group i of P is exchanged only with group i of Q, because the autocorrelation times of P and Q
-            are unequal.
+    `is_open` says whether there are too few groups for the test. `in_pairs` says whether group i of P is exchanged only
+    with group i of Q, because the autocorrelation times of P and Q are unequal.
     """
 
     p: Draws
@@ -301,8 +294,6 @@ def _no_error(dependence: SerialDependence) -> str:
     return f"Fewer than {FEWEST_BLOCKS} independent blocks are left, too few for an interval."
 
 
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-
 # `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on random ties.
 
 # Up to this proportion, shared draws are ignored, because they have little effect on the estimate.
@@ -314,13 +305,10 @@ _FEW_TIES = 0.01
 
 
 class Shared(NamedTuple):
-    """Two samples that have draws in common.
+    """Two samples that have draws in common; `number` of P's draws are also draws of Q.
 
-    Attributes:
-        p, q: the draws of P and of Q.
-        in_p, in_q: for each draw of P, and of Q, whether its value occurs exactly once in P and exactly once in Q.
-        number: the number of P's draws that are also draws of Q.
-        are_alone: whether almost no values repeat except shared draws, so that nearly all ties are shared draws.
+    `in_p` and `in_q` say, for each draw of a side, whether its value occurs exactly once in P and exactly once in Q.
+    `are_alone` says whether almost no values repeat except shared draws, so that nearly all ties are shared draws.
     """
 
     p: Draws
@@ -391,10 +379,7 @@ def _in_both(of_p: Integers, of_q: Integers) -> bool:
 
     If a value occurs twice in independent draws, it occurs once in each sample with a probability of at most 1/2, for
     any P and Q. So independent draws have, on average, at least as many such ties within the samples as between them.
-
-    Arguments:
-        of_p: the count in P of each value that occurs in P or Q.
-        of_q: the count in Q of each of these values.
+    `of_p` and `of_q` are the counts of each value that occurs in P or Q.
     """
     across = int(((of_p == 1) & (of_q == 1)).sum())
     if across <= _FEWEST_SHARED * min(int(of_p.sum()), int(of_q.sum())):

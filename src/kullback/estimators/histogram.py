@@ -83,9 +83,7 @@ _FEW_TIES = 0.01
 class _Sorted:
     """The sorted draws of one side.
 
-    Attributes:
-        values: the sorted draws, shape (n,).
-        below: the normalized cumulative weights, from 0 to 1, shape (n + 1,); None if all weights are equal.
+    `below` has the n + 1 normalized cumulative weights, from 0 to 1; it is None if all weights are equal.
     """
 
     values: Array

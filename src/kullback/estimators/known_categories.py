@@ -55,12 +55,7 @@ _LEAST_PROBABILITY = 1e-12
 
 @dataclass(frozen=True)
 class UnseenByP:
-    """Q's log-probabilities of categories without draws of P; -inf if there are no such categories.
-
-    Attributes:
-        total: the log-probability of all such categories together.
-        least: the log-probability of the least probable of these categories.
-    """
+    """Q's log-probabilities of all categories without draws of P, and of the least probable one; -inf for none."""
 
     total: float
     least: float
@@ -101,16 +96,9 @@ def of_categories(
 ) -> Evidence:
     """Return the evidence of KL(P || Q): the mean of log p - log q over P's draws, its standard error and its interval.
 
-    Arguments:
-        counts: the effective number of draws in each category with draws; the sum is `n`.
-        log_q: the log-probabilities of these categories under Q.
-        elsewhere: Q's log-probabilities of the categories without draws.
-        variance_of: a function that returns the variance of the mean of log p - log q over the draws. Its argument has
-            the deviation from the mean for each category.
-        n: the effective number of draws.
-        groups: the number of independent groups of draws.
-        confidence: the probability that the interval contains the divergence.
-        clusters: the number of clusters, if any.
+    `counts`, with the sum `n`, has the effective number of draws in each category with draws, and `log_q` Q's
+    log-probability. `variance_of` returns the variance of the mean of log p - log q from the deviation from this mean
+    for each category. `groups` is the number of independent groups of draws, and `clusters` the number of clusters.
     """
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q
@@ -186,14 +174,8 @@ def ends_from_counts(
     draw. The distances of the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is
     at least the limit from `_near_q`.
 
-    Arguments:
-        counts: the counts of the categories with draws, shape (K,).
-        log_q: the log-probabilities of these categories under Q, shape (K,).
-        unseen: Q's log-probabilities of the categories without draws.
-        number: the effective number of independent draws.
-        quantile: the quantile of the normal distribution.
-        estimate: the bias-corrected estimate of KL.
-        added: the variance of the estimate in addition to the variance of a mean of d.
+    `number` is the effective number of independent draws, `estimate` the bias-corrected estimate of KL, and `added` the
+    variance of the estimate in addition to the variance of a mean of d.
 
     References:
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
@@ -300,13 +282,9 @@ def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
 
 @dataclass(frozen=True)
 class _Family:
-    """The exponential family of distributions proportional to `share` e^(theta d).
+    """The exponential family of distributions proportional to `share` e^(theta d), where d is log share - log q.
 
-    Attributes:
-        share: the probabilities of the categories at theta = 0.
-        d: log share - log q for each category.
-        log_q: the log-probabilities under Q.
-        mean: the mean of d over the draws.
+    `mean` is the mean of d over the draws.
     """
 
     share: Array
@@ -378,11 +356,8 @@ def with_interval(
 ) -> Estimate:
     """Return `estimate` with a standard error, an interval and notes, which are computed from the counts of draws.
 
-    Arguments:
-        p, q: finite distributions with the same classes, at least one of them `Counts`.
-        kind: the divergence.
-        estimate: the divergence between the proportions, in nats.
-        confidence: the probability that the interval contains the divergence.
+    p and q are finite distributions with the same classes, at least one of them `Counts`. `estimate` is the divergence
+    between the proportions, in nats.
     """
     if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
         return replace(estimate, notes=(*estimate.notes, _NO_DRAWS))

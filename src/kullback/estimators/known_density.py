@@ -426,13 +426,10 @@ def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
 
 @dataclass(frozen=True)
 class _Bias:
-    """The bias of the estimate for a reference, and the bias that may remain in the estimate for P.
+    """The mean bias of the estimate for a reference, with its standard error.
 
-    Attributes:
-        value: the mean bias of the estimate for the reference.
-        error: the standard error of `value`.
-        left: the bias that may remain for P after `value` is subtracted.
-        above: the number a such that the remaining bias in the upper limit is sqrt(`left`^2 + a^2).
+    `left` is the bias that may remain for P after `value` is subtracted. In the upper limit, the remaining bias is
+    sqrt(`left`^2 + `above`^2).
     """
 
     value: float
@@ -455,15 +452,7 @@ def _bias(
     of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
     references is partly random, so the difference between their biases may enter the standard error. If this change is
     a larger decrease for P than for both references, P has more edges or sharper peaks than the references. The upper
-    limit then allows for a larger bias.
-
-    Arguments:
-        q: the distribution Q.
-        means: the estimates for P with k and with 4 k neighbors, shape (2,).
-        numbers: k and 4 k.
-        like: the number and the weights of the draws from a reference.
-        d: the number of components.
-        rng: the generator for draws from the references.
+    limit then allows for a larger bias. `means` has the estimates for P with k and with 4 k neighbors.
     """
     times = int(min(max(200_000 // like.n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
@@ -503,10 +492,7 @@ def _bias(
 class _Reference(NamedTuple):
     """The number and the weights of draws from a reference, chosen so that log p is estimated as well as for P's draws.
 
-    Attributes:
-        n: the number of draws.
-        weights: the weights from which `n` weights are chosen at random; None if all weights are equal.
-        weights_vary: the argument `weights_vary` of `local_log_density`.
+    The weights of the n draws are chosen at random from `weights`, which is None if all weights are equal.
     """
 
     n: int

@@ -40,12 +40,7 @@ def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> f
 
     If the points form distant clusters, whitening scales by the distance between clusters, and each cluster may look
     flat. So if the dimension is too small after whitening, it is measured again in `_locally_scaled` coordinates. For
-    points on a curved surface, the dimension is too small in both coordinate systems.
-
-    Arguments:
-        points: the points, shape (n, d).
-        whitened: the same points after whitening, shape (n, d).
-        ks: the two numbers of neighbors, as for `dimension_of`.
+    points on a curved surface, the dimension is too small in both coordinate systems. `ks` is as for `dimension_of`.
     """
     step = -(-len(points) // _MOST_DRAWS)
     points, whitened = points[::step], whitened[::step]
@@ -111,10 +106,7 @@ def dimension_of(growth: float, ks: tuple[int, int]) -> float:
 
     Here :math:`\rho_k` is the distance to the k-th neighbor, and :math:`\psi` is the digamma function. For K = k + 1,
     the result is the estimate of Levina and Bickel, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
-
-    Arguments:
-        growth: the mean of the log-ratio of the distances to the K-th and to the k-th neighbor.
-        ks: k and K.
+    `growth` is the mean of the log-ratio of the distances to the K-th and to the k-th neighbor, and `ks` is (k, K).
     """
     return _steps(ks) / growth if growth > 0 else math.inf
 
@@ -168,13 +160,8 @@ _LONGEST_AXIS = 1e3
 class Surface:
     """A quadric (a surface with a quadratic equation) that contains all draws of one side.
 
-    Attributes:
-        name: the name of the surface in notes.
-        distance: a function from points, shape (n, d), to the relative residuals of the points in the equation of the
-            surface, shape (n,).
-        tolerance: the largest residual that can be a rounding error.
-        to_sphere: the map from the surface to the unit sphere; None if the surface is neither a sphere nor an
-            ellipsoid.
+    `distance` returns the relative residuals of points in the equation of the surface, and `tolerance` is the largest
+    residual that can be a rounding error. `to_sphere` maps a sphere or an ellipsoid to the unit sphere.
     """
 
     name: str
@@ -193,11 +180,9 @@ class Surface:
 
 
 def surface_of(points: Array, *dtypes: torch.dtype) -> Surface | None:
-    """Return the quadric that contains all points, shape (n, d), or None.
+    """Return the quadric that contains all points, the draws of one side, shape (n, d), or None.
 
-    Arguments:
-        points: the draws of one side.
-        dtypes: the original dtypes of P's and Q's draws, because unit vectors rounded to float16 have inexact norms.
+    `dtypes` are the original dtypes of P's and Q's draws, because unit vectors rounded to float16 have inexact norms.
     """
     d = points.shape[1]
     if d < 2 or not np.isfinite(points).all():
@@ -323,14 +308,10 @@ _FLAT = 1e-6
 
 @dataclass(frozen=True)
 class Span:
-    """The draws of both sides without components that follow linearly from other components.
+    """The draws of both sides without components that follow linearly from others, and notes on these components.
 
-    Attributes:
-        p: P's draws with the remaining components.
-        q: Q's draws with the remaining components.
-        notes: notes on the components that were left out, if any.
-        infinite: a note on an infinite KL if a plane or surface contains all draws of one side and no draw of the other
-            side; otherwise an empty string.
+    `infinite` is a note on an infinite KL if a plane or surface contains all draws of one side and no draw of the other
+    side; otherwise an empty string.
     """
 
     p: Draws

@@ -82,12 +82,8 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
     """Return the amount by which the true mean of terms may exceed the sample mean because of an unobserved tail.
 
     A generalized Pareto distribution is fitted to the largest terms. The mean of this distribution is computed with a
-    shape one standard error above the fitted shape. If this shape is 1 or more, the result is infinite.
-
-    Arguments:
-        terms: the terms, shape (n,).
-        shares: the weights of the terms, with sum 1, shape (n,).
-        number: the effective number of terms.
+    shape one standard error above the fitted shape. If this shape is 1 or more, the result is infinite. `shares` has
+    the weights of the terms, with sum 1, and `number` is the effective number of terms.
     """
     count = int(max(TAIL * number, min(FEWEST_IN_TAIL, number / 4)) * len(terms) / number)
     if count < 4:
@@ -148,14 +144,11 @@ _FAR = 100.0
 
 @dataclass(frozen=True)
 class Unseen:
-    """Statistics of P's draws outside the range of Q's draws or in gaps between Q's draws, for draws of one number.
+    """The proportion and the effective number of P's draws outside the range of Q's draws.
 
-    Attributes:
-        share: the proportion of P's draws outside the range of Q's draws.
-        draws: the effective number of P's draws outside the range.
-        nats: the contribution to KL outside the range, by extrapolation of Q's fitted tails.
-        abrupt: whether significantly more draws of P are outside the range, or between two neighboring draws of Q, than
-            a smooth log(p / q) allows.
+    `nats` is the contribution to KL outside the range, by extrapolation of Q's fitted tails. `abrupt` says whether
+    significantly more draws of P are outside the range, or between two neighboring draws of Q, than a smooth log(p / q)
+    allows.
     """
 
     share: float
@@ -173,15 +166,10 @@ def unseen_by_q(
     alarms: float = _FALSE_ALARMS,
     upper_only: bool = False,
 ) -> Unseen:
-    """Return the `Unseen` statistics of P's draws, compared with Q's draws.
+    """Return the `Unseen` statistics of P's sorted draws x, with the weights `shares`, and Q's sorted draws y.
 
-    Arguments:
-        x: P's draws, sorted.
-        shares: the weights of P's draws, with sum 1.
-        y: Q's draws, sorted.
-        number: P's effective number of draws.
-        alarms: the probability that `abrupt` is True although P = Q.
-        upper_only: if True, only P's draws above the largest draw of Q are used, and gaps are ignored.
+    `number` is P's effective number of draws, and `alarms` the probability that `abrupt` is True although P = Q. If
+    `upper_only`, only P's draws above the largest draw of Q are used, and gaps are ignored.
     """
     if len(y) < 2 or y[0] == y[-1]:
         return Unseen(0.0, 0.0, 0.0, abrupt=False)
@@ -292,14 +280,9 @@ def unseen_in_scores(
     """Return the result of `unseen_by_q` for vectors, which are compared by several scores.
 
     The result is for the score with the largest contribution `nats`; `abrupt` is True if it is True for any score.
-
-    Arguments:
-        scores: for each score, the scores of P's draws and of Q's draws. For the first score, only P's draws above Q's
-            largest score are used.
-        shares: the weights of P's draws, with sum 1.
-        number: P's effective number of draws.
-        log_ratios: if True, the first score is a log-ratio. The excess of P's scores over Q's largest score then
-            replaces the extrapolation of Q's tail.
+    `scores` has, for each score, those of P's draws and of Q's draws. For the first score, only P's draws above Q's
+    largest score are used. If `log_ratios`, the first score is a log-ratio, and the excess of P's scores over Q's
+    largest score replaces the extrapolation of Q's tail.
     """
     pairs = list(scores)
     results: list[Unseen] = []

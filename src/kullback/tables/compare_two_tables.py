@@ -244,12 +244,7 @@ def compare_profiles(
 class _Sides:
     """Two tables whose columns are compared.
 
-    Attributes:
-        p: P's profile.
-        q: Q's profile.
-        settings: the settings of the comparison, with the effective numbers of rows.
-        tables: both tables, which are read again for clusters and groups of columns; empty if only profiles are known.
-        counting: the weights, the other profile and the progress function with which the tables are counted.
+    The tables are read again for clusters and groups of columns; there are none if only profiles are known.
     """
 
     p: Profile

@@ -103,13 +103,7 @@ def size_findings(p: Profile, q: Profile) -> list[Finding]:
 def schema_findings(
     p: dict[str, Field], q: dict[str, Field], names: list[str]
 ) -> tuple[list[str], list[Finding]]:
-    """Return the columns that can be compared, and findings with the reasons why other columns cannot.
-
-    Arguments:
-        p: the columns of P's table.
-        q: the columns of Q's table.
-        names: the names of the columns to compare.
-    """
+    """Return the columns of `names` that can be compared, and findings with the reasons why others cannot."""
     usable: list[str] = []
     findings: list[Finding] = []
     for name in names:
@@ -171,11 +165,7 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
 def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None = None) -> Finding | None:
     """Return the finding that a column has another type in Q; None if the types agree or a side has no values.
 
-    Arguments:
-        name: the name of the column.
-        p: the column's profile in P.
-        q: the column's profile in Q.
-        why: the reason why text is not compared as the numbers or dates that it holds; None if there is no such text.
+    `why` is the reason why text is not compared as the numbers or dates that it holds.
     """
     if p.empty or q.empty:
         return None
@@ -293,13 +283,9 @@ class Unshared(NamedTuple):
 
 
 def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
-    """Return the categories that one side has and the other lacks.
+    """Return the categories that are there and not elsewhere.
 
     The result is empty if the other side has no values or does not name all its categories.
-
-    Arguments:
-        there: the side that has the categories.
-        elsewhere: the side that lacks the categories.
     """
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())
@@ -338,11 +324,7 @@ _MOST = 0.5  # a column of text is reported if more than this share of its texts
 def content_of(name: str, p: ColumnProfile, q: ColumnProfile, *, weighted: bool) -> Content | None:
     """Return the kind of content that makes a column's divergences doubtful; None for other columns.
 
-    Arguments:
-        name: the name of the column.
-        p: the column's profile in P.
-        q: the column's profile in Q.
-        weighted: whether rows have weights. If so, the profiles do not show the numbers of rows.
+    Profiles of rows with weights do not show the numbers of rows.
     """
     sides = [column for column in (p, q) if not column.empty]
     if not sides:

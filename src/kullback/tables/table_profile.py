@@ -242,13 +242,7 @@ def profile_table(
 
 
 class Counting(NamedTuple):
-    """The settings with which tables are counted.
-
-    Attributes:
-        weights: the column of the rows' weights; None if rows have no weights.
-        like: a profile whose column types and grids are used; None if they are chosen from the table.
-        tell: a function that is called with a sentence before each reading of a table.
-    """
+    """The column of weights, the profile whose types and grids are used, and the function that reports progress."""
 
     weights: str | None
     like: Profile | None
@@ -279,24 +273,16 @@ def profile_opened(
 
 @dataclass(frozen=True)
 class CountedTable:
-    """A table whose columns are counted, and whose order of rows is not examined yet.
-
-    Attributes:
-        table: the table, with parsed columns of text.
-        profile: the counts of the table.
-        counting: the settings with which the table was counted.
-    """
+    """A table, with parsed columns of text, whose columns are counted; its order of rows is not examined yet."""
 
     table: Table
     profile: Profile
     counting: Counting
 
     def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
-        """Return the table after some columns of text are counted as the numbers or dates that they hold.
+        """Return the table after columns of text are counted as numbers or dates that are written in these `ways`.
 
-        Arguments:
-            ways: the columns of text, each with the way in which its numbers or dates are written.
-            again: further columns to count again, with the types and grids of `Counting.like`.
+        The columns in `again` are counted again, with the types and grids of `Counting.like`.
         """
         names = [name for name in self.profile.columns if name in ways or name in again]
         if not names:

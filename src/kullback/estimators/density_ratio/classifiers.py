@@ -45,15 +45,9 @@ class GaussianKL:
 
 
 def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> GaussianKL:
-    """Return the estimate of KL between Gaussians.
+    """Return the estimate of KL between Gaussians, from P's draws x and Q's draws y with the weights w and v.
 
-    Arguments:
-        x: draws of P, shape (draws, d).
-        y: draws of Q, shape (draws, d).
-        w: the weights of P's draws.
-        v: the weights of Q's draws.
-        n: the effective sample size of P's draws.
-        m: the effective sample size of Q's draws.
+    The effective sample sizes are n and m.
     """
     d = x.shape[1]
     mean_p, covariance_p = _moments(x, w, n)
@@ -161,14 +155,10 @@ class FitClassifier(Protocol):
 
 @dataclass(frozen=True)
 class NamedClassifier:
-    """A classifier with a name.
+    """A classifier with its name in notes; it is quick if a fit takes only milliseconds.
 
-    Attributes:
-        name: the name of the classifier in notes.
-        fits: one fitting function for each penalty, from the strongest to the weakest penalty.
-        features: a function from the coordinates of the draws to features. The function is called once for all draws,
-            because it does not use the sides of the draws.
-        quick: whether a fit takes only milliseconds.
+    `fits` has one fitting function for each penalty, from the strongest to the weakest penalty. `features`, a function
+    of the coordinates, is called once for all draws, because it does not use their sides.
     """
 
     name: str

@@ -39,13 +39,7 @@ KNOWN = 1e15
 
 
 class CoverageCorrection(NamedTuple):
-    """The predicted contribution of unseen categories to KL.
-
-    Attributes:
-        predicted: the prediction, shape (...).
-        shrunken: the prediction, shrunken towards 0.
-        variance: the variance of the shrunken prediction.
-    """
+    """The predicted contribution of unseen categories to KL, also shrunken towards 0, and the latter's variance."""
 
     predicted: Tensor
     shrunken: Tensor
@@ -318,12 +312,9 @@ Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class KindCounts(CategoryCounts):
     """Counts of categories, and the estimate of a divergence other than KL that is a sum over the categories.
 
-    Attributes:
-        kind: the divergence.
-        terms: a function of (a, n, b, m) that returns the term of each category. a and b are the counts of P and of Q
-            in the category, n and m the numbers of draws.
-        constant: the divergence minus the sum of the terms.
-        takes_q_first: whether `terms` takes (b, m, a, n) instead of (a, n, b, m).
+    `terms` returns the term of each category, a function of (a, n, b, m): the counts of P and of Q in the category are
+    a and b, the numbers of draws n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the divergence minus
+    the sum of the terms.
     """
 
     kind: Divergence

@@ -262,12 +262,8 @@ def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) 
 
     The intervals of `KL`, `ReverseKL` and their sum `Jeffreys` come from `kl_interval`. Bounded divergences and powers
     of p / q use `kl_interval` with `KindCounts`. `TotalVariation` uses `total_variation_interval`. The estimate and the
-    limits of a `Renyi` divergence are functions of the estimate and the limits of the `Alpha` divergence.
-
-    Arguments:
-        kind: the divergence, as `estimable` returns it.
-        table: the counts of P and of Q, shape (..., K).
-        confidence: the probability that the interval contains the divergence.
+    limits of a `Renyi` divergence are functions of the estimate and the limits of the `Alpha` divergence. `kind` is a
+    divergence as `estimable` returns it.
     """
     if isinstance(kind, ReverseKL):
         return measured(KL(), table.reversed, confidence)

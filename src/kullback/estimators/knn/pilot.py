@@ -190,15 +190,10 @@ _CHOICES = 4
 
 
 class LocalDensity(NamedTuple):
-    """The density of P at its draws.
+    """Estimates of log p at each draw for two numbers of neighbors, shape (n, 2); infinite at an atom.
 
-    Attributes:
-        logs: estimates of log p at each draw, one for each of the two numbers of neighbors, shape (n, 2); infinite at
-            an atom.
-        log_weights: the logarithm of the mean weight of each draw's neighbors, relative to the mean of all weights,
-            shape (n,).
-        weights_vary: whether the weights depend on the position of the draws. If True, `log_weights` is included in
-            `logs`; otherwise `log_weights` is 0.
+    `log_weights` is the logarithm of the mean weight of each draw's neighbors, relative to the mean of all weights,
+    shape (n,). It is included in `logs` if the weights depend on the position of the draws; otherwise it is 0.
     """
 
     logs: Array
@@ -222,15 +217,7 @@ def local_log_density(
     If the weights depend on the position of the draws, the density at a draw is multiplied by the mean weight of its
     neighbors. If the weights do not depend on position, this factor would add a bias, because the logarithm of a mean
     of few weights is too low on average. So the factor is used only if it increases the likelihood of the draws under
-    the density estimated from their neighbors.
-
-    Arguments:
-        x: the draws, shape (n, d).
-        numbers: the two numbers of neighbors.
-        weights: the weights of the draws, shape (n,); equal by default.
-        cluster: the number of each draw's cluster, shape (n,); None for independent draws.
-        rng: the generator that chooses draws from clusters.
-        weights_vary: whether the weights depend on the position; None tests this dependence.
+    the density estimated from their neighbors, or if `weights_vary`. `rng` chooses draws from clusters.
     """
     n = len(x)
     own = np.ones(n) if weights is None else weights / weights.mean()

@@ -34,9 +34,7 @@ _DIGITS_OF_CODE = 8  # numbers of one length with at least this many digits are 
 def identifies(name: str, column: ColumnProfile) -> bool:
     """Return whether nearly every row has its own value, which is neither an amount nor a date.
 
-    Arguments:
-        name: the name of the column.
-        column: the profile of the column, counted without weights.
+    The column has to be counted without weights.
     """
     rows = column.present
     if rows < _FEWEST_ROWS:
@@ -97,12 +95,7 @@ def is_text(rows: int, characters: int, distinct: int) -> bool:
     """Return whether strings are text, not categories.
 
     Text has more than 256 different values with at least 32 characters on average, or more than two million different
-    values.
-
-    Arguments:
-        rows: how many values are present.
-        characters: the total number of characters of these values.
-        distinct: how many different values there are.
+    values. `characters` is the total number in all rows.
     """
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
 
@@ -114,13 +107,9 @@ class NotRead(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One of the tables that are compared.
+    """One of the tables that are compared, with the profiles of its columns and the names of the columns of strings.
 
-    Attributes:
-        columns: the profiles of the table's columns.
-        strings: the names of the columns of strings, without columns whose type is categories.
-        evidence: a function that reads the table and returns the evidence on columns of text; None if only profiles
-            are known.
+    `evidence` reads the table and returns the evidence on columns of text; it is None if only profiles are known.
     """
 
     columns: Mapping[str, ColumnProfile]
@@ -131,9 +120,7 @@ class Side(NamedTuple):
 def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
     """Return, for each side, the text columns to read as numbers or dates, and the format of each column's values.
 
-    Arguments:
-        sides: the tables. Only columns that the first table has are read.
-        weighted: whether rows have weights. If so, the profiles do not show the numbers of rows.
+    Only columns that the first side has are read. Profiles of rows with weights do not show the numbers of rows.
     """
     texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
     read: list[Mapping[str, Evidence]] = []
@@ -225,9 +212,8 @@ def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
 def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | NotRead:
     """Return the one way in which a column is written, or the reason why there is none.
 
-    Arguments:
-        sides: the evidence of each side on which the column is text and has values.
-        column_type: the type of the other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
+    `sides` has the evidence of each side on which the column is text and has values. `column_type` is the type of the
+    other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
     """
     likely = [_likely(side) for side in sides]
     ways = [way for way in likely[0] if all(way in of_side for of_side in likely)] if likely else []

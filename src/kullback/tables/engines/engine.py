@@ -55,11 +55,6 @@ def parsed_columns(
 
     A text that is not written in the way of its column becomes a missing value. The column that `unparsed_of` names
     holds this text.
-
-    Arguments:
-        arrays: the columns of the batch, as Arrow arrays.
-        names: the names of the columns to return.
-        ways: the way in which each column to parse is written, by the column's name.
     """
     import pyarrow as pa
 
@@ -76,28 +71,17 @@ def parsed_columns(
 
 
 class Batch(NamedTuple):
-    """Some rows of a table.
-
-    Attributes:
-        rows: the number of rows in the batch.
-        columns: the requested columns, as Arrow arrays.
-    """
+    """The number of some rows of a table, and the requested columns as Arrow arrays."""
 
     rows: int
     columns: Mapping[str, Any]
 
 
 class TableCounter:
-    """The counts of a table.
+    """The counts of a table, for columns and for combinations of columns' bins, and the sums of the rows' weights.
 
-    Attributes:
-        columns: the counter of each column.
-        joint: the counter of combinations of bins; None if no combinations are counted.
-        weights: the column of the rows' weights; None if rows have no weights.
-        ways: the way of writing of each column of text that is read as numbers or dates, by the column's name.
-        rows: the number of rows.
-        weight: the sum of the rows' weights.
-        weight_squares: the sum of the squares of the rows' weights.
+    `weights` is the name of the column of weights. `ways` has the way of writing of each column of text that is read as
+    numbers or dates.
     """
 
     def __init__(
@@ -129,12 +113,7 @@ class TableCounter:
             task()
 
     def tasks(self, batch: Batch, number: int) -> list[Callable[[], None]]:
-        """Count the columns that need batches in order; return tasks that count the other columns in parallel.
-
-        Arguments:
-            batch: some rows of the table.
-            number: the largest number of tasks to return.
-        """
+        """Count the columns that need batches in order; return at most `number` tasks that count the other columns."""
         weights = None if self.weights is None else weights_of(self.weights, batch.columns[self.weights])
         self.rows += batch.rows
         self.weight += batch.rows if weights is None else float(weights.sum())
@@ -287,12 +266,7 @@ class BatchTable(Table):
 
 
 class ParsedTable(Table):
-    """A table with some columns of text parsed.
-
-    Arguments:
-        table: the table with the unparsed columns.
-        ways: the way in which each parsed column is written, by the column's name.
-    """
+    """A table with some columns of text parsed."""
 
     def __init__(self, table: Table, ways: Ways) -> None:
         self.table, self.ways = table, dict(ways)

@@ -41,15 +41,7 @@ def merge_parts(parts: Iterable[bytes], empty: TableCounter) -> bytes:
 
 
 def merged(parts: Iterable[bytes], empty: TableCounter) -> TableCounter:
-    """Return the counter with the counts of all parts.
-
-    Arguments:
-        parts: the results of `count_part` and `merge_parts`.
-        empty: the empty counter with which the parts were counted.
-
-    Raises:
-        ArgumentValueError: the values of a part caused an error when they were counted.
-    """
+    """Return the counter with the counts of all results of `count_part` and `merge_parts`, or raise their error."""
     total = deepcopy(empty)
     for part in parts:
         total.merge(_unpacked(part, empty))
