@@ -355,7 +355,7 @@ def _estimate(
         answer = replace(answer, error=rounding_error(kind, p, q, answer.value) / unit)
     if not (isinstance(p, Counts) or isinstance(q, Counts)):
         return answer
-    from kullback.estimators.counted import with_interval
+    from kullback.estimators.known_categories import with_interval
 
     in_nats = replace(answer, value=answer.value * unit, error=None)
     counted = with_interval(p, q, kind, in_nats, confidence)
