@@ -14,12 +14,9 @@ __all__ = ["define_first_derivative"]
 
 @cache
 def define_first_derivative() -> torch.library.Library:
-    """Define the operator that multiplies a precomputed gradient by the incoming gradient in compiled graphs. Return
-    the library that contains the operator.
-
-    The operator takes P and Q although the product does not depend on them. The precomputed gradient depends on P and
-    Q, and the operator refuses a second derivative with respect to them. Without these arguments, torch would treat the
-    precomputed gradient as a constant. The cache keeps the returned library, and with it the operator, in memory.
+    """Define the product of a precomputed gradient and the incoming gradient in compiled graphs; return its library,
+    which the cache keeps. The operator takes P and Q to refuse a second derivative: without them, torch would treat the
+    gradient as a constant.
     """
     library = torch.library.Library("kullback", "FRAGMENT")
     library.define("first_derivative(Tensor gradient, Tensor factor, Tensor p, Tensor q) -> Tensor")

@@ -194,11 +194,8 @@ class Mixture(PartialTeacher):
         return PartialTeacher.checked_rows(mixture, positions, classes)
 
     def _compared(self, positions: Positions, classes: int | None) -> Mixture:
-        """Return the mixture of the first `classes` logits of each teacher; of all if `classes` is None. Each teacher's
-        probabilities are normalized over these classes.
-
-        Zeros replace logits that require a gradient at positions that do not count, so that NaN at these positions does
-        not reach the gradient.
+        """Return the mixture of the first `classes` logits of each teacher; None means all. Where a position does not
+        count, zeros replace logits with a gradient, so that NaN does not reach the gradient.
         """
         excluded = None
         if positions.weights is not None and any(x.requires_grad for x in self._logits):

@@ -267,13 +267,8 @@ class TopKRows(TeacherRows):
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
     def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
-        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1).
-
-        Arguments:
-            kept: the mass of the kept classes.
-            error: the error of `kept` from the rounding of log-probabilities.
-            is_known: whether the mass outside is more than this error.
-            logits: the student's logits, as in `divergence`.
+        """Return the logarithm of the teacher's mass outside the kept classes of mass `kept`, shape (rows, 1). `error`
+        is the rounding error of `kept`, and `is_known` says whether the mass outside exceeds it.
         """
         # If the student has no mass outside the kept classes, a rounding error of the teacher counts as 0.
         some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_known)

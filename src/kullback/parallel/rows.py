@@ -73,10 +73,8 @@ class ShardedRows(RowOperation):
         return state.values().to(self.dtype), state
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients with respect to this rank's logits. The ranks do not communicate.
-
-        The sums that the gradients need come from `compute`. All ranks have the same values of the rows and the same
-        `grad`. The result is this rank's part of the gradient of one loss, which is not summed over the ranks.
+        """Return this rank's part of the gradient of one loss, from the sums of `compute`, without communication. All
+        ranks have the same values and `grad`.
         """
         check_first_derivative(self.ranks, grad)
         p, q = tensors
@@ -198,11 +196,7 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
-        """Return the labels with three numbers each: the logit of the label, and the peak and the sum of exponentials
-        of the other classes.
-
-        These numbers are merged over all ranks, from `gathered`. `own` is the number of classes of this rank.
-        """
+        """Return the labels with all ranks' numbers in `gathered`. This rank has `own` classes."""
         others = merged_log_sums(gathered[..., :2], 1.0)
         # The sum over the ranks is 0 for a class that no rank has. This sum would look like a logit, so NaN replaces
         # it.
@@ -217,10 +211,7 @@ class ShardedRows(RowOperation):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return two results: the pair of P and Q on this rank's classes, and a list with one mask for P and one for Q.
-
-        A mask is True at the class with the most mass in its row, and None if the gradient is not wanted.
-        """
+        """Return the pair on this rank's classes, and each wanted side's mask of the class with the most mass."""
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
         tops = [
@@ -242,11 +233,8 @@ def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
 
 
 def kernels_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
-    """Return the module of kernels that supports one rank's part of the rows, which has logits `p` and `q`. Return None
-    if torch operations compute these rows.
-
-    For float64 logits, only the reference keeps all digits at the class with the most mass. For total variation,
-    rounding may change the sign of q - p at this class, and only the reference corrects the sign.
+    """Return the kernels for one rank's part of these rows, or None for torch operations. Only these keep all digits of
+    float64 at the class with the most mass, and correct the sign of q - p there for total variation.
     """
     if kind.additive and type(kind) is not TotalVariation and torch.float64 not in (p.dtype, q.dtype):
         for kernels in (native_rows, triton_parts):

@@ -54,12 +54,7 @@ class ShardedClasses(RowOperation):
         return (gradient,)
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the docstring of `SelectedClasses` lists, and numbers that
-        `write_gradient` needs.
-
-        These numbers are the origin that was subtracted from the logits of each row and, with labels, the row's
-        `LabelSums`.
-        """
+        """Return the results of `SelectedClasses.columns`, which are equal on every rank."""
         (ranks, _, classes), selected = self.shard, self.selected
         places, of_labels = self._places(logits)
         values, indices = logits_at(logits, places), selected.indices

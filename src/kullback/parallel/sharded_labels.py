@@ -37,11 +37,8 @@ class MixedLabels(NamedTuple):
         return self.hard.mixed_with(divergences, self.sums.cross_entropies())
 
     def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
-        """Return the gradient of the mixed values of the rows of a slice. `gradient` has the gradient of the rows'
-        divergences.
-
-        Both gradients are with respect to Q's logits if `logits` has these logits. If `logits` is None, both are with
-        respect to P's logits, on which the cross-entropies do not depend.
+        """Return the gradient of the mixed values for the rows of a slice, given the divergences' gradient. Both are by
+        Q's `logits`, or by P's logits if `logits` is None: the cross-entropies do not depend on P.
         """
         soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
         if logits is None:

@@ -45,10 +45,8 @@ _EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
 
 
 class Launch(NamedTuple):
-    """The number of warps of a program, and the number of vectors of a tile: one for each thread.
-
-    A thread must not load a logit after another thread has overwritten the logit with a gradient. If a tile had fewer
-    vectors than the program has threads, Triton would give the same vector to several threads.
+    """The number of warps, and of vectors in a tile: one for each thread. With fewer vectors, Triton would give one to
+    several threads, and one might load a logit that another has overwritten.
     """
 
     warps: int
@@ -69,11 +67,8 @@ def missing() -> str | None:
 
 @cache
 def _define_operator() -> torch.library.Library:
-    """Define the operator that launches the kernel in compiled graphs, and return the library that contains it. The
-    cache keeps the library in memory.
-
-    The kernel writes all results to arguments, so the operator returns nothing. torch.compile does not look into the
-    operator. Otherwise it would pass Python's floats to the kernel in float64, before torch 2.15.
+    """Define the operator for compiled graphs, and return its library, which the cache keeps. It writes all results to
+    arguments. Without an operator, torch.compile would pass Python's floats in float64, before torch 2.15.
     """
     library = torch.library.Library("kullback", "FRAGMENT")
     library.define(
@@ -147,10 +142,8 @@ def _run(
     scale: float,
     gradients: list[Tensor | None],
 ) -> Tensor:
-    """Launch the kernel, which writes the gradients to the tensors in `gradients`. Return the values of the rows in
-    float64.
-
-    Labels need another pass over the logits and, if the gradient overwrites Q's logits, a copy of these logits.
+    """Return the rows' values in float64; the kernel writes `gradients`. Labels need another pass over the logits and,
+    if the gradient overwrites Q's logits, a copy of these logits.
     """
     labels = divergence.labels
     if labels is not None:
@@ -228,14 +221,7 @@ def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temper
 
 
 def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
-    """Return the shape of a program that computes rows of so many classes.
-
-    Arguments:
-        form: the form of the terms.
-        classes: the number of classes.
-        vector: the number of classes that a thread loads at once.
-        lanes: the number of threads in a warp.
-    """
+    """Return the shape of a program for rows of so many classes, with `vector` classes in each load of a thread."""
     vectors = 1 << (-(-classes // vector) - 1).bit_length()
     # A row in flight occupies the caches until its last sweep. If the rows are long, fewer and larger programs let more
     # of the logits stay there. Powers need more registers than the threads of a large program have.
@@ -251,9 +237,7 @@ def lanes_of(device: torch.device) -> int:
 
 
 def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
-    """Return whether the rows of all tensors start at the same offset from an aligned address, but not all rows at 0,
-    so that a program should start its tiles before the first class of the row.
-    """
+    """Return whether all rows start at one offset from an aligned address, not always 0, so that tiles start there."""
     rows, columns = zip(*(x.stride() for x in tensors), strict=True)
     offsets = {stride % vector for stride in rows}
     is_aligned = all(x.data_ptr() % 16 == 0 for x in tensors)
