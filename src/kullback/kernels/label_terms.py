@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.row_operation import (
     Gradients,
     RowOperation,
     Wanted,
+    row_blocks,
     transformable,
     weighted_rows,
     without_spoilt_rows,

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import (
     Evaluation,
@@ -23,6 +22,7 @@ from kullback.kernels.row_operation import (
     RowOperation,
     Wanted,
     Weights,
+    row_blocks,
     spoilt_rows,
     transformable,
     weighted_rows,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +33,11 @@ Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
 """The values of rows, and the gradients of their weighted sum with respect to P and to Q. A gradient that is not wanted
 is None.
 """
+# The numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of a block
+# have 1 MiB, which fits in the second-level cache of a core. On a GPU, each temporary has 16 MiB: the block occupies
+# all processors, and a few temporaries fit in the second-level cache of an A100 or H100 (40 and 50 MB). Blocks of the
+# CPU's size would be single rows of a large vocabulary, each with hundreds of launches.
+_ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 21
 
 
 class RowOperation(ABC):
@@ -370,3 +376,42 @@ def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
     if number == 0:
         return [x if x is None else x.zero_() for x in gradients]
     return [x if x is None else x.mul_(factor) for x in gradients]
+
+
+@cache
+def define_first_derivative() -> torch.library.Library:
+    """Define the product of a precomputed gradient and the incoming gradient in compiled graphs; return its library,
+    which the cache keeps. The operator takes P and Q to refuse a second derivative: without them, torch would treat the
+    gradient as a constant.
+    """
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define("first_derivative(Tensor gradient, Tensor factor, Tensor p, Tensor q) -> Tensor")
+    library.impl(
+        "first_derivative", lambda gradient, factor, *_: gradient * factor, "CompositeExplicitAutograd"
+    )
+    torch.library.register_autograd("kullback::first_derivative", _refuse_second_derivative, lib=library)
+    return library
+
+
+def _refuse_second_derivative(*_: Any) -> Any:
+    raise invalid_value(
+        "torch.compile",
+        "model",
+        wanted="a loss of which you take first derivatives",
+        got="a gradient of the gradient of a distillation loss",
+        instead="the loss outside of torch.compile, or reduction='none' with backend='eager'",
+    )
+
+
+def row_blocks(rows: Tensor) -> Iterator[slice]:
+    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
+    if torch.compiler.is_compiling():
+        return iter((slice(None),))
+    n, classes = rows.shape
+    step = max(1, elements_of_block(rows) // max(classes, 1))
+    return (slice(start, start + step) for start in range(0, max(n, 1), step))
+
+
+def elements_of_block(x: Tensor) -> int:
+    """Return the number of elements of `x` in a block."""
+    return _ELEMENTS_ON_CPU if x.is_cpu else _ELEMENTS

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect_all
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import (
     LabelSums,
     cross_entropy_gradient,
@@ -22,7 +21,14 @@ from kullback.kernels.label_terms import (
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, transformable, without_spoilt_rows
+from kullback.kernels.row_operation import (
+    Gradients,
+    RowOperation,
+    Wanted,
+    row_blocks,
+    transformable,
+    without_spoilt_rows,
+)
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_sums
 

@@ -24,7 +24,6 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
-from kullback.losses.scored import ScoredRows
 from kullback.losses.settings import LossSettings
 from kullback.losses.teachers import (
     LogitTeacher,
@@ -33,7 +32,7 @@ from kullback.losses.teachers import (
     check_logits,
     compared_classes,
 )
-from kullback.losses.top_k import TopK
+from kullback.losses.top_k import ScoredRows, TopK
 from kullback.partial_rows import places_of
 
 _CALL = "Mixture"

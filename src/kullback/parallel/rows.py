@@ -16,17 +16,23 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
-from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import HardLabels, subtractable
+from kullback.kernels.label_terms import HardLabels, LabelSums, subtractable
 from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
-from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
+from kullback.kernels.row_operation import (
+    Evaluation,
+    Gradients,
+    RowOperation,
+    Wanted,
+    Weights,
+    overwritten,
+    row_blocks,
+)
 from kullback.kernels.row_sums import log_sums
-from kullback.kernels.triton import triton_parts
+from kullback.kernels.triton import triton_rows
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
-from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
 
 class Normalizer(NamedTuple):
@@ -39,6 +45,28 @@ class Normalizer(NamedTuple):
     def block(self, rows: slice) -> Normalizer:
         """Return the normalizers of only the rows of a slice."""
         return Normalizer(*(x[rows] for x in self))
+
+
+class MixedLabels(NamedTuple):
+    """The labels of rows, with the numbers that mix their cross-entropies with the divergences of the rows."""
+
+    hard: HardLabels
+    places: Tensor  # the results of `places_of` for the labels
+    sums: LabelSums
+
+    def values(self, divergences: Tensor) -> Tensor:
+        """Return the mixed value of each row. `divergences` has the divergences of the rows."""
+        return self.hard.mixed_with(divergences, self.sums.cross_entropies())
+
+    def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
+        """Return the gradient of the mixed values for the rows of a slice, given the divergences' gradient. Both are by
+        Q's `logits`, or by P's logits if `logits` is None: the cross-entropies do not depend on P.
+        """
+        soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
+        if logits is None:
+            return soft
+        ones = torch.ones_like(self.sums.margin[rows])
+        return soft + self.hard.hard * self.sums.gradient(rows, logits, self.places[rows], ones)
 
 
 class SweepResults(NamedTuple):
@@ -222,6 +250,20 @@ class ShardedRows(RowOperation):
         return pair_of_sides(sides[0], sides[1]), tops
 
 
+def places_of(classes: Tensor, start: int, own: int) -> Tensor:
+    """Return indices into this rank's `own` classes from `start` on; `own` for a class of another rank."""
+    places = classes - start
+    return torch.where((places >= 0) & (places < own), places, own)
+
+
+def logits_at(logits: Tensor, places: Tensor) -> Tensor:
+    """Return the logits of each row at the indices `places`, in float64; 0 for a class of another rank."""
+    own = logits.shape[-1]
+    if not own:
+        return upcast(logits.new_zeros(places.shape))
+    return upcast(torch.where(places < own, logits.gather(-1, places.clamp(max=own - 1)), 0))
+
+
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
     """Return the normalizers of the rows from `log_sums` of all ranks, shape (ranks, rows, 2)."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
@@ -237,9 +279,10 @@ def kernels_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
     float64 at the class with the most mass, and correct the sign of q - p there for total variation.
     """
     if kind.additive and type(kind) is not TotalVariation and torch.float64 not in (p.dtype, q.dtype):
-        for kernels in (native_rows, triton_parts):
-            if kernels.serves(kind, p, q):
-                return kernels
+        if native_rows.serves(kind, p, q):
+            return native_rows
+        if triton_rows.serves_part(kind, p, q):
+            return triton_rows
     return None
 
 

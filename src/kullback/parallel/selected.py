@@ -15,8 +15,7 @@ from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunc
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.rows import merged_log_sums
-from kullback.parallel.sharded_labels import logits_at, places_of
+from kullback.parallel.rows import logits_at, merged_log_sums, places_of
 
 
 class Shard(NamedTuple):

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels.first_derivative import define_first_derivative
+from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
+from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import Evaluation, Wanted, Weights
+from kullback.kernels.row_operation import Evaluation, Wanted, Weights, define_first_derivative
 from kullback.kernels.triton import available, triton_sums
 from kullback.kernels.triton.forms import Form, form_of
 
@@ -105,6 +106,11 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and form_of(arguments.code, arguments.numbers) is not None
         and is_available()
     )
+
+
+def serves_part(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Return whether `values_of_part` supports these rows. Powers may need a sweep in float64, which it lacks."""
+    return serves(kind, p, q) and cast(Arguments, arguments_of(kind)).code <= DivergenceCode.MIXTURE
 
 
 def value_and_gradient(
@@ -218,6 +224,63 @@ def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temper
     constants = {"FORM": form.value, "TILE": launch.tile, "VECTOR": vector}
     constants |= {"num_warps": launch.warps, "enable_fp_fusion": False}
     return Program([p.shape[1], 1 / temperature, _LOG2_E / temperature, *shares], constants)
+
+
+def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of `native_rows.values_of_part`."""
+    values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
+    sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device=p.device)
+    if len(values):
+        program = _program_of_part(rows, p, q)
+        strides = *p.stride(), *q.stride()
+        with torch.cuda.device_of(p):
+            _kernel().part_values_kernel[(len(values),)](
+                p, q, whole.contiguous(), values, sums, *strides, *program.numbers, **program.constants
+            )
+    return values.unsqueeze(-1), sums[:, :3], sums[:, 3:]
+
+
+def gradients_of_part(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    whole: Tensor,
+    weights: Weights,
+    results: Sequence[Tensor | None],
+) -> None:
+    """Write the results of `native_rows.gradients_of_part` to `results`."""
+    if not len(p):
+        return
+    written = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if x is not None and may_overlap(x, other) else x
+        for x, other in zip(results, (q, p), strict=True)
+    ]
+    # Any valid pointer can take the place of a gradient that is not wanted.
+    outs = [y if x is None else x for x, y in zip(written, (p, q), strict=True)]
+    program = _program_of_part(rows, p, q)
+    weights = _in_float64(weights)
+    with torch.cuda.device_of(p):
+        _kernel().part_gradients_kernel[(len(p),)](
+            p,
+            q,
+            whole.contiguous(),
+            whole if weights is None else weights,
+            *outs,
+            *(stride for x in (p, q, *outs) for stride in x.stride()),
+            *program.numbers,
+            WEIGHTED=weights is not None,
+            WANT_P=written[0] is not None,
+            WANT_Q=written[1] is not None,
+            **program.constants,
+        )
+    for result, x in zip(results, written, strict=True):
+        if result is not None and x is not None and x is not result:
+            result.copy_(x)
+
+
+def _program_of_part(rows: RowDivergence, p: Tensor, q: Tensor) -> Program:
+    code, numbers, _ = cast(Arguments, arguments_of(rows.kind))
+    return program_of(p, q, code, numbers, rows.temperature)
 
 
 def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
