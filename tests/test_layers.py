@@ -90,7 +90,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.kernels": (
-        {"blocks", "codes", "first_derivative", "overlap", "row_operation"},
+        {"codes", "overlap", "row_operation"},
         {"label_terms"},
         {"reference"},
         {"kernel_arguments"},
