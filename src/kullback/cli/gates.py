@@ -159,13 +159,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number that may have an interval.
 
-        Arguments:
-            what: the name of the number, for the sentence.
-            of: the number with its interval.
-            value: the estimate.
-            reason: why there is no interval.
-            rows: the number of rows from which the interval comes.
-            is_exact: whether the number has no sampling error.
+        `reason` says why there is no interval. The interval comes from `rows` rows. A number with `is_exact` has no
+        sampling error.
         """
         # No interval is needed if an infinite number is beyond the limit.
         is_beyond = math.isinf(value) and not self.is_kept_by(value)
@@ -271,11 +266,7 @@ class Gate:
     metrics: Metrics
 
     def verdict(self, result: TableComparison | Mismatch | Sequence[Compared]) -> Verdict:
-        """Return the limit in words, with a sentence for each number that breaks the limit or is unclear.
-
-        Arguments:
-            result: a comparison of tables, a mismatch, or one or several comparisons of predictions.
-        """
+        """Return the limit in words, with a sentence for each number that breaks the limit or is unclear."""
         outcomes, unclear = self.metrics.judge(self.limit, result)
         sentences = {
             outcome: tuple(judgment.sentence for _, judgment in outcomes if judgment.outcome == outcome)
@@ -473,11 +464,7 @@ OF_MISMATCH = Metrics(
 def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | None = None) -> Gate:
     """Return the gate that a text describes: ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``, with a column or group.
 
-    Arguments:
-        text: the description.
-        side: the side of the limit on which the gate fails.
-        metrics: the numbers on which limits can be set.
-        place: the file and the key that contain the text; None for the command line.
+    `place` is the file and the key that contain the text; None for the command line.
 
     Raises:
         ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.

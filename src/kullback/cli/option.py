@@ -80,11 +80,7 @@ class _Word(_Checked, _Choice):
 
 
 class Names(_ParamType):
-    """A click type for names of columns, separated by commas or in a list. No name may be empty.
-
-    Arguments:
-        fewest: the smallest accepted number of different names.
-    """
+    """A click type for at least `fewest` different names of columns, separated by commas or in a list, none empty."""
 
     name = "text"
 

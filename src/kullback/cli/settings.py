@@ -63,11 +63,7 @@ class Settings:
         return any(option.means_rows for option in self.places)
 
     def refuse_other_subjects(self, subject: Subject) -> None:
-        """Raise an error if an option was given that a comparison of this subject does not take.
-
-        Raises:
-            ArgumentValueError: such an option was given.
-        """
+        """Raise an error if an option was given that a comparison of this subject does not take."""
         remedies = {
             "tables": ", or add --as table if P and Q are tables",
             "models": ", or add --text FILE if P and Q are models",

@@ -19,10 +19,6 @@ _MARKS: dict[Outcome, str] = {"passed": "✅", "failed": "❌", "unclear": "❔"
 def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
     """Return a summary: the verdict of the gates, the outcome, the main numbers or tables, and the remarks.
 
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
-
     Example:
         >>> import torch
         >>> from kullback import Probs, compare_predictions

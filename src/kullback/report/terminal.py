@@ -45,13 +45,7 @@ _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **options: Any) -> None:
     """Print a result: the outcome, the limits, the tables and the remarks.
 
-    Divergences are in nats. Control characters are escaped.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        console: the rich console to print on.
-        verdicts: the verdicts of the limits that you set.
-        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
+    Divergences are in nats. Control characters are escaped. The other arguments are those of `document`.
 
     Example:
         >>> import torch
@@ -116,12 +110,7 @@ def _plain(block: Table | Code | Gallery | Passages | Findings) -> Iterator[str]
 def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
     """Print the most important numbers in at most 12 lines; a document without a short form is printed in full.
 
-    There are more lines only if a path or the name of a limit is wider than the console.
-
-    Arguments:
-        page: the document to print.
-        console: the rich console to print on.
-        html: the path of the HTML page; None if there is no page.
+    There are more lines only if a path or the name of a limit is wider than the console. `html` is the path of a page.
 
     Example:
         >>> import torch

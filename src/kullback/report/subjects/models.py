@@ -475,10 +475,7 @@ def _differences(
 ) -> list[str]:
     """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear.
 
-    Arguments:
-        candidates: the candidates, the nearest first.
-        means: how much farther each candidate is than the previous one.
-        apart: for each two candidates, whether their own intervals show the order.
+    `apart` says for each two candidates whether their own intervals show the order.
     """
     sentences: list[str] = []
     for (a, b), mean, is_apart in zip(pairwise(candidates), means, apart, strict=True):
