@@ -45,10 +45,8 @@ _ARGUMENTS = Arguments(
         instead="below=0.01, the largest divergence in nats that you accept",
     ),
     runs=RUNS,
+    confidence=CONFIDENCE,
 )
-
-_CONFIDENCE = Arguments("assert_close_distributions", confidence=CONFIDENCE)
-
 # NumPy draws from the hypergeometric distribution only for fewer draws.
 _MOST_HYPERGEOMETRIC = 10**9
 
@@ -104,7 +102,7 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
     __tracebackhide__ = True  # pytest shows the line of the test
     limit, runs = _ARGUMENTS.check(below=below, runs=runs).values()
     if "confidence" in options:
-        options |= _CONFIDENCE.check(confidence=options["confidence"])
+        options |= _ARGUMENTS.check(confidence=options["confidence"])
     if "texts" in options or any(
         isinstance(x, str | os.PathLike) or hasattr(type(x), "columns") for x in (p, q)
     ):

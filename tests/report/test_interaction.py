@@ -20,7 +20,7 @@ from kullback.report import html, markdown, write
 from kullback.report.document import Document, Findings, Headline, Passage, Passages, Remark, Table, Token
 from kullback.report.plots.ladder import REFERENCES
 from kullback.report.subjects import document
-from kullback.report.subjects.batches import Batches
+from kullback.report.subjects.tables import Batches
 from kullback.tables import compare_tables
 from tests.report.pages import CONTRAST, boxes
 

@@ -13,7 +13,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from kullback import ReverseKL, Samples, diagnose, fit, kl_estimate
 from kullback.report import html, write
-from kullback.report.subjects.batches import Batches
+from kullback.report.subjects.tables import Batches
 from tests.report.media import Page
 from tests.report.models.test_report import near_and_far
 from tests.report.pages import DESK, TABLET, WIDTHS, boxes, overlap, too_faint

@@ -287,7 +287,7 @@ def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
             each.name,
             judge_comparison(limit, *each[1:4]) if limit.column is None else _judge_group(limit, each),
         )
-        for each in (Compared(*row) for row in compared)
+        for each in compared
     ]
     if len(judged) > 1:
         judged = [
@@ -424,22 +424,14 @@ OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
 )
 
-# The numbers of a mismatch on which limits can be set, and the fields of `Mismatch` that contain them.
-_OF_MISMATCH = {
-    "k1": "k1",
-    "k3": "k3",
-    "naive_k3": "naive_k3",
-    "ratio": "mean_ratio",
-    "effective_share": "effective_share",
-    "sequence_effective_share": "sequence_effective_share",
-    "past": "past",
-}
+# The numbers of a mismatch on which limits can be set. All but the mean ratio have the name of their field.
+_OF_MISMATCH = ("k1", "k3", "naive_k3", "ratio", "effective_share", "sequence_effective_share", "past")
 
 
 def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
     """Return the outcome of a limit for a mismatch of engine and trainer."""
     name = limit.metric.removesuffix(".value")
-    of = getattr(mismatch, _OF_MISMATCH[name])
+    of = mismatch.mean_ratio if name == "ratio" else getattr(mismatch, name)
     # If both sides gave every token one probability, every estimate of KL is 0.
     k3 = mismatch.naive_k3 if name == "naive_k3" else mismatch.k3
     are_equal = name.endswith(("k1", "k3")) and k3.value == 0

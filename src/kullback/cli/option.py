@@ -163,11 +163,6 @@ class Option:
         """Whether the option takes no value."""
         return self.accepts is FLAG
 
-    @property
-    def means_rows(self) -> bool:
-        """Whether the option shows that the sides of a comparison are predictions or models, not tables."""
-        return "predictions" in self.subjects and "tables" not in self.subjects
-
     def as_click(self) -> click.Option:
         """Return the click option."""
         # Click would take a default of None as the value of a required option. For a flag, with a default of None, the

@@ -60,7 +60,7 @@ class Settings:
     @property
     def mean_rows(self) -> bool:
         """Whether some given option shows that the sides are not tables."""
-        return any(option.means_rows for option in self.places)
+        return any("predictions" in each.subjects and "tables" not in each.subjects for each in self.places)
 
     def refuse_other_subjects(self, subject: Subject) -> None:
         """Raise an error if an option was given that a comparison of this subject does not take."""

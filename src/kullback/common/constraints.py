@@ -54,9 +54,9 @@ class Constraint(ABC):
     def check(self, call: str, argument: str, value: Any) -> Any:
         """Return the value, converted to the type of the constraint; raise `refusal` if the value is not accepted."""
 
-    @abstractmethod
     def described(self) -> str:
         """Return a description of the accepted values, such as "a number between 0 and 1"."""
+        return self.wanted
 
     def has_type(self, value: object) -> bool:
         """Return whether the value has the type that the constraint accepts."""
@@ -228,9 +228,6 @@ class OfType(Constraint):
             return value
         raise self.refusal(call, argument, value)
 
-    def described(self) -> str:
-        return self.wanted
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Generator(Constraint):
@@ -244,9 +241,6 @@ class _Generator(Constraint):
         if isinstance(value, torch.Generator):
             return value
         raise self.refusal(call, argument, value)
-
-    def described(self) -> str:
-        return self.wanted
 
 
 def _inputs() -> ModuleType:

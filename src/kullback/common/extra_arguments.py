@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kullback.common.formats import counted
 from kullback.errors import ArgumentTypeError, KullbackError, explain, invalid_type, safe_repr
@@ -66,21 +66,12 @@ def extra_arguments(
     return invalid_type(call, **unknown_keyword(unknown, names, example, remedies))
 
 
-class Refused(TypedDict):
-    """The parts of the error for an unknown keyword."""
-
-    argument: str
-    wanted: str
-    got: str
-    instead: str
-
-
 def unknown_keyword(
     unknown: Mapping[str, object],
     names: Sequence[str],
     example: str,
     remedies: Mapping[str, str] = _NO_REMEDIES,
-) -> Refused:
+) -> dict[str, str]:
     """Return the parts of an error that refuses the first unknown keyword and suggests the known name nearest to it."""
     name, value = next(iter(unknown.items()))
     near = difflib.get_close_matches(name, names, n=1)

@@ -97,11 +97,9 @@ def _numbers(x: Tensor) -> str:
 def _range(x: Tensor) -> str:
     if x.numel() == 0:
         return "nothing"
-    return span(float(x.min()), float(x.max()), number if x.is_floating_point() else _whole)
-
-
-def _whole(x: float) -> str:
-    return str(round(x))
+    return span(
+        float(x.min()), float(x.max()), number if x.is_floating_point() else lambda whole: str(round(whole))
+    )
 
 
 def _error(error: Tensor | None, standard_error: Tensor | None) -> str:
