@@ -75,12 +75,8 @@ def exceeds(sums: Floats, sizes: Floats, limit: float, *, low: float, error: flo
 def lower_end(sums: Floats, sizes: Floats, *, low: float, error: float, first: int = 0) -> float:
     """Return a number that the mean per row over all units exceeds, at all looks with probability 1 - `error`.
 
-    Arguments:
-        sums: the sum over the rows of each unit that was read, in random order, shape (read,).
-        sizes: the number of rows of every unit, in the same order, shape (units,).
-        low: the smallest mean that a unit can have.
-        error: the probability that the end is ever above the mean.
-        first: the number of units before the first bet.
+    `sums`, shape (read,), `sizes`, shape (units,), and `first` are as in `log_wealth`. `low` is the smallest mean that
+    a unit can have.
     """
     if np.isposinf(sums).any():
         return math.inf

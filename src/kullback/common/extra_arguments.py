@@ -33,14 +33,9 @@ def extra_arguments(
     example: str = "",
     remedies: Mapping[str, str] = _NO_REMEDIES,
 ) -> ArgumentTypeError:
-    """Return the error for a call with arguments that the function does not accept.
+    """Return the error for a call with positional arguments that are too many, or with unknown keywords.
 
-    Arguments:
-        function: the called function or class.
-        positional: the positional arguments that are too many.
-        unknown: the unknown keywords and their values.
-        example: the code of a correct call; by default, a call with the required arguments.
-        remedies: the code to write instead of a keyword that other libraries have, by keyword.
+    `example` and `remedies` are as in `by_name`.
     """
     parameters = _parameters(function)
     call = function.__name__

@@ -71,11 +71,7 @@ def without_folders(name: str) -> str:
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
-    """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or occurs twice.
-
-    Raises:
-        FileError: an output has one of these four faults.
-    """
+    """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or comes twice."""
     taken: list[PathLike] = [file for path in inputs if path is not None for file in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
     for path in outputs:
@@ -103,13 +99,7 @@ def check_input(path: PathLike, name: str) -> None:
     """Raise if a path is neither a file nor a folder, because reading a pipe or a device may block or never end.
 
     A missing path passes this check, because the later attempt to open the path raises an error that names the file.
-
-    Arguments:
-        path: the path to check.
-        name: the name of the argument or option, for the error message.
-
-    Raises:
-        FileError: the path is a pipe, a socket or a device, or the system cannot look it up.
+    The error of this check has the `name` of the argument or option.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -137,12 +127,6 @@ def check_writable(path: PathLike) -> None:
     """Raise if `write` could not write to a path. Call this function before a long computation.
 
     The check leaves no file behind and does not change an existing file. A pipe or a device is not opened.
-
-    Arguments:
-        path: the file to write later.
-
-    Raises:
-        FileError: the directory is missing, the path is a directory, or writing is not permitted.
 
     Example:
         >>> check_writable("report.html")
@@ -174,13 +158,6 @@ def write(path: PathLike, text: str) -> None:
     The text goes into a file without a name in the same directory. When the file is complete, it gets its name in one
     step. A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces.
     Pipes and devices, such as ``/dev/stdout``, are written to directly.
-
-    Arguments:
-        path: the file to write.
-        text: the content of the file.
-
-    Raises:
-        FileError: the file cannot be written; an existing file is unchanged.
 
     Example:
         >>> import pathlib, tempfile
@@ -313,11 +290,8 @@ def write_errors(
 ) -> Generator[None]:
     """Convert a system error in the context into a FileError that names the file.
 
-    Arguments:
-        path: the file or folder to write.
-        more: a text to append to the remedy.
-        after: the files that were written before; the message names these files.
-        kind: what the path should be: ``"file"`` or ``"folder"``.
+    `more` is appended to the remedy. The message names the files `after` which this one is written. `kind` is
+    ``"file"`` or ``"folder"``.
     """
     try:
         yield

@@ -278,10 +278,6 @@ def counted(value: int, noun: str, plural: str | None = None) -> str:
 def visible(text: str, *, space: str = " ") -> str:
     """Return a text with marks for invisible characters: ``⏎`` for a newline, ``⇥`` for a tab, and codes (``\\x1b``).
 
-    Arguments:
-        text: any text.
-        space: the mark for a blank.
-
     Example:
         >>> visible(" a\\n\\x1b"), visible(" a", space="␣")
         (' a⏎\\\\x1b', '␣a')
