@@ -219,9 +219,8 @@ class ConvergenceError(KullbackError, ArithmeticError):
         True
     """
 
-    def __init__(
-        self, message: str | Explanation, estimate: Any
-    ) -> None:  # `estimate` is an Estimate, whose module imports this module
+    # `estimate` is an Estimate, whose module imports this module.
+    def __init__(self, message: str | Explanation, estimate: Any) -> None:
         super().__init__(message)
         self.estimate = estimate
 

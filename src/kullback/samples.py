@@ -315,12 +315,11 @@ def _checked_weights(weights: object, n: int) -> Tensor:
     with torch.device("cpu"):  # converts lists on the CPU, whatever the default device is
         w = as_tensor("Samples", "weights", weights)
     _check_present("weights", w)
-    # A list is converted again from its numbers, because the range of float32 is too small.
-    w = (
-        torch.tensor(weights, dtype=torch.float64, device=w.device)
-        if isinstance(weights, list)
-        else w.to(torch.float64)
-    )
+    if isinstance(
+        weights, list
+    ):  # it is converted again from its numbers, as the range of float32 is too small
+        w = torch.tensor(weights, dtype=torch.float64, device=w.device)
+    w = w.to(torch.float64)
     bad = ~(w.isfinite() & (w >= 0))
     if w.shape != (n,) or bool(bad.any()) or not bool((w > 0).any()):
         reason = f", not finite or negative: {first_of(bad)}" if bool(bad.any()) else ""

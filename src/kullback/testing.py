@@ -160,9 +160,8 @@ def _parts_of_draws(side: Any, parts: int, generator: np.random.Generator) -> li
             rows = rows - drawn
             part = copy.copy(side)
             tensor = torch.from_numpy(drawn).reshape(counts.shape).to(counts).movedim(-1, side.dim)
-            vars(part).update(
-                tensor=tensor, _source=None
-            )  # `in_dtype` would read the source, which has the counts before the division
+            # `in_dtype` would read the source, which has the counts before the division.
+            vars(part).update(tensor=tensor, _source=None)
             divided.append(part)
         return divided
     return [side] * parts
@@ -233,11 +232,9 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
 
 
 def _words(part: _Part, level: str) -> str:
-    ends = (
-        "no interval"
-        if part.interval is None
-        else f"{level} {part.interval[0]:.4g} to {part.interval[1]:.4g}"
-    )
+    ends = "no interval"
+    if part.interval is not None:
+        ends = f"{level} {part.interval[0]:.4g} to {part.interval[1]:.4g}"
     return f"KL of {part.name} = {part.value:.4g} nats ({ends})"
 
 

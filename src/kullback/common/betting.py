@@ -15,9 +15,8 @@ _PARTS = np.array([0.5, *np.full(12, 0.5 / 12)])
 # The error of rounding, relative to the sums. Each gain is smaller by it, so that it makes no gain out of nothing.
 _ROUNDING = 1e-11
 _TOLERANCE = 1e-6  # of an end of the interval, relative to the end's distance from the bound
-_RICHEST = (
-    700.0  # the logarithm of the largest wealth that is told from larger ones, which float64 cannot hold
-)
+# The logarithm of the largest wealth that is told from larger ones, which float64 cannot hold.
+_RICHEST = 700.0
 
 
 def log_wealth(sums: Floats, sizes: Floats, mean: float | Floats, *, first: int = 0) -> Floats:

@@ -45,13 +45,9 @@ def extra_arguments(
         by_position = [x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD]
         named = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY and x.default is x.empty]
         order = f"{', '.join(by_position)} by position, and " if by_position else ""
-        others = (
-            f"{', '.join(named)} by name"
-            if named
-            else "all other arguments by name"
-            if names
-            else "no arguments"
-        )
+        others = "all other arguments by name" if names else "no arguments"
+        if named:
+            others = f"{', '.join(named)} by name"
         got = f"{counted(len(by_position) + len(positional), 'argument')} by position"
         argument = ", ".join([*by_position, *named] or names[:1])
         place = None if argument else f"{call}()"

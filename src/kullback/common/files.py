@@ -71,7 +71,7 @@ def without_folders(name: str) -> str:
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
-    """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or comes twice."""
+    """Raise if an output is an input, matches an input pattern with ``*``, is in an input folder, or occurs twice."""
     taken: list[PathLike] = [file for path in inputs if path is not None for file in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
     for path in outputs:

@@ -121,12 +121,9 @@ def check_one_type(call: str, p: Labels, q: Labels) -> None:
 
 def _unlike(call: str, p: object, q: object) -> ArgumentValueError:
     """Return the error for a label `p` in P and a label `q` in Q of different types."""
-    are_missing = is_missing(p) and is_missing(q)
-    names = (
-        "'missing' if str(label) in ('None', 'nan', '<NA>', 'NaT') else label"
-        if are_missing
-        else "str(label)"
-    )
+    names = "str(label)"
+    if is_missing(p) and is_missing(q):
+        names = "'missing' if str(label) in ('None', 'nan', '<NA>', 'NaT') else label"
     return invalid_value(
         call,
         "p, q",

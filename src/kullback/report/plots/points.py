@@ -46,9 +46,8 @@ def draw_points(points: Sequence[Point], label: str, axes: Axes) -> None:
     named = any(point.name for point in points)
     shown = points[:MOST_NAMES] if named else points
     sizes = (abs(end) for point in shown for end in point[:3] if math.isfinite(end))
-    least = (
-        0.1 * max(sizes, default=1.0) or 0.1
-    )  # the length of an arrow at a number that equals its known end
+    # The length of an arrow at a number that equals its known end.
+    least = 0.1 * max(sizes, default=1.0) or 0.1
     finite = [(place, point.value) for place, point in enumerate(shown) if math.isfinite(point.value)]
     places, values = ([pair[side] for pair in finite] for side in (0, 1))
     axes.plot(*((values, places) if named else (places, values)), "o", color=FIRST)

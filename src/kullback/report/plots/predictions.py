@@ -24,12 +24,7 @@ QUANTILE_TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999)
 
 def draw_plots(comparison: Comparison) -> list[Plot]:
     """Return the plots that have positive finite values to draw; identical predictions give no plots."""
-    plots = (
-        _distribution(comparison),
-        _quantiles(comparison),
-        _segments(comparison),
-        _by_confidence(comparison),
-    )
+    plots = [draw(comparison) for draw in (_distribution, _quantiles, _segments, _by_confidence)]
     ladder = draw_ladder([("this comparison", comparison.divergences[KL_PQ].mean)])
     return ladder + [plot for plot in plots if plot is not None]
 

@@ -146,11 +146,8 @@ def _plot(comparison: Comparison) -> Plot:
 
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
     size = _sizes(comparison, "")
-    blocks: list[str | Table] = [
-        brief_numbers(comparison),
-        *brief_remarks(comparison),
-        *warnings_of(comparison.notes),
-    ]
+    blocks: list[str | Table] = [brief_numbers(comparison), *brief_remarks(comparison)]
+    blocks += warnings_of(comparison.notes)
     if comparison.groups:
         blocks.append(brief_groups(comparison))
     elif rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:

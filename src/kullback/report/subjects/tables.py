@@ -582,10 +582,7 @@ def of_batches(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
 
 def _fields_of_batches(batches: Batches) -> Fields:
     """Return the fields of the JSON; ``batches`` has an object of the schema ``kullback.tables`` for each batch."""
-    return {
-        "schema": "kullback.batches/1",
-        "batches": [schema.fields(comparison) for comparison in batches.comparisons],
-    }
+    return {"schema": "kullback.batches/1", "batches": [schema.fields(each) for each in batches.comparisons]}
 
 
 def _frame_of_batches(pages: Sequence[Document]) -> Frame:
