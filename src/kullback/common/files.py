@@ -124,7 +124,7 @@ def check_input(path: PathLike, name: str) -> None:
 
 
 def check_writable(path: PathLike) -> None:
-    """Raise if `write` could not write to a path. Call this function before a long computation.
+    """Raise if `write_all` could not write to a path. Call this function before a long computation.
 
     The check leaves no file behind and does not change an existing file. A pipe or a device is not opened.
 
@@ -152,28 +152,22 @@ def check_writable(path: PathLike) -> None:
                 name.unlink()
 
 
-def write(path: PathLike, text: str) -> None:
-    r"""Write a text file in UTF-8, completely or not at all.
+def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
+    r"""Write several files one after the other, each completely or not at all. Texts are encoded in UTF-8.
 
-    The text goes into a file without a name in the same directory. When the file is complete, it gets its name in one
-    step. A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces.
-    Pipes and devices, such as ``/dev/stdout``, are written to directly.
+    The content goes into a file without a name in the same directory. When the file is complete, it gets its name in
+    one step. A link still points to its file afterwards, and a new file keeps the permissions of the file that it
+    replaces. Pipes and devices, such as ``/dev/stdout``, are written to directly.
+
+    Raises:
+        FileError: a file cannot be written, so it is unchanged; the message names the files that were written before.
 
     Example:
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "report.txt"
-        >>> write(path, "mean 0.1\n")
+        >>> write_all({path: "mean 0.1\n"})
         >>> path.read_text()
         'mean 0.1\n'
-    """
-    write_all({path: text})
-
-
-def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files one after the other, in the same way as `write`. Texts are encoded in UTF-8.
-
-    Raises:
-        FileError: a file cannot be written, so it is unchanged; the message names the files that were written before.
     """
     written: list[PathLike] = []
     for path, content in contents.items():
@@ -242,7 +236,7 @@ def matched(path: PathLike) -> list[Path]:
         >>> import os, tempfile
         >>> folder = tempfile.mkdtemp()
         >>> for name in ("a[1].csv", "b.csv"):
-        ...     write(os.path.join(folder, name), "x")
+        ...     write_all({os.path.join(folder, name): "x"})
         >>> [path.name for path in matched(os.path.join(folder, "*.csv"))]
         ['a[1].csv', 'b.csv']
         >>> [path.name for path in matched(os.path.join(folder, "a[1].csv"))]
