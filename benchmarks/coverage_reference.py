@@ -26,12 +26,13 @@ from torch import Tensor
 from kullback.generators import FinitePair
 from kullback.io import PartialRows
 from kullback.partial_rows import summarize_rows
-from kullback.predictions.drawn_means import drawn_mean, population_mean
 from kullback.predictions.measure import DIVERGENCES
 from kullback.predictions.reference_rows import (
     CandidateLogProbs,
+    drawn_mean,
     measure_candidate,
     measure_reference,
+    population_mean,
     read_candidate,
 )
 

@@ -17,8 +17,14 @@ from torch import Tensor
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.io import PartialRows
 from kullback.partial_rows import summarize_rows
-from kullback.predictions.drawn_means import drawn_mean, population_mean, row_estimates
-from kullback.predictions.reference_rows import ReferenceRows, join_rows, measure_reference
+from kullback.predictions.reference_rows import (
+    ReferenceRows,
+    drawn_mean,
+    join_rows,
+    measure_reference,
+    population_mean,
+    row_estimates,
+)
 
 INF = math.inf
 NAMES = ("kl_pq", "kl_qp", "js", "tv")

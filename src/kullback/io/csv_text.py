@@ -16,10 +16,9 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.errors import FileError
-from kullback.io.blocks import join_tensors, regroup, rows_from
 from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes
 from kullback.io.parquet import to_numpy
-from kullback.io.row_stream import Reader
+from kullback.io.row_stream import Reader, join_tensors, regroup, rows_from
 from kullback.io.source_files import FileReference, refuse_key
 
 TEXT_BLOCK = 1 << 20

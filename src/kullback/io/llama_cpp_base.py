@@ -26,9 +26,8 @@ from kullback.common.files import open_output
 from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.blocks import rows_from
 from kullback.io.row_checks import PART, check_floating, check_rows
-from kullback.io.row_stream import Reader, StoredMass
+from kullback.io.row_stream import Reader, StoredMass, rows_from
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
 
 CALL = "write_llama_base"

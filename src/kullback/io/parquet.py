@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.errors import FileError
-from kullback.io.blocks import join_tensors, regroup
 from kullback.io.class_columns import chosen_classes
-from kullback.io.row_stream import Reader, flat_shape
+from kullback.io.row_stream import Reader, flat_shape, join_tensors, regroup
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
 ARROW_DTYPES = {

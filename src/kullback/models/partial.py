@@ -17,12 +17,18 @@ from kullback.models.pairing import Pairing, PairingSettings, with_open_ends
 from kullback.models.side import ModelSide, ReferenceSide
 from kullback.partial_rows import PartialRows, has_more_classes, rows_of_logits
 from kullback.predictions.collect import complement
-from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
 from kullback.predictions.reading import Part
-from kullback.predictions.reference_rows import ReferenceRows, measure_reference
+from kullback.predictions.reference_rows import (
+    DrawnMean,
+    ReferenceRows,
+    drawn_mean,
+    measure_reference,
+    population_mean,
+    row_estimates,
+)
 from kullback.results.value import Reason, Value
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)

@@ -44,7 +44,7 @@ from kullback.report.schemas import predictions
 if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
     from kullback.models.model_results import UntilSure
-    from kullback.predictions.drawn_means import DrawnMean
+    from kullback.predictions.reference_rows import DrawnMean
     from kullback.report.document import Fields
 
 
