@@ -129,7 +129,6 @@ class CsvReader(Reader):
     """
 
     format = "csv"
-    rows = None
     shape = None
 
     def __init__(
@@ -183,7 +182,7 @@ class CsvReader(Reader):
         empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
         return next(regroup(rows_from(self._tensors(), start), rows, join_tensors), empty)
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(rows_from(self._tensors(), first), rows, join_tensors)
 
     def _tensors(self) -> Iterator[Tensor]:

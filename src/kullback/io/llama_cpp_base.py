@@ -196,14 +196,14 @@ class LlamaBaseFile(Reader):
             block[rows] = _decode(raw[rows], self.classes)
         return block
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         # The whole file is read, because the recorded sums are of all rows.
         return rows_from(self._whole(rows), first)
 
     def _whole(self, rows: int) -> Iterator[Tensor]:
         """Iterate over blocks of all decoded rows, and record statistics of their sums in `stored_mass`."""
         mass = StoredMass()
-        for block in super().stream(rows):
+        for block in super().blocks(rows=rows):
             for part in block.split(max(1, PART // self.classes)):
                 mass = mass.joined(part.exp().sum(-1, dtype=torch.float64))
             self.stored_mass = mass

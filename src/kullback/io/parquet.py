@@ -104,7 +104,7 @@ class ParquetReader(Reader):
     def read(self, start: int, stop: int) -> Tensor:
         return next(regroup(self._tensors(start, stop - start), stop - start, join_tensors))
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(self._tensors(first, rows), rows, join_tensors)
 
     def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:

@@ -177,7 +177,7 @@ class RowSource(RowStream):
         self.dtype = reader.dtype
         self.labels, self.clusters = reader.labels, reader.clusters
         self.windows, self.metadata = reader.windows, reader.metadata
-        self.finds_windows = isinstance(reader, StreamReader) and reader.finds_windows
+        self.finds_windows = reader.finds_windows
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -291,7 +291,8 @@ class RowSource(RowStream):
         """
         start = _FIRST.check(first=first)["first"]
         self.require_classes()
-        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]), first)
+        count = _rows_in_block("RowSource.blocks", max_bytes, rows, [self])
+        blocks = self._reader.blocks(rows=count, first=first)
         while True:
             with self.ref.decoding(f"a {self.format} file"):
                 block = next(blocks, None)

@@ -130,63 +130,6 @@ class StoredMass:
         )
 
 
-class Reader(Closes, ABC):
-    """A reader of one file format; `RowSource` adds the representation and checks the rows.
-
-    A reader has the attributes of `RowSource` and `RowStream`, and further ones.
-
-    Attributes:
-        ref: the path, and the name of the argument that holds the path.
-        stored: the dtype in the file if it may differ from `dtype`; None otherwise.
-        representation: the kind of values if the format specifies it; None otherwise.
-        stored_mass: the sums of the stored probabilities in the latest pass, if the format rounds them; None otherwise.
-        alignment: the remedy that an error suggests if the other file has a different number of rows.
-        integer_classes: the classes with a type of whole numbers, if other classes have another type.
-        has_classes_only: whether every column is a class, by the format or by the caller's choice.
-    """
-
-    ref: FileReference
-    format: str
-    key: str | None = None
-    shape: tuple[int, ...] | None
-    rows: int | None
-    classes: int
-    dtype: torch.dtype
-    stored: torch.dtype | None = None
-    representation: RepresentationName | None = None
-    labels: Tensor | None = None
-    stored_mass: StoredMass | None = None
-    alignment: str = "compare files written from the same positions"
-    class_names: tuple[str, ...] | None = None
-    integer_classes: frozenset[int] = frozenset()
-    has_classes_only: bool = False
-    clusters: Tensor | None = None
-    windows: Windows | None = None
-    metadata: Mapping[str, str] = MappingProxyType({})
-
-    @abstractmethod
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop` as a new tensor. At the end of a file whose `rows` is None, there may be fewer
-        rows.
-        """
-
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
-        """Iterate over the rows from row `first` on, in blocks of `rows`; the last block may be shorter."""
-        for start in range(first, self.rows or 0, rows):
-            yield self.read(start, min(start + rows, self.rows or 0))
-
-    def identity(self) -> object:
-        """Return a value that JSON can represent and that changes if the rows change."""
-        return file_stamp(self.ref.path)
-
-    def close(self) -> None:
-        """Close the file, if the reader keeps the file open."""
-
-    def caveats(self) -> list[str]:
-        """Return remarks on the contents that a report should repeat, as sentences."""
-        return []
-
-
 def flat_shape(ref: FileReference, shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the number of rows and of classes of an array whose last dimension holds the classes."""
     if len(shape) < 2:
@@ -290,6 +233,44 @@ class RowStream(Closes, ABC):
         return []
 
 
+class Reader(RowStream):
+    """A reader of one file format; `RowSource` adds the representation and checks the rows.
+
+    Attributes:
+        ref: the path, and the name of the argument that holds the path.
+        stored: the dtype in the file if it may differ from `dtype`; None otherwise.
+        representation: the kind of values if the format specifies it; None otherwise.
+        stored_mass: the sums of the stored probabilities in the latest pass, if the format rounds them; None otherwise.
+        alignment: the remedy that an error suggests if the other file has a different number of rows.
+        integer_classes: the classes with a type of whole numbers, if other classes have another type.
+        has_classes_only: whether every column is a class, by the format or by the caller's choice.
+    """
+
+    ref: FileReference
+    format: str
+    key: str | None = None
+    shape: tuple[int, ...] | None
+    stored: torch.dtype | None = None
+    representation: RepresentationName | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    stored_mass: StoredMass | None = None
+    alignment: str = "compare files written from the same positions"
+    integer_classes: frozenset[int] = frozenset()
+    has_classes_only: bool = False
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop` as a new tensor. At the end of a file whose `rows` is None, there may be fewer
+        rows.
+        """
+
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
+        for start in range(first, self.rows or 0, rows):
+            yield self.read(start, min(start + rows, self.rows or 0))
+
+    def identity(self) -> object:
+        return file_stamp(self.ref.path)
+
+
 class StreamReader(Reader):
     """A reader of a `RowStream`, with which `RowSource` checks the rows; `name` is the name of the argument."""
 
@@ -314,12 +295,11 @@ class StreamReader(Reader):
         blocks = self.origin.blocks(rows=stop - start, first=start)
         return next(regroup(blocks, stop - start, join_tensors), torch.empty(0, self.classes, device="cpu"))
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         blocks = (block.detach().cpu() for block in self.origin.blocks(rows=rows, first=first))
         return regroup(blocks, rows, join_tensors)
 
     def over(self, windows: Windows) -> StreamReader:
-        """Return a reader of the rows of other windows."""
         return StreamReader(self.origin.over(windows), self.ref.name)
 
     def identity(self) -> object:

@@ -287,15 +287,8 @@ class ReferencePairing(_PartialPairing):
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason
         if settings.run.bootstrap and math.isfinite(drawn.mean):
-            mean = population_mean(
-                self._rows,
-                self._measured_as[name],
-                chosen=chosen,
-                cluster=settings.clusters.numbers,
-                in_order=bool(settings.clusters.in_order),
-                bootstrap=settings.run.bootstrap,
-                generator=torch.Generator().manual_seed(settings.seed),
-            )
+            of = self._measured_as[name]
+            mean = population_mean(self._rows, of, settings.estimator(), chosen)
             interval, error, reason = mean.interval, mean.standard_error, mean.reason
         return replace(summary, value=drawn.mean, standard_error=error, interval=interval, reason=reason)
 

@@ -485,14 +485,7 @@ def drawn_mean(rows: ReferenceRows, name: str, chosen: Tensor | slice = slice(No
 
 
 def population_mean(
-    rows: ReferenceRows,
-    name: str,
-    *,
-    chosen: Tensor | slice = slice(None),
-    cluster: Tensor | None = None,
-    in_order: bool = False,
-    bootstrap: int = 1000,
-    generator: torch.Generator | None = None,
+    rows: ReferenceRows, name: str, estimator: MeanEstimator, chosen: Tensor | slice = slice(None)
 ) -> MeanEstimate:
     """Return the standard error and the interval of the mean over the population of clusters.
 
@@ -501,11 +494,7 @@ def population_mean(
 
     Arguments:
         rows, name, chosen: as for `drawn_mean`.
-        cluster: the number of the window, document or speaker of each chosen row, shape (rows,). None if each row is
-            a cluster of its own.
-        in_order: whether neighboring clusters may be dependent. If so, the order of the clusters is examined.
-        bootstrap: the number of bootstrap draws.
-        generator: the random generator of the bootstrap; None for one with a fixed seed.
+        estimator: a new estimator of the mean of one column, with the clusters of the chosen rows.
     """
     values, _, _, light = (x[chosen] for x in row_estimates(rows, name))
     if not bool(values.isfinite().all()):
@@ -513,7 +502,6 @@ def population_mean(
     bound = {"js": math.log(2), "tv": 1.0}.get(name, math.inf)
     # The estimate of a row may lie outside the range of the divergence. Only the mean is kept within that range.
     low = 0.0 if bool((values >= 0).all()) else -math.inf
-    estimator = MeanEstimator(1, bootstrap, generator, cluster, (0,) if in_order else ())
     estimator.add(values[:, None])
     mean = estimator.estimates([RatioOfSums(0, -1, low)])[0]
     if mean.interval is None:
