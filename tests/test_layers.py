@@ -51,7 +51,7 @@ LAYERS = {
     ),
     "kullback.diagnosis": (
         {"scan"},
-        {"class_axes", "reading", "shapes"},
+        {"reading", "shapes"},
         {"values"},
         {"case"},
         {"checks", "suggestion"},

@@ -126,7 +126,7 @@ class Limit:
 
     Attributes:
         metric: the name of the number.
-        column: the column of a table, or the group of rows, to which the limit applies; None for all columns or rows.
+        column: the column of a table, or the group of rows, that the limit applies to; None for all columns or rows.
         limit: the largest or the smallest number that passes.
         side: the side of the limit on which the gate fails.
         place: the file and the key that state the limit; None for a limit of the command line.
@@ -164,7 +164,7 @@ class Limit:
             of: the number with its interval.
             value: the estimate.
             reason: why there is no interval.
-            rows: the number of rows from which the interval comes.
+            rows: the number of rows that the interval comes from.
             is_exact: whether the number has no sampling error.
         """
         # No interval is needed if an infinite number is beyond the limit.
@@ -189,7 +189,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number whose true value may be anywhere in an interval.
 
-        If the outcome is unclear and the interval comes from `rows` rows, the sentence says how many would decide.
+        If the outcome is unclear and the interval comes from `rows` rows, the sentence has the number of rows that
+        would decide.
         """
         low, high = interval
         inside = self.is_kept_by(low), self.is_kept_by(high)
@@ -424,8 +425,7 @@ def _judge_words(
     if limit.is_kept_by(bound):
         return PASSED
     return Judgment(
-        "unclear",
-        f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}",
+        "unclear", f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}"
     )
 
 

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kullback.cli.settings import Settings
 from kullback.cli.statuses import Status
 from kullback.cli.streams import closed_pipe_allowed, print_error
 from kullback.common.display import open_console
 from kullback.common.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.common.optional import load
 from kullback.errors import LONGEST_MESSAGE, printable
-from kullback.results.verdict import worst
+from kullback.results.verdict import Verdict, worst
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from kullback.cli.settings import Settings
-    from kullback.results.verdict import Verdict
 
 STANDARD_OUTPUT = "-"
 
@@ -80,11 +78,7 @@ def check_files(
 
 
 def check_outputs(
-    outputs: Outputs,
-    inputs: Sequence[Path | None],
-    others: Sequence[Path] = (),
-    *,
-    state: Path | None = None,
+    outputs: Outputs, inputs: Sequence[Path | None], others: Sequence[Path] = (), *, state: Path | None = None
 ) -> None:
     """Raise an error before the computation if an input cannot be read or an output cannot be written.
 

@@ -29,7 +29,7 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def by_numbers(text: str) -> list[tuple[int, str]]:
-    """Return a key for sorting, by which step_9 comes before step_10."""
+    """Return a key for sorting that puts step_9 before step_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -235,7 +235,7 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 def _created(target: Path) -> tuple[BinaryIO, Path | None]:
-    """Create a file beside `target`; return the file and its path. The path of an unnamed file is None.
+    """Create a file in the folder of `target`; return the file and its path. The path of an unnamed file is None.
 
     The file is unnamed if the system supports such files, because a killed run leaves no unnamed file behind.
     """
@@ -317,7 +317,7 @@ def write_errors(
         path: the file or folder to write.
         more: a text to append to the remedy.
         after: the files that were written before; the message names these files.
-        kind: what the path should be: ``"file"`` or ``"folder"``.
+        kind: ``"file"`` or ``"folder"``, the expected kind of the path.
     """
     try:
         yield

@@ -9,8 +9,8 @@ import torch
 
 from kullback.common.words import NO_LABEL
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.class_axes import ClassAxes
 from kullback.diagnosis.reading import Reading
+from kullback.diagnosis.shapes import ClassAxes
 from kullback.losses.reduction import Reduction
 
 _NAMES = ("input", "target")

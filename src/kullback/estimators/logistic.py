@@ -55,8 +55,8 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     Probabilistic Outputs for Support Vector Machines (Platt, 1999)
 
     Returns:
-        the calibrated log-odds, shape (N,) for N draws of both sides; the influence of each draw on (a, b), shape (N,
-        2); and the features (1, f), shape (N, 2).
+        for the N draws of both sides: the calibrated log-odds, shape (N,), the influence of each draw on (a, b), shape
+        (N, 2), and the features (1, f), shape (N, 2).
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)

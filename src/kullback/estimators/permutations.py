@@ -82,7 +82,7 @@ class PermutationStatistics(ABC):
     def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
         """Return the statistics of several labelings, shape (rows, statistics).
 
-        `from_p`, shape (rows, draws), says which draws count as draws of P in each labeling.
+        `from_p`, shape (rows, draws), is True for the draws that count as draws of P in each labeling.
         """
 
     def observed(self, labeling: Labeling) -> Array:
@@ -145,7 +145,7 @@ class QuadraticForms(PermutationStatistics):
         matrices: symmetric matrices of the similarities of pooled draws, dense or sparse, by the name of the statistic.
         features: features of the pooled draws, shape (draws, features). The similarity is their inner product, so the
             statistic is the sum of squared differences between the means of P and Q.
-        scores: features for which the statistic is the largest absolute difference between the means of P and Q.
+        scores: features whose statistic is the largest absolute difference between the means of P and Q.
 
     Features and scores have mean 0 over the pooled draws.
     """

@@ -25,8 +25,8 @@ class Span:
         p: P's draws with the remaining components.
         q: Q's draws with the remaining components.
         notes: notes on the components that were left out, if any.
-        infinite: a note on an infinite KL if a plane or surface contains all draws of one side and no draw of the other
-            side; otherwise an empty string.
+        infinite: a note on an infinite KL if a plane or surface has all draws of one side and no draw of the other;
+            otherwise empty.
     """
 
     p: Draws

@@ -75,7 +75,7 @@ def heaviness(values: Array) -> float:
 
 
 def tail_allowance(terms: Array, shares: Array, number: float) -> float:
-    """Return the amount by which the true mean of terms may exceed the sample mean because of an unobserved tail.
+    """Return the possible excess of the true mean of terms over the sample mean, because of an unobserved tail.
 
     A generalized Pareto distribution is fitted to the largest terms. The mean of this distribution is computed with a
     shape one standard error above the fitted shape. If this shape is 1 or more, the result is infinite.

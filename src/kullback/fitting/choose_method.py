@@ -93,8 +93,8 @@ def fit(
             that require a gradient are free parameters. For a class such as ``Normal``, the start is the member with
             the smallest KL(to || q). For an ``nn.Module`` whose forward takes no arguments and returns a distribution,
             the parameters of the module are changed in place.
-        to: the target: a distribution of torch or a frozen distribution of SciPy; `Samples`; `Probs`, `Logits`,
-            `LogProbs` or `Counts`; or a function from points to the logarithm of a density, up to a constant.
+        to: the target: a distribution of torch or SciPy (frozen), `Samples`, `Probs`, `Logits`, `LogProbs`, `Counts`,
+            or a function that maps points to the logarithm of a density, up to a constant.
         kind: the divergence, or its name; `KL()` by default. If `to` is a log-density, `kind` must be `ReverseKL()`,
             which is then the default.
         fixed: the names of fixed parameters of q, such as ``("loc",)``, or with the full path, such as
@@ -324,7 +324,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
     return ElboObjective(target)
 
 
-# ---- The methods, in the order in which method="auto" tries them.
+# ---- The methods, in the order of method="auto".
 
 
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:

@@ -31,8 +31,8 @@ class Fit(Shown):
         converged: whether each batch element met the convergence criterion.
         iterations: the number of steps of each batch element; 0 for closed forms.
         history: the value before the first step and after every step, shape (steps + 1, ...).
-        above: an estimate of the difference between `value` and the nearest minimum: half of g' H^-1 g, where g is the
-            gradient and H the Hessian (for some methods, the identity matrix; see `notes`). `above` is 0 for closed
+        above: an estimate of the difference between `value` and the nearest minimum: half of g' H^-1 g. Here g is the
+            gradient and H the Hessian, or for some methods the identity matrix (see `notes`). `above` is 0 for closed
             forms.
         gradient_norm: the norm of the gradient with respect to the unconstrained parameters at the fitted distribution;
             0 for closed forms.

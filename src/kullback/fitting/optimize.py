@@ -191,8 +191,8 @@ def _line_search(
     """Return step lengths that meet the weak Wolfe conditions, and the values and gradients after these steps.
 
     The length is 0 if no step along `direction` lowers the value. `f` and `g` are the values and the gradients at u,
-    `derivative` is the directional derivative at u, `t` the first length to try, and `active` a mask of the elements
-    that take a step.
+    and `derivative` is the directional derivative at u. `t` is the first length to try, and `active` is a mask of the
+    elements that take a step.
     """
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g

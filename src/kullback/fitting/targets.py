@@ -61,7 +61,7 @@ class MeanTarget(ABC):
 
 
 class FitTarget(MeanTarget, Means):
-    """A target for which the means of given functions can be computed."""
+    """A target that can compute the means of given functions."""
 
     @abstractmethod
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
@@ -197,7 +197,7 @@ class IntegerTarget(MeanTarget):
 
 
 def _mean_of_integers(d: Distribution) -> Tensor:
-    """Return the mean of a distribution on the integers, also of Categorical, for which torch returns NaN."""
+    """Return the mean of a distribution on the integers, also of Categorical; torch returns NaN for it."""
     if isinstance(d, Categorical):
         probs = upcast(d.probs)
         return (probs * torch.arange(probs.shape[-1], device="cpu")).sum(-1)

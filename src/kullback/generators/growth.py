@@ -1,8 +1,8 @@
 """The growth of a divergence as p / q goes to 0 or to infinity, and the corners of its terms.
 
 The growth decides whether a divergence of two distributions can be infinite. kullback's divergences state their growth.
-The growth of a user's divergence is measured from the terms q f(p / q). The measurement assumes that f, as p / q goes
-to 0 or to infinity, has a limit, or grows as a power of p / q or of log(p / q).
+The growth of a user's divergence is measured from the terms q f(p / q). The measurement assumes that f has a limit as
+p / q goes to 0 or to infinity, or grows as a power of p / q or of log(p / q).
 """
 
 from __future__ import annotations

@@ -250,9 +250,7 @@ class BatchLoss:
             return self.teacher(*inputs, **features)
 
     def _is_checked(self) -> bool:
-        """Return whether to check this batch. The checked batches have the numbers 1, 2, 4, 8 and so on, because an
-        error can begin during training.
-        """
+        """Return whether to check this batch: the batches 1, 2, 4, 8 and so on, because an error can begin late."""
         return self._batches & (self._batches + 1) == 0
 
     def _check_finite(self, sides: Mapping[str, Any], loss: Tensor) -> None:
@@ -313,9 +311,7 @@ class BatchLoss:
         return coefficient * auxiliary * share
 
     def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
-        """Return the argument of the loss that decides which positions count: the labels or, without labels, the
-        mask.
-        """
+        """Return the argument of the loss that decides which positions count: the labels, else the mask."""
         if inputs.get("shift_labels") is not None:  # collators that pack sequences make this field
             return {"labels": inputs["shift_labels"]}
         labels = inputs.get("labels")
@@ -408,9 +404,7 @@ class BatchLoss:
     def _side(
         self, side: str, run: Callable[..., Any], module: Any, features: Features, keep_logits: bool
     ) -> tuple[dict[str, Tensor | TopK], Any]:
-        """Return a dict of a side's hidden states and head, named like the loss's arguments, and the model's
-        outputs.
-        """
+        """Return a side's hidden states and head by the names of the loss's arguments, and the model's outputs."""
         assert isinstance(self.loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
         head = ModelHead.of(self.call, side, without_wrappers(module))
         # The logits of the last position suffice to check that the head makes the model's logits.
@@ -425,8 +419,6 @@ class BatchLoss:
 
 
 def _sign_test(more: int, fewer: int) -> float:
-    """Return an upper bound of the probability of `more` heads in `more` + `fewer` tosses of a fair coin (Chernoff,
-    1952).
-    """
+    """Return an upper bound of the probability of so many heads in tosses of a fair coin (Chernoff, 1952)."""
     n = more + fewer
     return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))

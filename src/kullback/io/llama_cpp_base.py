@@ -244,8 +244,8 @@ def write_llama_base(
     predictions.
 
     A row :math:`x` is stored as :math:`\log p = x - \log\sum_i e^{x_i}` in 65535 equal steps from
-    :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`; a class below this range, such as a class with
-    ``-inf``, is stored as the smallest value. The file gets its final name only when all rows are written.
+    :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`. The smallest value represents a class below this
+    range, such as a class with ``-inf``. The file gets its final name only when all rows are written.
 
     Arguments:
         path: the path of the file to write.

@@ -34,7 +34,7 @@ BATCHES = 8  # batches in a block, because decoding a batch takes several times 
 
 
 class ParquetReader(Reader):
-    """A reader of Parquet files, in which each column is a class, or the column `key` has a list for each row.
+    """A reader of Parquet files. Each column is a class, or the column `key` has a list for each row.
 
     Without a `key`, the only column of lists is read, if there is one. `columns` are as for `CsvReader`.
     """

@@ -84,8 +84,8 @@ def open_rows(
         a `RowSource`, which ``with`` or ``close()`` closes.
 
     Raises:
-        FileError: the file is missing or truncated, or the content does not match the extension; there are several
-            arrays and `key` is None; the kind of numbers is unknown and `representation` is None; or `columns` has a
+        FileError: the file is missing or truncated, or the content does not match the extension. There are several
+            arrays and `key` is None, or the kind of numbers is unknown and `representation` is None. `columns` has a
             name that is not in the file.
         ArgumentValueError: `representation` is not one of the four words.
         OptionalDependencyError: the format needs a library that is not installed.

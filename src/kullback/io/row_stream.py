@@ -228,7 +228,7 @@ class RowStream(Closes, ABC):
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences without a period.
 
-        A remark that begins with ``warning: `` stands in the short output too.
+        The short output includes the remarks that begin with ``warning: ``.
         """
         return []
 

@@ -43,8 +43,8 @@ def write_top_k_reference(
         remarks on the file, as sentences.
 
     Raises:
-        FileError: the tokens, the number of classes, or the mass outside the list are not known, or the probabilities
-            of a row do not sum to 1; or the file cannot be written.
+        FileError: the tokens, the number of classes, or the mass outside the list are unknown. The probabilities of a
+            row do not sum to 1, or the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile, kullback.io

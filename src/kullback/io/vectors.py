@@ -46,8 +46,8 @@ def read_labels(
     """Read the true class of each row.
 
     Arguments:
-        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, a ``.txt`` file
-            with one number on each line, or a llama.cpp base file, whose tokens are the labels.
+        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, or a ``.txt``
+            file with one number on each line. The tokens of a llama.cpp base file are the labels.
         key: the name of the array or column, if the file has several; None for the only one.
         rows: the required number of labels; None for any number.
         classes: the number of classes; labels must be smaller. None for no limit.

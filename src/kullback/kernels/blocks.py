@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 # The numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of a block
-# have 1 MiB, which fits in the second-level cache of a core. On a GPU, each temporary has 16 MiB: the block occupies
-# all processors, and a few temporaries fit in the second-level cache of an A100 or H100 (40 and 50 MB). Blocks of the
-# CPU's size would be single rows of a large vocabulary, each with hundreds of launches.
+# have 1 MiB, which fits in the second-level cache of a core. On a GPU, each temporary has 16 MiB. The block then
+# occupies all processors, and a few temporaries fit in the second-level cache of an A100 or H100 (40 and 50 MB). Blocks
+# of the CPU's size would be single rows of a large vocabulary, each with hundreds of launches.
 _ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 21
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Return slices that split the rows into blocks of at least one row. While torch.compile, which fuses operations,
-    traces the call, a single slice contains all rows.
-    """
+    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
     if torch.compiler.is_compiling():
         return iter((slice(None),))
     n, classes = rows.shape

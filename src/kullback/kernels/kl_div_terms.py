@@ -17,9 +17,7 @@ from kullback.kernels.native import terms
 
 
 def reference_terms(log_q: Tensor, target: Tensor, log_target: bool) -> Tensor:
-    """Return the terms p (log p - log q), with their limits at p = 0 and q = 0. The arguments have the same dtype, of
-    at least 32 bits.
-    """
+    """Return p (log p - log q), with its limits at 0. The arguments have one dtype of at least 32 bits."""
     _, p, log_ratio = _parts(log_q, target, log_target)
     return _mass(p, log_ratio) * log_ratio
 
@@ -120,9 +118,7 @@ def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
 
 
 def _derivatives(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of the terms with respect to `log_q` and to `target`, computed by differentiable
-    operations.
-    """
+    """Return the derivatives of the terms by `log_q` and by `target`, from differentiable operations."""
     dtype = torch.promote_types(log_q.dtype, torch.float32)
     massless, p, log_ratio = _parts(log_q.to(dtype), target.to(dtype), log_target)
     mass = _mass(p, log_ratio)

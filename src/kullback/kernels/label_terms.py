@@ -45,9 +45,7 @@ class HardLabels(NamedTuple):
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
 
     def mixed(self, values: Tensor, logits: Tensor) -> Tensor:
-        """Return the mixed value of each row. `values` has the divergences of the rows, and `logits` are Q's logits. If
-        `soft` is 0, even an infinite divergence has no effect.
-        """
+        """Return the mixed values. `logits` are Q's; if `soft` is 0, even an infinite divergence has no effect."""
         return self.mixed_with(values, cross_entropy(logits, self.classes))
 
     def mixed_with(self, values: Tensor, cross_entropies: Tensor) -> Tensor:
@@ -67,9 +65,7 @@ class LabelSums(NamedTuple):
 
     @classmethod
     def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
-        """Return the numbers for labels with the logits `logits`. `peak` and `total` are the fields of the same
-        names.
-        """
+        """Return the numbers for labels with the logits `logits`."""
         return cls(peak, total, (peak - logits) + torch.log(total))
 
     def cross_entropies(self) -> Tensor:
@@ -77,9 +73,7 @@ class LabelSums(NamedTuple):
         return torch.logaddexp(torch.zeros_like(self.margin), self.margin)
 
     def shares(self) -> tuple[Tensor, Tensor]:
-        """Return two factors for each row: the mass of all other classes, which is minus the gradient of the
-        cross-entropy at the label, and this mass divided by `total`.
-        """
+        """Return the other classes' mass, which is minus the gradient at the label, and this mass over `total`."""
         mass = torch.sigmoid(self.margin)
         return mass, torch.where(self.total == 0, 0, mass / torch.where(self.total == 0, 1, self.total))
 

@@ -35,9 +35,7 @@ is None.
 
 
 class RowOperation(ABC):
-    """A function that computes a value for each row of tensors, with its gradients. Derivatives in forward mode are
-    optional.
-    """
+    """A function with one value for each row of tensors, and its gradients. Forward mode is optional."""
 
     __slots__ = ()
 
@@ -48,9 +46,7 @@ class RowOperation(ABC):
 
     @abstractmethod
     def compute(self, *tensors: Any, **_: Any) -> tuple[Any, ...]:
-        """Return a tuple: first the values of the rows, shape (rows,), and then all other tensors that `gradients`
-        needs.
-        """
+        """Return a tuple: the values of the rows, shape (rows,), then what else `gradients` needs."""
 
     @abstractmethod
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
@@ -77,9 +73,7 @@ class RowOperation(ABC):
 
 
 class TotalOperation(RowOperation):
-    """A row operation whose weighted sum of values is computed together with the sum's gradients in one sweep over the
-    rows.
-    """
+    """A row operation that computes the weighted sum of its values and the sum's gradients in one sweep."""
 
     __slots__ = ()
 
@@ -90,14 +84,10 @@ class TotalOperation(RowOperation):
 
     @abstractmethod
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
-        """Return a tuple: `scale` times the weighted sum of the values, the wanted gradients of this total and, if
-        `has_second`, the second output.
-        """
+        """Return `scale` times the weighted sum, its wanted gradients and, if `has_second`, the second output."""
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return the final gradients. `gradients` are the gradients of `total`, multiplied by the gradient of the loss
-        with respect to the total.
-        """
+        """Return the final gradients from those of `total` times the gradient of the loss by the total."""
         return gradients
 
 
@@ -124,7 +114,7 @@ def _needs_plain_expression() -> bool:
     """Return whether torch.func differentiates the call in a way that a custom function does not support.
 
     A custom function does not support nested derivatives in forward mode. Inside a compiled graph, torch treats the
-    tensors that a custom function saved as constants, so that its second derivatives would be wrong.
+    tensors that a custom function saved as constants. Its second derivatives would be wrong.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
@@ -197,9 +187,7 @@ def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
 
 
 class _ZeroOf(torch.autograd.Function):
-    """The autograd function that returns zeros. Its derivative with respect to the argument is 1, even where the
-    argument is infinite.
-    """
+    """The autograd function that returns zeros, with derivative 1 even where the argument is infinite."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -345,9 +333,7 @@ def _with_second(ctx: Any, result: Tensor, second: Tensor) -> tuple[Tensor, Tens
 
 
 def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tensor:
-    """Return the weights times `factor`, shape (rows,), in float64 (float32 on devices without float64). Weights of
-    None count as 1.
-    """
+    """Return the weights (None counts as 1) times `factor`, shape (rows,), in the device's best dtype."""
     # `rows` has the logits of P or of Q. The logits of the other distribution may have a more accurate dtype, so the
     # dtype of `rows` is not used.
     dtype = accurate_dtype(rows.device)
@@ -356,9 +342,7 @@ def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tenso
 
 
 def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
-    """Return a mask that is True for spoilt rows, shape (rows,). A row is spoilt if it contains NaN or +inf, or has no
-    mass, in P or in Q. The value and the derivatives of a spoilt row are NaN.
-    """
+    """Return whether P or Q of each row has NaN, +inf or no mass. Value and derivatives are then NaN."""
     spoilt = torch.zeros(rows[0].shape[:-1], dtype=torch.bool, device=rows[0].device)
     for x, is_logs in zip(rows, in_logs, strict=True):
         peak = x.detach().amax(-1)
@@ -377,9 +361,7 @@ def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tupl
 
 
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
-    """Return the derivatives of each row times the row's weight, by differentiable operations. The result is NaN in a
-    spoilt row, and 0 in a spoilt row of weight 0.
-    """
+    """Return each row's derivatives times its weight, differentiably: NaN in a spoilt row, 0 at weight 0."""
     derivatives = torch.where((weights == 0).unsqueeze(-1) & ~derivatives.isfinite(), 0, derivatives)
     replaced = torch.where(weights == 0, 0.0, torch.nan).to(derivatives.dtype)
     return torch.where(spoilt.unsqueeze(-1), replaced.unsqueeze(-1), weights.unsqueeze(-1) * derivatives)
@@ -396,10 +378,8 @@ def overwritten(x: Tensor) -> Tensor:
 
 
 def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
-    """Return gradients multiplied in place by `factor`, a number. A factor of 0 on the CPU gives 0, even where a
-    gradient is infinite. On other devices, reading the factor would wait for the device.
-    """
-    number = factor.item() if factor.is_cpu else math.nan
+    """Multiply gradients in place by a number. A factor of 0 on the CPU gives 0, even for infinite gradients."""
+    number = factor.item() if factor.is_cpu else math.nan  # reading would wait for another device
     if number == 1:
         return list(gradients)
     if number == 0:

@@ -30,9 +30,7 @@ _LIBRARY_SUMS = 5  # the number of a row's sums from C++ (see csrc/logits/task.h
 
 
 def serves(logits: Tensor) -> bool:
-    """Return whether the C++ kernels support the logits. The kernels compute in float64 for float64 logits, and in
-    float32 for other logits.
-    """
+    """Return whether the C++ kernels support the logits; they compute in float64 for float64, else float32."""
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
@@ -57,18 +55,14 @@ class SelectedClasses(RowOperation):
     labels: Tensor | None = None
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return the columns that the class's docstring lists, shape (rows, columns), differentiable with respect to
-        the logits.
-        """
+        """Return the columns that the class's docstring lists, shape (rows, columns), differentiably."""
         settings = replace(self, indices=None, labels=None)  # torch.func may transform both tensors
         return transformable(settings, logits, self.indices, self.labels)
 
     def compute(self, logits: Tensor, indices: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `read` for the classes `indices` and `labels`."""
         return replace(self, indices=indices, labels=labels).read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradient with respect to the logits, and None for the indices, which have no gradient."""
         (logits, indices, labels), (result, sums) = tensors, kept
         classes = replace(self, indices=indices, labels=labels)
         if not is_plain:
@@ -78,7 +72,6 @@ class SelectedClasses(RowOperation):
         return gradient, None
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each column along the tangent of the logits."""
         (logits, indices, labels), tangent = tensors, tangents[0]
         spoilt, (logits,) = without_spoilt_rows((logits,), (True,))
         padding, indices = indices < 0, indices.clamp(min=0)
@@ -117,9 +110,7 @@ class SelectedClasses(RowOperation):
         return torch.cat(parts), upcast(logits.new_empty(0))
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
-        `logits`.
-        """
+        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
         if sums.numel() and sums.shape[-1] < _LIBRARY_SUMS:
             self.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
             return
@@ -292,9 +283,7 @@ class SelectedClasses(RowOperation):
         return whole + cross_entropy_gradient(logits, self.labels, grad[..., k + 1])
 
     def read_block(self, logits: Tensor) -> Tensor:
-        """Return the columns that the class's docstring lists, by operations on the full tensor, without support for
-        autograd.
-        """
+        """Return the columns that the class's docstring lists, computed on the full tensor without autograd."""
         accurate = self._relative(logits)
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
@@ -309,9 +298,7 @@ class SelectedClasses(RowOperation):
         return torch.cat(columns, -1)
 
     def _arguments(self) -> tuple[Any, ...]:
-        """Return the arguments that both C++ operators take: the operator of the statistics and the operator of the
-        gradient.
-        """
+        """Return the arguments that both C++ operators take, for the statistics and for the gradient."""
         labels = None if self.labels is None else self.labels.contiguous()
         return self.indices.contiguous(), labels, self.temperature, self.leaves_out
 

@@ -56,15 +56,12 @@ class FastRows(TotalOperation):
     inplace: bool = False
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
-        """Return a tuple with the value of each row, shape (rows,)."""
         return (_values_by(self.backend, self.rows, p, q),)
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        """Return `scale` times the weighted sum of the values, and the wanted gradients of this total."""
         return self.backend.weighted_total(self.rows, *tensors, self.weights, wanted, self.scale)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the wanted gradients of the sum of `grad` times the values."""
         if not is_plain:
             return self.rows.gradients(tensors, kept, grad, wanted, is_plain)
         p, q = tensors
@@ -73,7 +70,6 @@ class FastRows(TotalOperation):
         return by_p, overwritten(q) if inplace else by_q
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each row's value along `tangents`."""
         return self.rows.changes(tensors, tangents)
 
 
@@ -103,9 +99,7 @@ def row_divergence(
 
 
 def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
-    """Return the divergence of each row of two tensors of logits, whose shapes broadcast. If `exact`, the reference
-    computes the divergences.
-    """
+    """Return the divergence of each row of two tensors of logits that broadcast; if `exact`, by the reference."""
     # In a small batch, each operation takes a noticeable part of the time. Therefore operations that change nothing are
     # skipped.
     shape = p.shape
@@ -212,9 +206,7 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The autograd function of the total for torch.compile. The forward pass also computes the first derivatives;
-    derivatives of higher order raise an error.
-    """
+    """The total for torch.compile. The forward pass computes the only derivatives that exist, the first."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

@@ -17,9 +17,7 @@ HEAD_CALL = "linear_distillation_loss"
 
 
 class HeadTensors(NamedTuple):
-    """The hidden states, weight and bias of one head. The fields may instead have gradients, flags or argument names of
-    these tensors.
-    """
+    """Hidden states, weight and bias of one head; or their gradients, flags or argument names."""
 
     hidden: Any
     weight: Any

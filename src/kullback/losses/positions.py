@@ -27,9 +27,7 @@ from kullback.losses.settings import LossSettings
 
 
 class Positions(NamedTuple):
-    """The checked arguments that describe the positions of a loss: mask, weights, labels, normalizer and settings.
-    Methods reduce the values of the positions to the loss.
-    """
+    """The checked mask, weights, labels, normalizer and settings, which reduce values to the loss."""
 
     call: str  # the function that the user called, for messages
     settings: LossSettings
@@ -57,9 +55,7 @@ class Positions(NamedTuple):
             )
 
     def shares(self) -> tuple[Tensor | None, float]:
-        """Return the factors of the positions' values in the reduced loss: a weight for each position, and a number
-        that multiplies all values. The weights are None if all are 1.
-        """
+        """Return a weight for each position (None if all are 1), and the factor of all values in the loss."""
         weights, normalizer, scale = self.weights, self.normalizer, self.scale
         if isinstance(normalizer, Tensor):
             if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
@@ -82,9 +78,7 @@ class Positions(NamedTuple):
         return weights, scale / max(divisor, 1)
 
     def reduce(self, values: Tensor) -> Tensor:
-        """Return the reduced loss for the values of the positions. A value at a position of weight 0 has no effect,
-        even if it is NaN.
-        """
+        """Return the reduced loss. A value at a position of weight 0 has no effect, even if it is NaN."""
         is_sum = self.settings.reduction != "none"
         weights, factor = self.shares() if is_sum else (self.weights, self.scale)
         if weights is not None:
@@ -207,8 +201,8 @@ def position_weights(
 ) -> Tensor | None:
     """Return the weight of each position, which is 0 if the position does not count. Return None if all weights are 1.
 
-    The dtype of the weights is `dtype` or the dtype of `weight`, whichever is more precise. `takes_labels` says whether
-    the user's call has the arguments `labels` and `weight`. If so, an error about the mask may suggest these arguments.
+    The dtype of the weights is `dtype` or the dtype of `weight`, whichever is more precise. If `takes_labels`, the
+    user's call has the arguments `labels` and `weight`, and an error about the mask may suggest them.
     """
     if mask is weight is labels is None:
         return None
@@ -238,7 +232,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
     """Return the remedy that an error suggests for a mask that is not boolean. The remedy depends on the values of the
     mask, which may be labels.
 
-    `takes_labels` says whether the call has the arguments `labels` and `weight`.
+    If `takes_labels`, the call has the arguments `labels` and `weight`.
 
     Example:
         >>> mask_remedy(torch.tensor([1, 0])), mask_remedy(torch.tensor([7, -100]))
@@ -259,9 +253,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
 def _mixed_labels(
     call: str, labels: Tensor | None, label_weight: float, weights: Tensor | None, scale: float
 ) -> HardLabels:
-    """Return the labels, with the factors of the divergence and of the cross-entropy. The factor of the divergence
-    includes `scale`.
-    """
+    """Return the labels with the factors of the divergence (including `scale`) and of the cross-entropy."""
     if labels is None:
         wanted = "the true class of each position, because label_weight is not 0"
         instead = "labels=labels, with ignore_index at positions without a label; or label_weight=0.0"
@@ -310,9 +302,7 @@ def _check_device(call: str, name: str, tensor: Tensor, device: torch.device) ->
 
 
 def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
-    """Return the remedy that an error suggests for a tensor whose shape is not `positions`, the shape of the
-    positions.
-    """
+    """Return the remedy for a tensor that does not have the shape `positions`."""
     if tensor.ndim == len(positions) > 0 and tensor.shape[-1] == positions[-1] + 1:
         return f"{name}={name}[..., 1:], because the logits of a position predict the next token"
     if tensor.ndim <= len(positions) and all(

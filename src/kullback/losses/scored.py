@@ -1,4 +1,4 @@
-"""Divergences from a teacher that scored classes of someone else's choice, such as the student's most probable ones."""
+"""Divergences from a teacher that scored given classes, such as the student's most probable classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scored(TopK):
     Servers score given tokens: vLLM returns ``prompt_token_id_logprobs``, and SGLang ``input_token_ids_logprobs``. If
     the given classes are the student's most probable classes, the listed terms are the largest terms of the reverse KL.
     Let K be the given classes, and :math:`q_0` the student's mass outside K. With ``tail="bucket"``, the chain rule
-    says how much of the reverse KL the loss leaves out:
+    gives the part of the reverse KL that the loss leaves out:
 
     .. math:: \mathrm{KL}(Q \| P) = \text{loss} + q_0\,
         \mathrm{KL}\bigl(Q(\cdot \mid \text{not } K) \,\|\, P(\cdot \mid \text{not } K)\bigr)
@@ -49,9 +49,9 @@ class Scored(TopK):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values: a class twice, a
-            negative index with a log-probability other than -inf, or probabilities that sum to more than one. `TopK`
-            lists the other errors.
+        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values. A row may not have a
+            class twice, a negative index with a log-probability other than -inf, or probabilities that sum to more than
+            one. `TopK` lists the other errors.
 
     Example:
         >>> import torch
@@ -76,7 +76,6 @@ class Scored(TopK):
     remedy_of_device: ClassVar[str] = "Scored(indices.to(student.device), log_probs.to(student.device))"
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> ScoredRows:
-        """Return the teacher's rows for a student that has `classes` classes."""
         eps = torch.finfo(self.log_probs.dtype).eps
         return ScoredRows(kind, *self.flat_rows(), temperature, dtype, self.tail, eps, classes)
 
@@ -86,7 +85,6 @@ class ScoredRows(TopKRows):
     """The rows of a `Scored`."""
 
     def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
-        """Return the logarithm of the teacher's mass outside the given classes, shape (rows, 1)."""
         log_q = (logits[:, -1:] - logits.logsumexp(-1, keepdim=True)).detach()
         return torch.where(
             is_known, torch.log1p(-torch.where(is_known, kept, 0)), torch.minimum(log_q, error.log())

@@ -51,9 +51,7 @@ def local_tensors(
 
 
 def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterable[object]) -> _T:
-    """Return the result of `check`, which checks the arguments of this rank. If `check` raises an error, the other
-    ranks raise the error too.
-    """
+    """Return the result of `check` for this rank's arguments. Its error is raised on the other ranks too."""
     try:
         return check()
     except KullbackError as error:

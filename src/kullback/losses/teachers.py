@@ -34,9 +34,7 @@ class LogitTeacher(NamedTuple):
     logits: Tensor
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
-        """Return the dtype of the loss. Raise unless the logits of student and teacher have the same positions and
-        device.
-        """
+        """Return the dtype of the loss; raise unless both sides have the same positions and device."""
         teacher = self.logits
         if not are_logits(student, teacher):
             check_logits(call, "student", student, other=teacher)
@@ -226,9 +224,7 @@ class PartialTeacher(ShortRepr, ABC):
         """Raise unless the teacher supports `kind` and `temperature`."""
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return the dtype of the divergence, which is float64 if the student or the teacher is in float64, else
-        float32.
-        """
+        """Return the dtype of the divergence: float64 if the student or the teacher is float64, else float32."""
         return torch.float64 if torch.float64 in (student, self.kept_log_probs.dtype) else torch.float32
 
     def flat(self, x: Tensor) -> Tensor:
@@ -237,9 +233,7 @@ class PartialTeacher(ShortRepr, ABC):
         return recordable(x).reshape(positions.numel(), x.shape[len(positions) :].numel())
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if the teacher's probabilities are unknown at a position whose weight is not 0. If `weights` is None,
-        all positions count.
-        """
+        """Raise if the teacher is unknown at a position whose weight is not 0; None means weights of 1."""
 
     def check_indices(self, call: str, classes: int) -> None:
         """Raise if an index of a class is not below `classes`, the student's number of classes."""
@@ -254,9 +248,7 @@ class PartialTeacher(ShortRepr, ABC):
             )
 
     def checked_rows(self, positions: Positions, classes: int) -> TeacherRows:
-        """Return the result of `rows`. Raise if an index is not below `classes`, or if the teacher is unknown at a
-        position that counts.
-        """
+        """Return `rows`; raise if an index is too large, or a position that counts is unknown."""
         self.check_indices(positions.call, classes)
         self.check_counted(positions.call, positions.weights)
         settings = positions.settings
@@ -305,19 +297,16 @@ class WeightedTerms(RowOperation):
     kind: Divergence
 
     def compute(self, log_p: Tensor, log_q: Tensor, weights: Tensor) -> tuple[Tensor]:
-        """Return a tuple with one tensor: the weighted sum of the terms of each row, shape (rows,)."""
         terms = self.kind.terms(pair_of_logs(log_p, log_q))
         return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients with respect to log p and log q of the sum of `grad` times the weighted sums."""
         log_p, log_q, weights = tensors
         counted = weights * grad.unsqueeze(-1)
         by_p, by_q = self.kind.derivatives(pair_of_logs(log_p, log_q))
         return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each row's weighted sum along `tangents`."""
         log_p, log_q, weights = tensors
         derivatives = self.kind.derivatives(pair_of_logs(log_p, log_q))
         changes = [by * t for by, t in zip(derivatives, tangents, strict=False) if t is not None]
@@ -333,9 +322,7 @@ def partial_divergence(
     temperature: float,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """Return the divergence of each position of `student` from the teacher. Raise unless the teacher is an instance of
-    `wanted`.
-    """
+    """Return the divergence of each position; raise unless the teacher is a `wanted`."""
     kind = check_kind(call, kind)
     check_result_dtype(call, dtype)
     temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
@@ -352,9 +339,7 @@ def partial_divergence(
 
 
 def check_logits(call: str, name: str, x: object, *, other: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits. `other` has the logits of the other side, on which the remedy
-    depends.
-    """
+    """Raise unless `x` is a dense tensor of logits. The remedy depends on `other`, the other side's logits."""
     if isinstance(x, Tensor):
         check_dense(call, name, x)
         if x.is_floating_point() and x.ndim > 0:
@@ -376,9 +361,7 @@ def check_logits(call: str, name: str, x: object, *, other: object = None) -> No
 
 
 def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
-    """Return the remedy for a list of tensors instead of one tensor: to join the tensors, or to average their losses.
-    Return None if neither fits.
-    """
+    """Return the remedy for a list of tensors: to join them, or to average their losses; None if none fits."""
     to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
     for join in ("stack", "cat") if positions else ():
         with suppress(RuntimeError):
@@ -393,8 +376,8 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 def compared_classes(
     call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
 ) -> tuple[int, int]:
-    """Return the number of leading classes of the student, and the number of leading classes of the teacher, that are
-    compared. Raise if `sizes`, their numbers of classes, contradict the settings.
+    """Return how many leading classes of the student and of the teacher are compared. Raise if `sizes`, their numbers
+    of classes, contradict the settings.
 
     `names` are the names of the arguments that contain the classes, for error messages.
     """

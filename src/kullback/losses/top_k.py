@@ -47,7 +47,7 @@ class TopK(PartialTeacher):
     entry counts as not kept. The index of a padding entry may be a negative number or any valid class index, even a
     repeated index.
 
-    Nothing is assumed about classes that are not kept: one of them may be more probable than the kept classes. `Scored`
+    A class that is not kept may be more probable than the kept classes. `Scored`
     is for classes that someone else chose, such as the student's most probable classes.
 
     Arguments:
@@ -61,9 +61,9 @@ class TopK(PartialTeacher):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error if
-            an index is negative or repeated, a log-probability is positive, the probabilities sum to more than one, or
-            the row has no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
+        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error for
+            a negative or repeated index, for a positive log-probability, for probabilities that sum to more than one,
+            and for no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
             unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:
@@ -101,21 +101,17 @@ class TopK(PartialTeacher):
 
     @property
     def kept_indices(self) -> Tensor:
-        """The indices of the kept classes, shape (..., k)."""
         return self.indices
 
     @property
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of the kept classes, shape (..., k)."""
         return self.log_probs
 
     @property
     def largest_index(self) -> int:
-        """The largest index of a kept class, or -1 if the values were not checked."""
         return self._largest
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if a position that counts contains NaN."""
         if self._unknown is None:
             return
         wrong = self._unknown if weights is None else self._unknown & (weights != 0)
@@ -129,7 +125,6 @@ class TopK(PartialTeacher):
             )
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless the teacher's `tail` supports `kind` and `temperature`."""
         if temperature != 1 and self.tail != "renormalize":
             raise invalid_value(
                 call,
@@ -149,10 +144,9 @@ class TopK(PartialTeacher):
             )
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
-        """Return the teacher's rows for a student that has `classes` classes."""
         own = self.log_probs.dtype
-        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding, because many
-        # exponentials are added (2,000 rows of 2 to 1,000 classes); so the factor is 4.
+        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding (2,000 rows of 2
+        # to 1,000 classes), because many exponentials are added. So the factor is 4.
         rounding = torch.finfo(own).eps + 4 * torch.finfo(torch.promote_types(own, torch.float32)).eps
         return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
 
@@ -255,7 +249,6 @@ class TopKRows(TeacherRows):
     vocabulary: int  # the number of all classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
-        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
         if self.tail == "zero":
             log_q = logits[:, :-1] - logits.logsumexp(-1, keepdim=True)
             return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(

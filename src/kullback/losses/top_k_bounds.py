@@ -83,8 +83,8 @@ def top_k_divergence_bounds(
     Raises:
         ArgumentTypeError: `p` or `q` is neither a `TopK` nor `PartialRows`, or `kind` is not a divergence.
         ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is unknown;
-            or an index is not below `classes`. The error is raised also if a list contains all `classes` but the
-            remaining mass is more than a rounding error, or if `kind` is not a sum over classes.
+            or an index is not below `classes`. The error is raised also if `kind` is not a sum over classes, or if a
+            list contains all `classes` but leaves more mass than a rounding error.
 
     Example:
         >>> import torch
@@ -229,9 +229,7 @@ def _smallest_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
 
 
 def _largest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the largest terms for log p in the range `p` and log q in the range `q`. A term is largest at two ends
-    that are farthest from each other.
-    """
+    """Return the largest terms for log p and log q in these ranges, at two ends that are farthest apart."""
     return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
 
 
@@ -287,9 +285,7 @@ def _check_indices(name: str, rows: PartialRows, classes: int) -> None:
 
 
 def _check_mass(name: str, rows: PartialRows, classes: int) -> None:
-    """Raise if a list contains `classes` classes and leaves mass outside the list. Then `classes` is too small, or the
-    probabilities are wrong.
-    """
+    """Raise if a list of all classes leaves mass outside: `classes` is too small, or the list is wrong."""
     k, dtype = rows.top_indices.shape[-1], rows.top_log_probs.dtype
     rounding = max((k + 1) * torch.finfo(dtype).eps, SUM_TOLERANCE.get(dtype, 0.0))
     tail = rows.tail_log_mass.double().exp()

@@ -48,13 +48,13 @@ class PolicyMismatch(ExactMetric):
 
     Returns:
         `compute` returns a dict of scalars, in float64 if the device supports it: ``"k1"``, ``"k3"``, ``"naive_k3"``,
-        ``"mean_ratio"``, ``"effective_share"``, ``"sequence_effective_share"`` and ``"past"``, each also with
-        ``"_error"`` appended for the standard error, ``"outside"``, and for each separable cause ``"k3_"`` with its
-        name.
+        ``"mean_ratio"``, ``"effective_share"``, ``"sequence_effective_share"``, ``"past"`` and ``"outside"``. Each of
+        these except ``"outside"`` has a standard error, with ``"_error"`` appended to the name. Each separable cause
+        has ``"k3_"`` with its name.
 
     Raises:
-        ArgumentValueError: an argument is out of range or, in `update`, shapes do not fit or the fields differ from
-            those of the first update.
+        ArgumentValueError: an argument is out of range. In `update`, shapes do not fit, or the fields differ from the
+            fields of the first update.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:
@@ -160,7 +160,7 @@ class PolicyMismatch(ExactMetric):
     def result(self) -> Mismatch:
         """Return the result of `kullback.mismatch.policy_mismatch` for the sequences of this process.
 
-        In `compute`, the sequences are those of all processes.
+        In `compute`, the sequences come from all processes.
         """
         floats, whole = (torch.cat(x) if isinstance(x, list) and x else x for x in (self.floats, self.whole))
         if not isinstance(floats, Tensor) or not isinstance(whole, Tensor) or not len(floats):

@@ -82,11 +82,11 @@ class Mismatch(ShortRepr, Shown):
         tokens: the number of sampled tokens.
         sequences: the number of sequences.
         prompts: the number of prompts, which are the independent units of the intervals.
-        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats; NaN if the engine
-            gave a token probability 0 that it sampled.
+        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats. It is NaN if the
+            engine sampled a token with probability 0.
         k3: the mean of q/p - 1 - log(q/p), which varies less, in nats.
-        naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if nothing is
-            known about truncation.
+        naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if the truncation
+            is unknown.
         exact: the mean of the exact divergences of the tokens' distributions; None without `exact_kl`.
         mean_ratio: the mean of q/p, which is 1 apart from chance if both sides are the same kind of log-probability.
         effective_share: the effective sample size of the importance weights q/p, divided by the number of tokens.
@@ -144,7 +144,7 @@ def policy_mismatch(
     | truncation | k3 of the log-probabilities as they are, minus k3 within the kept tokens |
     | staleness | minus k3 of the engine from the trainer with the weights that sampled |
     | batch noise | k3 of a side from itself, computed again in another batch |
-    | rest | what remains: precision, kernels, and each cause that is not separable |
+    | rest | the remainder: precision, kernels, and each cause that is not separable |
 
     Truncation needs the two masses of the log. Staleness needs `trainer_log_prob_old`, and `old_log_mass` where the
     masses are known, or else both versions. Batch noise needs `trainer_log_prob_again` or `sampler_log_prob_again`.
@@ -199,7 +199,7 @@ def policy_mismatch(
         names=("sampler_log_prob", "trainer_log_prob"),
         instead="move {name} one token to the left in each sequence",
     )
-    # A known mass says more than the caller does.
+    # A known mass overrules the caller's `untruncated`.
     untruncated = untruncated and log.sampler_log_mass is log.trainer_log_mass is None
     naive = _columns(log, None, log.trainer_log_prob)
     support = _support(log)
@@ -286,7 +286,7 @@ class _Measure:
     def effective_share(self, log_weight: Tensor, places: Tensor | None = None) -> Value[float]:
         """Return the effective sample size of weights, divided by their number, from the weights' logarithms.
 
-        The interval is that of the share's linear approximation, from the mean and the mean square of the weights.
+        The interval belongs to a linear approximation of the share, from the mean and the mean square of the weights.
         """
         largest = log_weight.max()
         if not bool(largest.isfinite()):
@@ -379,7 +379,7 @@ def _noise(log: TokenLog) -> tuple[Tensor | None, str]:
     """Return k3 of a side from itself, for each token, None without a second computation; and a sentence about it.
 
     The mismatch contains the noise of one computation of each side. k3 of a side from itself contains the noise of two
-    computations of this side, so the mean of both sides' k3 is the noise of the mismatch. If one side alone was
+    such computations. So the mean of both sides' k3 is the noise of the mismatch. If one side alone was
     computed again, the other one counts as equally noisy.
     """
     pairs = {

@@ -105,8 +105,8 @@ def compare_models(
     all other classes as one class.
 
     Arguments:
-        base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module that is called with
-            ``input_ids`` and returns logits, a reference file (``.klref``), or the folder of a card. P may also be a
+        base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a reference file (``.klref``), the
+            folder of a card, or a module. The module takes ``input_ids`` and returns logits. P may also be a
             source from `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream` such as
             `HiddenStates`, with one row for each scored token.
         candidates: Q, in the same forms as the base, or the address of a server (``http://...``) with vLLM's, SGLang's
@@ -120,7 +120,7 @@ def compare_models(
         run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
         noise_floor: whether to compare the base also with a copy of the base that has rounding noise of the model's
             dtype in every layer. Values of KL below the resulting KL are within rounding noise. True reads the whole
-            text, which takes one more run of the base. None reads the first 32nd of the windows, if the base is a
+            text, which takes an additional run of the base. None reads the first 32nd of the windows, if the base is a
             Hugging Face model with recognized layers.
         one_at_a_time: whether to keep only one model in memory. If so, the base's predictions are first recorded as a
             reference file in a temporary folder. Each candidate is then compared with this file. For a candidate that
@@ -132,8 +132,8 @@ def compare_models(
         a `ModelComparison`; divergences in nats.
 
     Raises:
-        ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN (the message names
-            the window and the token); the text is shorter than a window.
+        ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN. The message names
+            the window and the token of a NaN. The error is also raised if the text is shorter than a window.
         FileError: a file cannot be read, or does not have one row for each scored token.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
         OptionalDependencyError: transformers or llama-cpp-python is not installed.

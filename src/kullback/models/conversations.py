@@ -19,7 +19,7 @@ UNSUPPORTED = "documents", "functions", "chat_template", "chat_template_kwargs"
 # The names that chat templates use for the field with the thoughts of a reply.
 REASONING = "reasoning_content", "reasoning", "thinking"
 THINK = "<think>"
-# The role of tokens that a template adds, and of those in a record of texts.
+# The roles of tokens: added by a template, and in the prompt or the completion of a record of texts.
 TEMPLATE, PROMPT, COMPLETION = "template", "prompt", "completion"
 
 
@@ -34,7 +34,7 @@ class WrongRecordError(Exception):
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as a list of messages, in which the assistant's replies are scored.
+    """A conversation as a list of messages; the assistant's replies are scored.
 
     Messages and tools are as `LanguageModel.chat_text` takes them. The content of a message is a text, or None in a
     message with tool calls. The messages before the index `first_scored` are the prompt.

@@ -271,7 +271,7 @@ class GGUFModel(LanguageModel):
 
 
 def _batches(wanted: list[bool], size: int, rows: int) -> Iterator[range]:
-    """Iterate over the batches of a window: at most `size` places each, of which at most `rows` have logits."""
+    """Iterate over batches of at most `size` places of a window; at most `rows` places of a batch have logits."""
     end = len(wanted) - wanted[::-1].index(True) if any(wanted) else 0  # the end of the evaluated places
     start = 0
     while start < end:

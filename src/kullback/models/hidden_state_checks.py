@@ -85,8 +85,8 @@ def examined(
         check: whether to open that model; None if its weights are small enough. False makes no check.
 
     Raises:
-        FileError: the hidden states seem to be of another layer, scale or normalization, only some files are of the
-            model, or the hidden states predict the text worse than equal probabilities.
+        FileError: the hidden states seem to be of another layer, scale or normalization, or predict the text worse than
+            equal probabilities. The error is also raised if only some files are of the model.
     """
     notes: list[str] = []
     if check is not False:
@@ -114,7 +114,7 @@ def _on_storage(samples: Sequence[Sample], head: OutputHead) -> list[str]:
 
 
 def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
-    """Return KL between the predictions of stored hidden states and of states that the dtype cannot tell from them."""
+    """Return KL between the predictions of the stored hidden states and of states that the dtype rounds to them."""
     generator = torch.Generator().manual_seed(0)
     states = sample.states[:, -1].float()
     noise = torch.rand(states.shape, generator=generator, dtype=states.dtype, device="cpu") - 0.5
@@ -145,7 +145,7 @@ def _fits(folder: Path) -> bool:
 
 
 def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -> _Difference:
-    """Compare the beginning of the first prompt with the layers of the model, and refuse what is not the last layer."""
+    """Compare the beginning of the first prompt with the layers of the model, and refuse all but the last layer."""
     layers, normed, logits = _layers(model, sample.tokens, head)
     stored = sample.states[:, -1].float()
     own = layers.pop(head.layers)
@@ -178,7 +178,7 @@ def _difference(sample: Sample, head: OutputHead, model: Any) -> _Difference:
 
 
 def _agreement(ref: FileReference, head: OutputHead, checked: Sequence[_Difference]) -> list[str]:
-    """Return remarks on the largest difference from the model; refuse files of which only some are of the model."""
+    """Return remarks on the largest difference from the model; refuse files if only some of them are of the model."""
     order = sorted(checked, key=lambda each: each.distance)
     least, most = order[0], order[-1]
     alien = [each for each in order if each.distance > max(_ROUNDING, _MIXED * least.distance)]

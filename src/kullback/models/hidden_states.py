@@ -40,7 +40,7 @@ _DTYPES = {
 } | FLOAT8_DTYPES
 _INTEGERS = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if not dtype.is_floating_point}
 _SAMPLED_TOKENS = 256  # of the first prompts, for the checks
-_OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the files beside the first that are checked, and the tokens of each
+_OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the checked files after the first, and their checked tokens
 _IDENTIFYING_ROWS = 64
 # A folder with such a file has hidden states, a model or an adapter.
 _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json")
@@ -92,9 +92,9 @@ class HiddenStates(RowStream):
     float32, or float8 with ``hidden_states_scales``. Only one block of logits is in memory at a time.
 
     Each prompt is a window. In a comparison with another side, the files are found by the tokens of that side's
-    windows. Before the first row, the layer and the norm are checked: against the model of `head` if it can be opened,
-    and otherwise by the likelihood of the tokens. `caveats` says which check was made, and by how much the rounding of
-    the stored numbers changes a prediction.
+    windows. Before the first row, the layer and the norm are compared with the model of `head`. If this model cannot be
+    opened, the likelihood of the tokens checks them. `caveats` names the check, and the change of a prediction by the
+    rounding of the stored numbers.
 
     Arguments:
         folder: the folder of the hidden states.
@@ -294,14 +294,14 @@ class HiddenStates(RowStream):
 
     def identity(self) -> object:
         stamps = [file_stamp(self._prompts[place].ref.path) for place in self._order]
-        # A head in memory has no file, so a part of its weight stands for it.
+        # A head in memory has no file, so a part of its weight identifies the head.
         part = self.head.weight[:: max(1, self.classes // _IDENTIFYING_ROWS)].float().sum(-1).tolist()
         head = [self.head.name, str(self.head.weight.dtype), file_stamps(self.head.name), part]
         return [type(self).__qualname__, self.name, self.classes, self.rows, head, stamps]
 
 
 def require_states(sides: Sequence[str], heads: Sequence[str | Path]) -> None:
-    """Refuse a folder without hidden states, and without a model, beside heads.
+    """Refuse a folder without hidden states and without a model, if heads were passed.
 
     Raises:
         FileError: a side is such a folder.

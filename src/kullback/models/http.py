@@ -18,12 +18,12 @@ from kullback.models.language_model import not_opened
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the previous wait
 CONNECT_TIMEOUT = 10.0
-MOST_BYTES = 1 << 28  # the most bytes of a decompressed answer
+MOST_BYTES = 1 << 28  # the largest size of a decompressed answer in bytes
 LONGEST_IN_TIMEOUTS = 2  # the longest time of a whole request, in multiples of `timeout`
 # Statuses of temporary failures: a timeout, too early, too many requests, an error, or a restart behind a proxy.
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = range(300, 400)
-GZIP = 16 + zlib.MAX_WBITS  # tells zlib to expect the gzip format
+GZIP = 16 + zlib.MAX_WBITS  # zlib then expects the gzip format
 NOT_ALLOWED = {401, 403}
 # Words in httpx's message for a lost connection, which is a temporary failure. Other protocol errors come from a wrong
 # answer of the server.

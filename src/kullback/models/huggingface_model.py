@@ -357,7 +357,7 @@ def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
 
 # Pairs of a layer's attributes that hold the sizes of the layer's matrix.
 _SIZES = (("in_features", "out_features"), ("infeatures", "outfeatures"), ("num_embeddings", "embedding_dim"))
-# The most weights in one stored number. An int32 holds 16 weights of 2 bits; the rest is room for padding.
+# The largest number of weights in one stored number. An int32 holds 16 weights of 2 bits; the rest is room for padding.
 _MOST_PACKED = 32
 
 
@@ -445,7 +445,7 @@ SEED = 20_260_101
 
 
 class NoisyModel(LanguageModel):
-    r"""A Hugging Face model in which each layer returns :math:`x (1 + \epsilon u)` instead of :math:`x`.
+    r"""A Hugging Face model whose layers return :math:`x (1 + \epsilon u)` instead of :math:`x`.
 
     u is uniform on [-1/2, 1/2], independent for every element. :math:`\epsilon` is the distance of adjacent numbers of
     the model's dtype near 1. The noise is the error of an additional rounding in every layer. The draws of a window

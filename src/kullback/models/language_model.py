@@ -104,7 +104,7 @@ class LanguageModel(Closes, ABC):
         raise self._without_template()
 
     def chat_encode(self, text: str) -> list[int]:
-        """Return the tokens of a text from `chat_text`, in which special tokens are written as text.
+        """Return the tokens of a text from `chat_text`, which writes special tokens as text.
 
         Raises:
             ModelError: the model has no chat template.

@@ -166,7 +166,7 @@ def _cut_of(holder: Holder, cut: Cut) -> Cut:
 
 
 class _StoredSettings(TypedDict, total=False):
-    """The settings with which a text was cut into the stored windows; each may be unknown."""
+    """The settings that determined the stored windows of a text; each may be unknown."""
 
     context: int
     score: Score

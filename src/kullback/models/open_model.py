@@ -46,7 +46,7 @@ class Loading:
             ``"auto"`` for the dtype that the folder declares.
         device: the device of models in folders and GGUF files, such as ``"cuda"``.
         trust_remote_code: whether code in the folder of a model may run.
-        hub: whether a name may stand for a model on the Hugging Face hub.
+        hub: whether a name may be the name of a model on the Hugging Face hub.
         api_key_env: the name of the environment variable that holds the key for servers; None if no key is needed.
         server_top: the number of most probable tokens that a server is asked for.
 

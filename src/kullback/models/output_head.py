@@ -101,8 +101,8 @@ class OutputHead(ShortRepr):
 def open_head(folder: str | Path, loading: Loading = LOADING) -> OutputHead:
     """Read the final norm and the head of a causal language model from its folder, and no other weights.
 
-    The classes of transformers say how the norm and the head work. A head whose weights alone are quantized, to int8 or
-    float8 with scales, gets its effective weight. All other quantized heads are refused.
+    The classes of transformers determine how the norm and the head work. A head whose weights alone are quantized, to
+    int8 or float8 with scales, gets its effective weight. All other quantized heads are refused.
 
     Arguments:
         folder: the folder of a Hugging Face model, with weights as safetensors.

@@ -166,7 +166,7 @@ class _PartialPairing(Pairing):
 
 
 class ListedPairing(_PartialPairing):
-    """A pairing in which one side or both give only some classes, so that divergences are bounded."""
+    """A pairing with only some classes on one side or both. It gives bounds of divergences."""
 
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
@@ -200,7 +200,7 @@ class ListedPairing(_PartialPairing):
     def _against_rest(
         self, values: dict[str, Value[float]], group: Candidate, rest: Tensor
     ) -> dict[str, Value[float]]:
-        # The difference of two lower bounds says nothing.
+        # The difference of two lower bounds has no meaning.
         return {name: value for name, value in values.items() if name not in DIVERGENCES}
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float, settings: PairingSettings) -> Summary:
@@ -230,7 +230,7 @@ class ListedPairing(_PartialPairing):
 
 
 class ReferencePairing(_PartialPairing):
-    """A pairing of a reference file with logits, in which divergences are estimated and bounded."""
+    """A pairing of a reference file with logits. It estimates and bounds divergences."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)

@@ -267,7 +267,7 @@ def metadata_of(
 ) -> dict[str, str]:
     """Return the texts in a reference file about the model and the text.
 
-    Rows in a file may not know their tokenizer, which is then the tokenizer of the first model in `others`.
+    A file of rows may not name its tokenizer. The first model in `others` then gives the tokenizer.
     """
     known: dict[str, object]
     if isinstance(opened, RowSource):

@@ -26,7 +26,7 @@ from kullback.partial_rows import log_tail_mass
 TOP = 20  # the most that vLLM gives without --max-logprobs
 CONCURRENCY = 4
 PIECE = 1 << 16  # characters of a text whose tokens are compared at a time
-BYTES_OF_ENTRY = 256  # the most bytes of one token in an answer
+BYTES_OF_ENTRY = 256  # the largest size of one token in an answer, in bytes
 FIELDS = "tokens", "token_logprobs", "top_logprobs"
 TRIALS = 8  # about the most beginnings of a text that test a server's alignment of values with tokens
 SMALLEST_REST = 1e-6  # the smallest remaining probability that float32 can show

@@ -82,7 +82,7 @@ def question_of(
 
 
 def _windows_with_rows(windows: Windows, clusters: Clusters) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the windows with a scored token, and the number of the unit of each of them."""
+    """Return the numbers of the windows with a scored token, and the number of each window's unit."""
     firsts = torch.nn.functional.pad(windows.clusters.diff() != 0, (1, 0), value=True)
     return windows.clusters[firsts], clusters.numbers[firsts]
 

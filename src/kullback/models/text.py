@@ -193,13 +193,13 @@ class Cut:
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window. ``"all"`` scores all
             tokens but the first. ``"assistant"`` scores the replies in conversations and the completions of prompts.
         most_windows: the largest number of windows to read; None for all windows.
-        groups: the groups of scored tokens, in each of which every statistic is computed too; None for no groups.
+        groups: the groups of scored tokens; every statistic is also computed in each group. None for no groups.
             ``"role"`` groups by the role of the message, or ``"prompt"`` and ``"completion"``. Tokens that a template
             adds are in group ``"template"``. ``"re:PATTERN"`` groups by a regular expression of Python, which is
-            searched in the text of each window. The tokens that overlap a match are in group ``"match"``, or in that
-            of the first named group, as of ``re:(?P<number>[0-9]+)|(?P<word>[a-z]+)``. All others are in ``"rest"``.
-            Any other text is a key of the records, with one value for all tokens of a record, or a list with a value
-            for each. A pattern may run forever, so it must be your own. There are at most 32 groups.
+            searched in the text of each window. The tokens that overlap a match are in group ``"match"``, or in the
+            group of the first named part, as in ``re:(?P<number>[0-9]+)|(?P<word>[a-z]+)``. All others are in
+            ``"rest"``. Any other text is a key of the records, with one value for all tokens of a record, or a list
+            with a value for each. A pattern may run forever, so it must be your own. There are at most 32 groups.
 
     Raises:
         ArgumentValueError: an attribute has a wrong value.

@@ -1,4 +1,4 @@
-"""Copies of distributions of any class with changed parameters, and lists of the distributions and tensors in them."""
+"""Copies of distributions with changed parameters, and lists of the distributions and tensors inside a distribution."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`Family`, a record of the facts about a family of distributions, and `FAMILIES`, the table of all these records.
 
-The following parts of the library read the records: closed forms from moments, the test for an infinite divergence, the
-conversion from SciPy, the change of units, the compiled kernels and `fit`. So no part needs a separate table of types.
+These parts of the library read the records: closed forms from moments, the test for an infinite divergence, the
+conversion from SciPy, the change of units, compiled kernels and `fit`. So no part needs a separate table of types.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Family:
     Attributes:
         type: the class of the distributions.
         parameters: the names of the tensor attributes that are the parameters, separated by spaces, in the order of the
-            kernels, and of the fields of `density` if it is a class. `CHOICE` represents logits or probs.
+            kernels. If `density` is a class, its fields have the same order. `CHOICE` represents logits or probs.
         density: a class of `Density` whose fields are the parameters, or a function that returns the density of a
             distribution. The support and the tails of the density decide where a divergence is +inf.
         support: the ends of the support: numbers, names of parameters, or None for another end. The support is needed

@@ -293,8 +293,8 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
     .. math:: \text{rule}(p, q) = KL(P \| Q)
 
-    The most specific rule wins: a rule for (A, B) serves all subclasses of A and B, unless another rule is registered
-    for more specific types, here or with `torch.distributions.register_kl`. A rule that you register here precedes
+    The most specific rule wins. A rule for (A, B) serves all subclasses of A and B, unless a rule for more specific
+    types is registered, here or with `torch.distributions.register_kl`. A rule that you register here precedes
     torch's rule for the same types. Torch's registry does not change, except after `install`: then torch uses the rule
     too.
 

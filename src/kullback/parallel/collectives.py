@@ -50,9 +50,7 @@ class Ranks:
         self.rank = dist.get_rank(group)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the tensors `x` of all ranks, stacked in rank order, shape (ranks, ...). The tensors must have equal
-        shapes.
-        """
+        """Return the tensors of all ranks, which have equal shapes, stacked in rank order, shape (ranks, ...)."""
         gathered = x.new_empty(self.size, *x.shape)
         if x.numel():
             dist.all_gather(list(gathered.unbind(0)), x.contiguous(), group=self.group)
@@ -138,9 +136,7 @@ def agree(
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
-    """Raise if torch differentiates or batches the backward pass. `grad` is the gradient that the backward pass
-    receives.
-    """
+    """Raise if torch differentiates or batches the backward pass, which receives the gradient `grad`."""
     if torch.is_grad_enabled() or not can_inspect(grad):
         raise invalid_value(
             ranks.call,
@@ -171,7 +167,5 @@ def pattern(x: Tensor | None) -> Tensor | int:
 
 
 def stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Return a matrix whose columns are the tensors in `numbers`, in the device's most accurate dtype. Each tensor has
-    one number for each row.
-    """
+    """Return a matrix of these columns, one number for each row, in the device's most accurate dtype."""
     return torch.stack(list(numbers), -1).to(accurate_dtype(numbers[0].device))

@@ -30,9 +30,7 @@ from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, 
 
 
 class Normalizer(NamedTuple):
-    """The normalizers of the rows of P or of Q over all ranks. The logsumexp of a row is peak / temperature +
-    log(total).
-    """
+    """The normalizers of P's or Q's rows over all ranks: the logsumexp is peak / temperature + log(total)."""
 
     peak: Tensor
     total: Tensor
@@ -58,9 +56,7 @@ class SweepResults(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ShardedRows(RowOperation):
-    """The row operation of divergences of rows whose classes are sharded. All ranks must call the same methods on the
-    same rows.
-    """
+    """Divergences of rows with sharded classes. All ranks call the same methods on the same rows."""
 
     ranks: Ranks
     kind: Divergence
@@ -73,9 +69,6 @@ class ShardedRows(RowOperation):
     inplace: bool = False  # whether the gradient overwrites Q's logits
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, SweepResults]:
-        """Return two results: the value of each row, which is equal on every rank, and the results of the pass, which
-        `gradients` needs.
-        """
         state = self.sweep(p, q, self.needed, self.labels)
         return state.values().to(self.dtype), state
 
@@ -148,9 +141,7 @@ class ShardedRows(RowOperation):
         wanted: Wanted,
         inplace: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Return the gradients, with respect to this rank's logits, of the sum of `weights` times the values; None
-        where not wanted.
-        """
+        """Return the wanted gradients of the sum of `weights` times the values, by this rank's logits."""
         rule = self._rule()
         results = [
             (x if over else torch.empty_like(x)) if want else None
@@ -241,9 +232,7 @@ class ShardedRows(RowOperation):
 
 
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
-    """Return the normalizers of the rows. `gathered` has the results of `log_sums` on all ranks, shape (ranks, rows,
-    2).
-    """
+    """Return the normalizers of the rows from `log_sums` of all ranks, shape (ranks, rows, 2)."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     peak = subtractable(largest)
@@ -267,9 +256,7 @@ def kernels_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
 
 
 def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums | None]) -> Tensor:
-    """Return a matrix of shape (rows, 10), whose rows have the numbers of a `WholeRow` (csrc/logits/task.h). Sums that
-    are None become 0.
-    """
+    """Return the numbers of a `WholeRow` (csrc/logits/task.h), shape (rows, 10); 0 for sums that are None."""
     zeros = torch.zeros_like(normalizers[0].peak)
     columns: list[Tensor] = []
     for norm, of_side in zip(normalizers, sums, strict=True):
@@ -288,9 +275,7 @@ def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
 
 
 def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
-    """Return a mask of the largest logit in each row. `has_largest` is True for rows whose largest logit is on this
-    rank; the mask of other rows is False.
-    """
+    """Return a mask of the largest logit of the rows where `has_largest`: the rows whose largest is here."""
     mask = torch.zeros_like(logits, dtype=torch.bool)
     if not logits.shape[-1]:
         return mask

@@ -31,8 +31,8 @@ class Shard(NamedTuple):
 class ShardedClasses(RowOperation):
     """`SelectedClasses` for rows whose classes are sharded. The columns are equal on every rank.
 
-    For k selected classes, the forward pass makes two collectives. One sums k numbers per row (k + 1 with labels) over
-    the ranks, and the other gathers two numbers per row (four with labels) from all ranks. The backward pass makes no
+    For k selected classes, the forward pass makes two collectives. The first sums k numbers per row (k + 1 with labels)
+    over the ranks. The second gathers two numbers per row (four with labels) from all ranks. The backward pass makes no
     collective.
     """
 
@@ -40,17 +40,13 @@ class ShardedClasses(RowOperation):
     selected: SelectedClasses
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return the columns that the docstring of `SelectedClasses` lists, differentiable with respect to the
-        logits.
-        """
         return RowValueFunction.apply(self, logits)
 
     def compute(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the results of `read` for the logits."""
         return self.read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return a tuple with the gradient with respect to this rank's logits. `grad` must be equal on all ranks."""
+        """Return the gradient by this rank's logits. `grad` must be equal on all ranks."""
         check_first_derivative(self.shard.ranks, grad)
         gradient = torch.empty_like(tensors[0])
         result, sums = kept
@@ -84,15 +80,11 @@ class ShardedClasses(RowOperation):
         return selected.columns(kept, rest.peak, rest.total, label_sums)
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` with respect to this rank's logits to `out`, which may
-        be `logits`.
-        """
+        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
         self.selected.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
 
     def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the results of `places_of` for the selected classes, shape (rows, k), and for the labels, shape
-        (rows,). The second result is None without labels.
-        """
+        """Return `places_of` for the selected classes, shape (rows, k), and for the labels, None without."""
         start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
         of_labels = None if labels is None else places_of(labels, start, own)
         return places_of(self.selected.indices, start, own), of_labels

@@ -12,17 +12,13 @@ from kullback.kernels.label_terms import HardLabels, LabelSums
 
 
 def places_of(classes: Tensor, start: int, own: int) -> Tensor:
-    """Return `classes` - `start`, which are indices into the `own` classes of this rank. The index of a class of
-    another rank is `own`.
-    """
+    """Return indices into this rank's `own` classes from `start` on; `own` for a class of another rank."""
     places = classes - start
     return torch.where((places >= 0) & (places < own), places, own)
 
 
 def logits_at(logits: Tensor, places: Tensor) -> Tensor:
-    """Return the logits of each row at the indices `places`, in float64. The result is 0 for a class of another
-    rank.
-    """
+    """Return the logits of each row at the indices `places`, in float64; 0 for a class of another rank."""
     own = logits.shape[-1]
     if not own:
         return upcast(logits.new_zeros(places.shape))

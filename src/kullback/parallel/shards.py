@@ -34,8 +34,8 @@ def _is_of_dtensors(kind: type) -> bool:
 
 
 def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
-    """Return three results for a DTensor: the process group over which dimension `dim` is sharded, the device mesh, and
-    the index of the mesh dimension over which `dim` is sharded.
+    """Return three results for a DTensor whose dimension `dim` is sharded over one dimension of a device mesh: the
+    process group, the mesh, and the index of the mesh dimension.
 
     Raises:
         ArgumentValueError: dimension `dim` is sharded over no mesh dimension or over several, or another dimension is
@@ -81,9 +81,7 @@ def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int 
 
 
 class Sides(NamedTuple):
-    """For every rank, three ranges of classes: its shard of the student, its shard of the teacher, and the classes that
-    it computes (`meeting`).
-    """
+    """Three ranges of classes for each rank: of the student, of the teacher, and those that it computes."""
 
     ranks: Ranks
     student: Ranges
@@ -144,9 +142,7 @@ class Sides(NamedTuple):
         return x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
 
     def teacher_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the teacher's part for the classes that this rank computes. `x` is this rank's shard; other ranks send
-        the classes that it lacks.
-        """
+        """Return the teacher's part for this rank's classes from its shard `x`; other ranks send the rest."""
         start, stop = self.teacher[self.ranks.rank]
         x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
         last = self.teacher[-1][1]

@@ -91,9 +91,7 @@ class Workers:
 
 
 def worker_count() -> int:
-    """Return the number of workers that torchrun started, from the environment variables that torchrun sets. Without
-    torchrun, return 1.
-    """
+    """Return the number of workers that torchrun started, from its environment variables; else 1."""
     is_complete = all(name in os.environ for name in _ENVIRONMENT)
     count = os.environ["WORLD_SIZE"] if is_complete else "1"
     return int(count) if count.isdigit() else 1

@@ -1,4 +1,4 @@
-"""The state of a comparison on disk, from which a stopped run continues."""
+"""The state of a comparison on disk, so a stopped run can continue."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Checkpoint:
             )
 
     def records(self) -> Iterator[Any]:
-        """Iterate over the finished records, as they were passed to `add`."""
+        """Iterate over the finished records in the form that was passed to `add`."""
         if self._is_new:
             return
         try:

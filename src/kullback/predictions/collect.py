@@ -60,7 +60,7 @@ AGREEMENTS, ACCURACIES_P, ACCURACIES_Q = (
     tuple(each.name for each in BUILT_IN if each.name.endswith(of))
     for of in ("_agreement", "_accuracy_p", "_accuracy_q")
 )
-# The statistics whose means in a group are compared with those of all other rows; registered statistics are too.
+# For these and all registered statistics, a group's mean is compared with the mean of all other rows.
 PAIRED = (*DIVERGENCES, AGREEMENTS[0], "cross_entropy_p", "cross_entropy_q", "difference")
 # If none of n rows is of some kind, at most 3/n of all rows are of that kind, at 95 % confidence. `LARGE_KL` is a large
 # KL of a row, in nats.
@@ -78,7 +78,7 @@ class Collector:
         clusters: the cluster of each row; None without clusters.
         chunks: the chunk of each row for llama.cpp's statistics, from 0 and increasing; None without chunks.
         further: statistics that the user registered.
-        groups: the group of each row, in which all statistics are computed too; None without groups.
+        groups: the group of each row; all statistics are also computed in each group. None without groups.
         shares: the number of collectors that share the memory of the values of exact quantiles.
     """
 

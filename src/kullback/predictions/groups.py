@@ -68,7 +68,7 @@ def require_few(call: str, argument: str, count: int, names: Sequence[str], inst
 
 
 class AgainstRest:
-    r"""The differences of a group's means and those of all other rows.
+    r"""The means of a group minus the means of all other rows.
 
     A unit, such as a window, may have rows in a group and rows outside, so both means may be correlated. With the
     intervals :math:`[l_g, u_g]` and :math:`[l_r, u_r]` of the means :math:`m_g` and :math:`m_r`, and the correlation

@@ -124,8 +124,8 @@ SKEWNESS_OF_MEAN = 0.1, 0.2
 # If the tail index, estimated from the largest units, is above this limit, the upper end is open. The first limit is
 # for 100 units or fewer. The second limit is for 1,000 units or more, whose estimate is more precise.
 HEAVIEST_TAILS = 0.75, 0.7
-# `CERTAINLY_HEAVY` is the number of standard errors by which Hill's estimate must exceed that limit for an end to stay
-# open. An end beyond `FARTHEST_END` times the mean absolute value carries no information and is replaced by an open
+# An end stays open if Hill's estimate exceeds that limit by more than `CERTAINLY_HEAVY` standard errors. An end beyond
+# `FARTHEST_END` times the mean absolute value carries no information and is replaced by an open
 # end.
 CERTAINLY_HEAVY, FARTHEST_END = 1.64, 1000.0
 # The smallest degrees of freedom for Student's t. With fewer, the quantiles grow without bound (measured).
@@ -177,8 +177,8 @@ class MeanEstimator:
     of each draw by the draw's own linearized standard error. For nonnegative quantities, the bootstrap does so on the
     scale of the logarithm. Toward a long tail, the tail probability is smaller.
 
-    If units have different sizes, or sums of clusters are heavy-tailed, the interval is at least as wide as Student's t
-    interval with Satterthwaite's degrees of freedom, computed from the units' influences on the mean:
+    Student's t interval with Satterthwaite's degrees of freedom is the least width of the interval, if units have
+    different sizes or sums of clusters are heavy-tailed. These degrees follow from the units' influences on the mean:
 
     .. math:: \nu = \Bigl(\sum_u l_u^2\Bigr)^2 \Big/ \sum_u l_u^4, \qquad l_u = m_{(-u)} - \overline{m_{(-u)}}
 
@@ -188,7 +188,7 @@ class MeanEstimator:
         draws: the number of bootstrap draws; 0 for no intervals.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None if each row is a unit.
-        examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If the order
+        examined: the columns for examining the order of rows, or of clusters by their numbers. If the order
             shows dependence, blocks of rows or clusters are the units.
 
     References:
@@ -306,7 +306,7 @@ class MeanEstimator:
 
 
 class _Ratio:
-    """The sums of one quantity over units, from which the standard error and the interval are computed."""
+    """The sums of one quantity over units. They give the standard error and the interval."""
 
     def __init__(
         self, units: Floats, quantity: RatioOfSums, *, clustered: bool, of_rows: bool, wider: float

@@ -138,7 +138,7 @@ def _top_classes(weights: Tensor) -> Tensor:
     if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
         return best.indices[:, :TOP_CLASSES]
     # Of equal weights, `topk` may return any.
-    rest = weights.clamp(min=LOWEST)  # a copy in which only the classes found so far are -inf
+    rest = weights.clamp(min=LOWEST)  # a copy with -inf at the classes found so far
     places: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):
         places.append(rest.max(-1, keepdim=True).indices)

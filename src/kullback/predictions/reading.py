@@ -23,7 +23,7 @@ from kullback.predictions.run import Run
 from kullback.predictions.until_sure import Question
 
 Differ = Callable[[int, Callable[[], list[int]]], Exception]
-# Formats in which a block can be read without the blocks before it. In other formats, each worker reads all rows. Text
+# In these formats, a block can be read without the blocks before it. In other formats, each worker reads all rows. Text
 # and compressed arrays are decoded from the beginning. Remarks on a whole file, such as its stored mass, need all rows.
 DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor", "frame"}
 
@@ -179,7 +179,7 @@ class Reading:
         return first
 
     def _blocks(self, first: int) -> Iterator[tuple[int, list[Any]] | None]:
-        """Iterate over the blocks of this worker from row `first` on; None if only other workers have one more."""
+        """Iterate over the blocks of this worker from row `first` on; None if only other workers have another block."""
         workers, size, rows = self._workers, self._workers.size, self._rows_in_block
         streams = [self._streams[0], *(self._streams[place + 1] for place in self._active)]
         if not self._active:

@@ -74,9 +74,9 @@ class ReferenceRows:
         divergences: KL(base||candidate) as ``"kl_pq"``, KL(candidate||base) as ``"kl_qp"``, ``"js"`` and ``"tv"``.
         spread: the standard deviation of the log-ratio of base and candidate over the top classes and the tail. Rows
             with a similar spread are grouped.
-        has_whole_support: whether every class is known to have mass in the base, and no class of the tail has a q above
-            4 times the smallest p of the top classes. Such a class is seldom drawn, and the control variate would hide
-            its contribution.
+        has_whole_support: whether every class is known to have mass in the base, and no q in the tail is above 4 times
+            the smallest p of the top classes. A class with a larger q is seldom drawn, and the control variate would
+            hide its contribution.
         has_tail: whether the base has mass outside the top classes, and more than one class is outside.
         draws: the number of draws in each row.
     """
@@ -134,8 +134,8 @@ def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
     over classes i of the tail with probability :math:`p_i/M`, and :math:`u = q_i/p_i`. The estimate is the mean over
     the draws. The control variate is :math:`-M\varphi'(\bar u)(u - \bar u)`. Its mean is 0 as :math:`E[u] = \bar u`.
     The sum of a tail term and the control variate is Bregman's divergence, which is of second order in
-    :math:`u - \bar u`. (In the control variate, u and its known mean leave out the classes with q above 4 times the
-    smallest p of K.) For KL(base||candidate), the sum is
+    :math:`u - \bar u`. In the control variate, u and its known mean leave out the classes with q above 4 times the
+    smallest p of K. For KL(base||candidate), the sum is
 
     .. math:: \log(\tilde p/\tilde q) + c\,(\tilde q/\tilde p - 1), \quad \tilde p = p/M,\ \tilde q = q/M_q
 
@@ -361,10 +361,10 @@ class DrawnMean(Value[float]):
 
     Attributes:
         value: the estimate of the mean, clamped to `bounds`.
-        standard_error: the standard error of the sampling: 0 if no row has a tail, +inf if a row is infinite, NaN if
-            rows have fewer than two draws or if all draws agree.
+        standard_error: the standard error of the sampling. It is 0 if no row has a tail, +inf if a row is infinite, and
+            NaN if rows have fewer than two draws or all draws agree.
         interval: the 95 % interval of the mean that all classes would give. The interval allows for the sampling of the
-            tail, not for other rows. The ends are those of `bounds` if the draws do not determine them.
+            tail, not for other rows. If the draws do not determine the ends, `bounds` gives the ends.
         bounds: certain bounds: the mean of the rows' lower bounds, and the mean of the rows' upper bounds.
     """
 

@@ -16,7 +16,7 @@ from kullback.common.row_statistics import BUILT_IN
 from kullback.common.shared_constraints import BOOTSTRAP, RUNS as RUNS_SHARING_ERRORS, WORST
 from kullback.errors import Name, invalid_type, invalid_value, safe_repr
 
-# The names of means in gates, and the statistics that the names stand for.
+# The names of means in gates, with the names of the statistics.
 LIMITED = {"mean": "kl_pq", "kl_qp.mean": "kl_qp", "js.mean": "js", "tv.mean": "tv", "top1": "top1_agreement"}
 _HIGHEST = {each.name: each.high for each in BUILT_IN}
 WANTED = f"a limit such as 'mean=0.01' (of {', '.join(LIMITED)}), 'order', or a width such as 'width=10%'"
@@ -101,7 +101,7 @@ class Run:
         worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
-        independent: whether rows are known to be independent, so that their order is not examined. For language models,
+        independent: whether rows are known to be independent. If so, their order is not examined. For language models,
             this refers to windows or documents instead of rows.
         llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints. All logits of
             both sides must be known. The numbers take 8 bytes of memory for each row.
@@ -112,8 +112,8 @@ class Run:
             result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. None
             for no file.
         until_sure: for language models, the goal at which reading stops; None to read the whole text. ``"mean=0.01"``
-            reads until the mean KL(P || Q) is above or below 0.01, ``"order"`` until the order of the candidates is
-            clear, and ``"width=10%"`` until the interval of the mean is at most this wide, as a share of the mean.
+            reads until the mean KL(P || Q) is above or below 0.01. ``"order"`` reads until the order of the candidates
+            is clear. ``"width=10%"`` reads until the interval of the mean is at most 10 % of the mean wide.
             Limits of ``"js.mean"``, ``"tv.mean"``, ``"kl_qp.mean"`` and ``"top1"`` are goals too. Windows, or documents
             if there are ten or more, are read in random order. The intervals hold at every look, for this text.
         runs: for a run with a goal, the number of runs that share the error rate of 5 %. If a check is repeated this

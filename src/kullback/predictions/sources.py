@@ -276,7 +276,7 @@ class Clusters(NamedTuple):
     in_order: str = ""
 
     def at(self, rows: Tensor | slice) -> Clusters:
-        """Return the clusters of some rows, without clusters that have none of them."""
+        """Return the clusters of some rows, without the clusters of other rows alone."""
         present, numbers = self.numbers[rows].unique(return_inverse=True)
         return self._replace(numbers=numbers, names=[self.names[number] for number in present.tolist()])
 

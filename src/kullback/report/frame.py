@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from kullback.report.document import Frame, main_tables
 from kullback.report.subjects import document
+from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from kullback.results.verdict import Verdict
 
 
 def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:

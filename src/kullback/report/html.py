@@ -6,17 +6,14 @@ import base64
 import hashlib
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.optional import load
 from kullback.errors import printable
-from kullback.report.document import main_blocks
+from kullback.report.document import Block, Plot, main_blocks
 from kullback.report.plots.svg import draw_svg
 from kullback.report.subjects import document
-
-if TYPE_CHECKING:
-    from kullback.report.document import Block, Plot
-    from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict
 
 
 def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str:

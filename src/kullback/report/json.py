@@ -14,16 +14,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.plain_values import JsonObject, flat_numbers, json_safe
-from kullback.report.document import Findings, Table
+from kullback.report.document import Document, Fields, Findings, Table
 from kullback.report.subjects import document
-from kullback.results.verdict import worst
-
-if TYPE_CHECKING:
-    from kullback.report.document import Document, Fields
-    from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict, worst
 
 
 def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False) -> JsonObject:

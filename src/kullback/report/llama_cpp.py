@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kullback.predictions import Comparison
-    from kullback.predictions.prediction_results import LlamaCppFigures
+from kullback.predictions import Comparison
+from kullback.predictions.prediction_results import LlamaCppFigures
 
 FEWEST_ROWS = 100  # for fewer rows, llama.cpp prints only the chunks
 CHUNKS = (

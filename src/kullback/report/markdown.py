@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.formats import counted
 from kullback.errors import printable
-from kullback.report.document import Code, Findings, main_tables
+from kullback.report.document import Code, Document, Findings, Table, main_tables
 from kullback.report.subjects import document
-
-if TYPE_CHECKING:
-    from kullback.report.document import Document, Table
-    from kullback.results.verdict import Outcome, Verdict
+from kullback.results.verdict import Outcome, Verdict
 
 MOST_ROWS = 40
 MOST_REMARKS = 25

@@ -12,25 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 from kullback.common.formats import count, counted
 from kullback.errors import printable, quoted
-from kullback.report.document import TONES, Code, Findings, Gallery, Passages, Section, Table
+from kullback.report.document import (
+    TONES,
+    Block,
+    Code,
+    Document,
+    Findings,
+    Gallery,
+    Passages,
+    Section,
+    Table,
+    Tone,
+)
 from kullback.report.subjects import document
 from kullback.results.finding import LEVELS
-from kullback.results.verdict import headline
+from kullback.results.verdict import Outcome, Verdict, headline
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
-
-    from kullback.report.document import Block, Document, Tone
-    from kullback.results.verdict import Outcome, Verdict
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
 # The text that is printed before a limit, for each outcome; the most urgent outcome is first.
 _LABELS: dict[Outcome, str] = {"failed": "FAILED", "unclear": "CANNOT TELL", "passed": "passed"}
 LONGEST_NAME = 18  # a table has room for this number of characters in its first column; a longer name folds
 MOST_REMARKS = 25
-MOST_LINES = 12  # the most lines of a brief report
-_INDENT = "    "  # stands before each line of source code
+MOST_LINES = 12  # the largest number of lines of a brief report
+_INDENT = "    "  # begins each line of source code
 _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 
 

@@ -49,7 +49,7 @@ def choose_bins(
         row_weight: the mean weight of a row. A value that weighs less than three rows is not an atom.
 
     Returns:
-        the bins, for which `bin_counts` returns the counts of either profile.
+        the bins. `bin_counts` returns the counts of a profile in these bins.
 
     Raises:
         ArgumentTypeError: `q` is not a `ColumnProfile`.
@@ -163,7 +163,7 @@ def _category_bins(p: ColumnProfile, q: ColumnProfile | None, specials: tuple[st
 
 
 def _cuts(p: ColumnProfile, q: ColumnProfile | None, number: int, row_weight: float) -> tuple[int, ...]:
-    """Return the first bucket of each bin, without that of the first bin."""
+    """Return the first bucket of each bin except the first bin."""
     buckets = np.array(sorted(p.buckets), np.int64)
     weights = np.array([p.buckets[bucket] for bucket in buckets.tolist()])
     if not len(buckets):

@@ -372,7 +372,7 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
-    """Return whether to use posterior intervals: for independent rows in few categories, some of which are rare."""
+    """Return whether to use posterior intervals: for independent rows in few categories, with some rare categories."""
     if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
         return False
     occupied = table.p + table.q > 0

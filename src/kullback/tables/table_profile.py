@@ -201,8 +201,8 @@ def profile_table(
     if at least 90 % of its texts have the same form without any ambiguity (`ColumnProfile.written`).
 
     Arguments:
-        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
-            a table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas, Polars (also
+            lazy), PyArrow, DuckDB, Dask, PySpark or Ibis. A file may be larger than memory.
         columns: the names of the columns to count; None counts all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1.
@@ -216,8 +216,9 @@ def profile_table(
 
     Raises:
         ArgumentTypeError: the frame is not a table.
-        ArgumentValueError: a requested or excluded column does not exist, a requested column cannot be profiled, two
-            columns have the same name, both `columns` and `exclude` are given, or a weight is negative or not finite.
+        ArgumentValueError: a requested or excluded column does not exist, a requested column cannot be profiled, or two
+            columns have the same name. It is also raised for both `columns` and `exclude`, and for a negative or
+            infinite weight.
         FileError: a file is missing, damaged or of an unknown format.
         OptionalDependencyError: a package is missing; the error names it.
 
@@ -244,7 +245,7 @@ def profile_table(
 
 
 class Counting(NamedTuple):
-    """The settings with which tables are counted.
+    """The settings for counting a table.
 
     Attributes:
         weights: the column of the rows' weights; None if rows have no weights.
@@ -286,7 +287,7 @@ class CountedTable:
     Attributes:
         table: the table, with parsed columns of text.
         profile: the counts of the table.
-        counting: the settings with which the table was counted.
+        counting: the settings that were used for the counts.
     """
 
     table: Table
@@ -297,7 +298,7 @@ class CountedTable:
         """Return the table after some columns of text are counted as the numbers or dates that they hold.
 
         Arguments:
-            ways: the columns of text, each with the way in which its numbers or dates are written.
+            ways: the columns of text, each with the format of its numbers or dates.
             again: further columns to count again, with the types and grids of `Counting.like`.
         """
         names = [name for name in self.profile.columns if name in ways or name in again]
@@ -376,7 +377,7 @@ def _counted(
 
 
 def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
-    """Return the columns of text that another profile has parsed, with the way in which they are written."""
+    """Return the columns of text that another profile has parsed, with their formats."""
     ways = {
         field.name: like.columns[field.name].written
         for field in fields

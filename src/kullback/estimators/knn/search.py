@@ -38,8 +38,8 @@ class KNearest(NamedTuple):
         log_radius: the log-distance to the k-th nearest draw, shape (queries,).
         occurrence: for each draw, the total weight of the queries that have this draw among their k nearest draws,
             shape (draws,).
-        log_weight: the logarithm of the ratio of the neighbors' mean weight to the mean weight of all draws, with a
-            bias correction, shape (queries,); None if all weights are equal.
+        log_weight: the logarithm of the neighbors' mean weight divided by the mean weight of all draws, corrected for
+            bias, shape (queries,); None if all weights are equal.
     """
 
     log_radius: Array

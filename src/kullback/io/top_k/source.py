@@ -292,8 +292,8 @@ class TopKSource(Closes):
         """Iterate over the tokens of each sequence; this reads the source from the beginning.
 
         Returns:
-            an iterator over one int64 tensor for each sequence, in which ``tokens[position]`` is the true token at a
-            position of the blocks. None for a sequence with unknown tokens.
+            an iterator over one int64 tensor for each sequence. ``tokens[position]`` is the true token at a position of
+            the blocks. A sequence with unknown tokens gives None.
 
         Raises:
             FileError: the file is damaged.
@@ -320,8 +320,8 @@ class TopKSource(Closes):
 
         Returns:
             an iterator over a dict for each text: ``input_ids`` and ``teacher_labels``, shape (tokens,);
-            ``teacher_indices`` and ``teacher_log_probs``, shape (tokens, k). The indices are -1 and the
-            log-probabilities -inf where nothing is listed, such as at the last position.
+            ``teacher_indices`` and ``teacher_log_probs``, shape (tokens, k). Positions without a list, such as the last
+            one, have indices of -1 and log-probabilities of -inf.
 
         Raises:
             FileError: the file is damaged, the tokens of a text are not known, or a text is a completion whose prompt

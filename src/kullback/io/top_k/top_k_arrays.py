@@ -66,7 +66,7 @@ PIECE_BYTES = 1 << 24
 
 
 class Column(NamedTuple):
-    """A tensor in a file or in memory, viewed as one long column, from which `read` copies elements."""
+    """A tensor in a file or in memory, viewed as one long column. `read` copies elements of the column."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

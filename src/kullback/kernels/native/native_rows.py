@@ -143,9 +143,7 @@ def _run(
     whole: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Call the operator. The operator writes to the four `results`: the values, the total, P's gradient and Q's
-    gradient.
-    """
+    """Call the operator, which writes the `results`: the values, the total, P's gradient and Q's gradient."""
     labels = rows.labels
     code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
     if swapped:

@@ -63,9 +63,7 @@ def gradients(
     grad: Tensor,
     required: tuple[bool, bool],
 ) -> list[Tensor | None]:
-    """Return the gradients with respect to `log_q` and to `target`, None where not required. `grad` is the gradient of
-    the loss with respect to the result of `compute`.
-    """
+    """Return the wanted gradients. `grad` is the gradient of the loss by the result of `compute`."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     results = _places(log_q, required, room)
@@ -89,9 +87,7 @@ def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor
 
 
 def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
-    """Return a list with an empty tensor for each required gradient, and None for the others. If `room` is a tensor,
-    the first gradient uses it.
-    """
+    """Return an empty tensor for each required gradient; the first one is `room`, if that is a tensor."""
     places: list[Tensor | None] = [None, None]
     for i, need in enumerate(required):
         if need:

@@ -1,5 +1,5 @@
 """Divergences of rows on GPUs from some of the classes, whose peaks and sums over all classes are known. The functions
-are those of `native_rows` of the same names.
+do the same as the functions of `native_rows` with the same names.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from kullback.kernels.triton import triton_rows
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether the kernels support the divergence `kind` and the logits `p` and `q`. Powers may need a second
-    sweep in float64, which these kernels lack.
-    """
+    """Return whether the kernels support these rows. Powers may need a sweep in float64, which is missing."""
     return (
         triton_rows.serves(kind, p, q) and cast(Arguments, arguments_of(kind)).code <= DivergenceCode.MIXTURE
     )

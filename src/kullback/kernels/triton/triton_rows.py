@@ -38,8 +38,8 @@ DTYPES = available.DTYPES
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
 _LOG2_E = 1 / math.log(2)
-# In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
-# The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
+# In the pair of a divergence, the first entry is True if the gradient with respect to P needs no sum over the row. The
+# second entry is the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
 _EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
 
@@ -214,9 +214,7 @@ class Program(NamedTuple):
 
 
 def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temperature: float) -> Program:
-    """Return the arguments for a divergence of the logits `p` and `q`, whose code and numbers are those of
-    `kernel_arguments`.
-    """
+    """Return the arguments for a divergence with the code and numbers of `kernel_arguments`."""
     weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
     shares = (weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q)
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
@@ -253,8 +251,8 @@ def lanes_of(device: torch.device) -> int:
 
 
 def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
-    """Return whether the rows of all tensors start at the same offset from an aligned address, but not all rows at 0,
-    so that a program should start its tiles before the first class of the row.
+    """Return whether the rows of all tensors start at the same offset from an aligned address, and not all of them at
+    offset 0. A program should then start its tiles before the first class of the row.
     """
     rows, columns = zip(*(x.stride() for x in tensors), strict=True)
     offsets = {stride % vector for stride in rows}

@@ -78,9 +78,7 @@ def log_sums(
 
 
 class Exponentials(NamedTuple):
-    """A multiple of the exponentials of each row: by * e^((logit - origin) / T - log_sum), which is `by` times the
-    softmax. All tensors have shape (rows,).
-    """
+    """by * e^((logit - origin) / T - log_sum): `by` times the softmax. All tensors have shape (rows,)."""
 
     origin: Tensor
     log_sum: Tensor
@@ -101,8 +99,8 @@ class Entries(NamedTuple):
 
     All tensors have shape (rows, k).
 
-    The entry of a class is its number in `values` plus the sum of its numbers in `added`, because a class may stand in
-    `classes` several times. A negative class is padding.
+    The entry of a class is its number in `values` plus the sum of its numbers in `added`, because `classes` may have a
+    class several times. A negative class is padding.
     """
 
     classes: Tensor
@@ -181,9 +179,7 @@ def add_cross_entropies(
 
 @cache
 def define_operator() -> torch.library.Library:
-    """Define the operator of `add_cross_entropies` in compiled graphs, and return the library that contains it. The
-    cache keeps the library in memory.
-    """
+    """Define `add_cross_entropies` for compiled graphs, and return the library, which the cache keeps."""
     library = torch.library.Library("kullback", "FRAGMENT")
     library.define(
         "triton_cross_entropies(Tensor values, Tensor logits, Tensor classes, float soft, float hard, Tensor? weights, "

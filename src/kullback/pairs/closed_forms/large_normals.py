@@ -60,8 +60,8 @@ _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Full(NamedTuple):
     """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. `is_exact` says that the
-    user passed L.
+    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. If `is_exact`, the user
+    passed L.
     """
 
     mean: Tensor
@@ -128,8 +128,8 @@ def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
 def _error(sides: _Sides, value: Tensor) -> Tensor:
     """Return an estimate of the rounding error of KL.
 
-    Rounding changes a covariance by D R D, where D is the diagonal matrix of the standard deviations, and the entries
-    of R are small multiples of the machine epsilon. With the derivative G of KL with respect to the covariance, KL
+    Rounding changes a covariance by D R D. D is the diagonal matrix of the standard deviations, and the entries of R
+    are small multiples of the machine epsilon. With the derivative G of KL with respect to the covariance, KL
     changes by the sum over i and j of R_ij (D G D)_ij. Products with random vectors estimate the norm of D G D.
     """
     with torch.no_grad():
@@ -286,8 +286,8 @@ def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
 def _sides(p: Distribution, q: Distribution) -> _Sides | None:
     """Return the parameters of two normal distributions of many dimensions, at least one with a full covariance.
 
-    If both were made from precision matrices, and torch's Cholesky factors are not in float64, the first result has Q's
-    precision matrix, and the second result has P's. The formula of KL in these two matrices is the same as in the two
+    If both were made from precision matrices, and torch's Cholesky factors are not in float64, the precision matrices
+    of Q and of P are returned, in this order. The formula of KL in these two matrices is the same as in the two
     covariances (see `factors_of`). For any other pair, the result is None.
     """
     if p.event_shape != q.event_shape or len(p.event_shape) != 1 or p.event_shape[0] < LARGE_MATRIX:

@@ -454,8 +454,8 @@ def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
     """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha I + rest M M^T.
 
-    Here M = K^-1 L and v = K^-1 (m_P - m_Q), where L and K are the Cholesky factors of the covariances of P and Q, and
-    m_P and m_Q are the means. Let D(X) = (tr X X^T - d - log det X X^T) / 2 for d dimensions. Because
+    Here M = K^-1 L and v = K^-1 (m_P - m_Q). L and K are the Cholesky factors of the covariances of P and Q, and m_P
+    and m_Q are the means. Let D(X) = (tr X X^T - d - log det X X^T) / 2 for d dimensions. Because
     tr T T^T - d = rest (tr M M^T - d), the terms with logarithms are D(M) - D(T) / rest, the form used if M is near
     the identity. The result is None if M M^T is too large.
     """

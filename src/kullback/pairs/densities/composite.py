@@ -142,7 +142,7 @@ class MixtureDensity(Density):
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
-        """Return points in the mixture's coordinate from `marks`, the same points in the components' coordinates."""
+        """Convert the points `marks` from the components' coordinates to the mixture's coordinate."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low, self.high))
         )

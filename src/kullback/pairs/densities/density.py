@@ -163,7 +163,7 @@ class Tail(NamedTuple):
     """The decay of a density's tail: -log(mass beyond u) grows as coefficient y^power.
 
     Here u is |x| at an infinite end, and 1 / distance at a finite end. The variable y is the logarithm of u taken
-    `level` times: u at level 0, log u at level 1, log log u at level 2, and e^u at level -1. Tails u^-a have level 1,
+    `level` times: u, log u and log log u at the levels 0, 1 and 2, and e^u at level -1. Tails u^-a have level 1,
     and tails e^(-a u) have level 0. A map of x such as exp adds the same number to all levels, so that the comparison
     of two tails does not depend on the map. Unknown fields are NaN.
     """

@@ -189,7 +189,7 @@ def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> D
 class _Share(DelegatingDensity):
     """The density `part` times the weight of component `index`, or times the remaining weight if `index` is None.
 
-    With a_k = e^log_size_k / (1 + z_k^2)^2 and z_k = (x - loc_k) / scale_k, the weight of component k is
+    Let a_k = e^log_size_k / (1 + z_k^2)^2 and z_k = (x - loc_k) / scale_k. The weight of component k is
     a_k / (1 + sum_j a_j), and the remaining weight is 1 / (1 + sum_j a_j).
     """
 

@@ -38,7 +38,7 @@ from kullback.pairs.numerics.parameters import dtype_of
 
 @dataclass(frozen=True)
 class AffineDensity(Density):
-    """The density of loc + scale y, where y has the density `part`. `falls` says that all scales are negative."""
+    """The density of loc + scale y, where y has the density `part`. If `falls`, all scales are negative."""
 
     part: Density
     loc: Tensor

@@ -60,7 +60,7 @@ def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
 def kl_pareto_laplace(p: Pareto, q: Laplace) -> Tensor:
     """Return log(2 b alpha / s) - 1 / alpha - 1 + E|X - loc| / b for X ~ P = Pareto(s, alpha) and Q = Laplace(loc, b).
 
-    E|X - loc| = E X - loc + 2 E(loc - X)+, where y+ = max(y, 0). With L = log(loc / s), or L = 0 if loc < s,
+    E|X - loc| = E X - loc + 2 E(loc - X)+, where y+ = max(y, 0). Let L = log(loc / s), or L = 0 if loc < s. Then
     E(loc - X)+ = (loc - s)+ - s (e^((1 - alpha) L) - 1) / (1 - alpha).
     """
     scale, loc, width = upcast(p.scale), upcast(q.loc), upcast(q.scale)

@@ -25,7 +25,7 @@ from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
 # _NO_MASS replaces log 0, because the mass e^-2000 and its square root e^-1000 both round to 0.
 _NO_MASS = -2000.0
-# _ALONE is the logarithm of the mass of an additional node, where only one density has mass. The mass e^-60 is
+# Where only one density has mass, an additional node gets a mass with the logarithm _ALONE. The mass e^-60 is
 # negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative with respect to
 # this mass is exact.
 _ALONE = -60.0

@@ -42,8 +42,8 @@ _FEW = 60.0
 # most _AIM_OF_SLOPES. A result with an error above _LARGEST_OF_SLOPES is refused. In benchmarks/panel_constants.py, all
 # answers are correct if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
-# If a panel contains a corner of the terms, such as |p - q| at p = q, the relative error of the panel is assumed to be
-# at least _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but
+# If a panel contains a corner of the terms, such as |p - q| at p = q, _OF_A_CORNER is the least relative error of the
+# panel. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but
 # then both quadrature rules may miss a corner.
 _OF_A_CORNER = 0.03
 
@@ -236,7 +236,7 @@ def _second_order(
         densities = tracked[piece.share]
 
         def derivatives(place: Tensor, piece: Piece = piece) -> tuple[Tensor, Tensor]:
-            # The node at `place` is added with its masses multiplied by e^-_FEW, so that it does not change the total.
+            # The node at `place` is added with its masses multiplied by e^-_FEW, so the total does not change.
             at = (log - _FEW for log in piece.logs(place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))

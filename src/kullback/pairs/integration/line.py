@@ -170,8 +170,8 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> Places:
     """Return the edges of the first panels: equal panels from `start` to `stop`, cut at the breakpoints in between.
 
-    If a peak is much narrower than a panel, the panels are also cut at the peak's breakpoints that are closer to its
-    center than the width of a panel. Without these cuts, the peak could fall between the nodes of a panel.
+    If a peak is much narrower than a panel, the panels are also cut at the breakpoints within a panel's width from the
+    peak's center. Without these cuts, the peak could fall between the nodes of a panel.
     """
     size = (stop - start) / panels
     steps = torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)

@@ -37,7 +37,7 @@ def check_masses(
 ) -> None:
     """Raise if P or Q is, or contains, a distribution of a user's own class whose density does not integrate to 1.
 
-    `densities` are the densities of P and Q, each None if the caller does not know it.
+    `densities` are the densities of P and Q; an unknown density is None.
     """
     for argument, side, density_of_side in zip(("p", "q"), sides, densities, strict=True):
         own: Any = side

@@ -33,8 +33,8 @@ class Rule(NamedTuple):
     """Returns the `Places` of all left halves and then of all right halves, from places and priorities."""
 
 
-# `Places` are two tensors of shape (..., panels): the lower and upper edges of panels of the real line, or the first
-# integers and the kinds of panels of integers (see lattice.py).
+# `Places` are two tensors of shape (..., panels). For panels of the real line, they are the lower and upper edges; for
+# panels of integers, the first integers and the kinds (see lattice.py).
 Places = tuple[Tensor, Tensor]
 # `Integrands` is a function of `Places` that returns columns: the integrals over each panel, the errors of these
 # integrals, and numbers for the judge.
@@ -64,8 +64,8 @@ class Panels(NamedTuple):
         return Panels((columns[0], columns[1]), tuple(columns[2:]))
 
 
-# `Judge` is a function with two results: a mask of the batch elements that are exact enough, and a list with the
-# priorities of the panels of each part of the domain.
+# `Judge` is a function with two results: a mask of the batch elements that are exact enough, and the priorities of the
+# panels for each part of the domain.
 Judge = Callable[[list[Panels]], tuple[Tensor, list[Tensor]]]
 
 

@@ -227,8 +227,7 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
     p, q = torch.exp(log_p), torch.exp(log_q)
     f = kl_forms(log_p, log_q)
     integrals, errors = integrate_panels(torch.cat([f, torch.stack([p, q])]), half)
-    # The derivative of a term with respect to log q is q - p for the term p log(p / q) - p + q, and -p for the term p
-    # log(p / q).
+    # The derivative with respect to log q is q - p for the term p log(p / q) - p + q, and -p for the term p log(p / q).
     by_q = torch.stack([(p - q).abs(), p])
     by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
     changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]

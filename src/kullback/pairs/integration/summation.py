@@ -77,8 +77,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
 def _summed(p: Density, q: Density, starts: Tensor, kinds: Tensor) -> KLColumns:
     x, weights = nodes_of(starts, kinds)
     log_p, log_q, outside = _log_densities(p, q, x.flatten(-2))
-    # The derivative of a term with respect to log q is q - p for the term p log(p / q) - p + q, and -p for the term p
-    # log(p / q).
+    # The derivative with respect to log q is q - p for the term p log(p / q) - p + q, and -p for the term p log(p / q).
     logs = 1 + log_p.abs() + log_q.abs() + _drift(p, x.flatten(-2)) + _drift(q, x.flatten(-2))
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
     changes = torch.stack([(masses[0] - masses[1]).abs(), masses[0]]) * logs

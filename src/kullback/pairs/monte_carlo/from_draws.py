@@ -10,8 +10,8 @@ Gradients of KL: if P can be reparameterized, gradients flow through the draws o
 constants, because the score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). If P cannot be
 reparameterized, the gradients are score-function gradients with a baseline.
 
-Other kinds: half of the draws are from P, half from Q. A term q f(p / q) at a draw is divided by the density
-(p + q) / 2 of all draws, so the terms of a bounded kind are bounded.
+Other kinds: half of the draws are from P, half from Q. The term q f(p / q) of a draw is divided by the density
+(p + q) / 2 of all draws. So the terms of a bounded kind are bounded.
 """
 
 from __future__ import annotations

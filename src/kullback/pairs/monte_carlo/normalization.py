@@ -1,7 +1,7 @@
 r"""A test whether densities are normalized: for normalized P and Q, the mean of q / p over draws of P is at most 1.
 
 The mean E_P[q / p] is Q's mass on the support of P. If this mass is at most 1, the product of 1 + b (q / p - 1) over
-independent draws has a mean of at most 1, for each b from 0 to 1. By Markov's inequality, the product exceeds 1 / a
+independent draws has a mean of at most 1, for each b in [0, 1]. By Markov's inequality, the product exceeds 1 / a
 with a probability of at most a, for any number of draws and any tails. A mean of q / p below 1 proves nothing, because
 draws of P may rarely reach the mass of Q.
 

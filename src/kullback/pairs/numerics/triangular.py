@@ -48,8 +48,8 @@ class _SquaresBelow(torch.autograd.Function):
     """The operation `squares_below`, which saves X = root^-1 left, or root^-1 left - I if `is_difference`.
 
     Let B be the strictly lower triangle of X. The derivative with respect to `left` is the lower triangle of N = 2
-    root^-T B. The derivative with respect to `root` is the lower triangle of -N X^T, to which only the lower triangle
-    of N contributes.
+    root^-T B. The derivative with respect to `root` is the lower triangle of -N X^T, which depends only on the lower
+    triangle of N.
     """
 
     @staticmethod

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kullback.common.formats import level_of
 from kullback.report.plots.svg import FIRST, plain
+from kullback.results.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
-
-    from kullback.results.value import Value
 
 MOST_TICKS = 20
 MOST_NAMES = 20

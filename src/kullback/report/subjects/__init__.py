@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import singledispatch
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.errors import invalid_type
 from kullback.report.document import Document
-
-if TYPE_CHECKING:
-    from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict
 
 __all__ = ["document"]
 

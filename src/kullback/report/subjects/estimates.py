@@ -13,8 +13,7 @@ from kullback.common.formats import count, level_of, significant, unit_of_base
 from kullback.generators.divergence import NAMED
 from kullback.report.document import Column, Document, Findings, Frame, Headline, Measured, Plot, Table
 from kullback.report.plots.points import Point, draw_points
-from kullback.results.estimate import Estimate
-from kullback.results.two_sample_test import TwoSampleTest
+from kullback.results.estimate import Estimate, TwoSampleTest
 from kullback.results.verdict import Verdict
 
 MOST_ROWS = 20

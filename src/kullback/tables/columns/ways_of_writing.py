@@ -107,7 +107,7 @@ def texts_of(column: ColumnProfile) -> Any:
 
 
 def shares(evidence: Evidence) -> dict[Literal["numbers", "dates"], float]:
-    """Return the share of texts with the shape of numbers, and with that of dates; 0 for fewer than 20 such texts."""
+    """Return the share of texts that look like numbers, and like dates; 0 for fewer than 20 such texts."""
     total = evidence.get(("all",), 0.0)
     return {
         what: evidence.get(("shape", what), 0.0) / total

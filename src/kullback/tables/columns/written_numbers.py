@@ -17,7 +17,7 @@ from kullback.tables.columns.arrow import call, is_missing
 from kullback.tables.columns.types import ArrowArray, Field
 
 What = Literal["numbers", "dates", "times"]
-# Each letter stands for a part of a date: y for year, m for month, d for day, and b for the name of a month.
+# Each letter is a part of a date: y is the year, m the month, d the day, and b the name of a month.
 DATE_FORMS = ("ymd", "dmy", "mdy", "dby", "bdy")
 DECIMALS = ".,"
 SEPARATORS = ",.'\u2019 \u00a0\u202f"  # the characters that may separate thousands
@@ -221,7 +221,7 @@ def dates_of(texts: Any, form: str) -> Dates:
 
 
 def times_of(texts: Any) -> tuple[Floats, Flags]:
-    """Return the seconds since midnight that each text stands for, and which texts are times of day."""
+    """Return each text as seconds since midnight, and whether the text is a time of day."""
     parts = _extracted(texts, rf"^{_BLANKS}{_TIME}{_BLANKS}$")
     shaped = ~is_missing(parts["hour"])
     if not shaped.any():
@@ -235,7 +235,7 @@ def parse(array: Any, way: Written) -> Any:
 
     Arguments:
         array: an Arrow array of large strings.
-        way: the way in which the texts are written.
+        way: the format of the texts.
 
     Returns:
         an Arrow array: float64 for numbers and for times of day in seconds, timestamps in microseconds for dates.
@@ -299,7 +299,7 @@ def _looked_up(texts: Any, number_of: Callable[[str], int]) -> Integers:
 
 
 def _whole(digits: Any) -> Integers:
-    """Return the integer that each text of digits stands for; 0 for an empty or missing text."""
+    """Return each text of digits as an integer; 0 for an empty or missing text."""
     import pyarrow as pa
 
     if not _lengths(digits).any():

@@ -132,7 +132,7 @@ class ParsedTable(Table):
 
     Arguments:
         table: the table with the unparsed columns.
-        ways: the way in which each parsed column is written, by the column's name.
+        ways: the format of each parsed column, by the column's name.
     """
 
     def __init__(self, table: Table, ways: Ways) -> None:

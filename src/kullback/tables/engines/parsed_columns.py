@@ -23,7 +23,7 @@ def unparsed_of(name: str) -> str:
 
 
 def text_of(name: str) -> str:
-    """Return the name of the table's column from which a parsed or an extra column is read."""
+    """Return the name of the table's column that contains the text of a parsed or an extra column."""
     return name.removesuffix(_UNPARSED)
 
 
@@ -38,7 +38,7 @@ def parsed_columns(
     Arguments:
         arrays: the columns of the batch, as Arrow arrays.
         names: the names of the columns to return.
-        ways: the way in which each column to parse is written, by the column's name.
+        ways: the format of each column to parse, by the column's name.
     """
     import pyarrow as pa
 

@@ -40,7 +40,7 @@ def merged(parts: Iterable[bytes], empty: TableCounter) -> TableCounter:
 
     Arguments:
         parts: the results of `count_part` and `merge_parts`.
-        empty: the empty counter with which the parts were counted.
+        empty: the empty counter that the parts started from.
 
     Raises:
         ArgumentValueError: the values of a part caused an error when they were counted.

@@ -402,7 +402,7 @@ class _Divergence:
     Attributes:
         at: a function of p and q, shape (..., K), that returns the divergence and the gradients with respect to p and
             q.
-        curvature: the second derivative of the divergence at p = q, relative to that of KL.
+        curvature: the second derivative of the divergence at p = q, divided by the second derivative of KL.
         greatest: the largest possible value of the divergence.
     """
 

@@ -1,4 +1,4 @@
-"""Groups of values that are too rare for a bin each, in which differences between P's and Q's values stay visible.
+"""Groups of values that are too rare for a bin each. The groups show differences between P's and Q's values.
 
 If rare values were pooled into one bin, 500 shops in P and 500 entirely different shops in Q would look equal. Each row
 is therefore placed in a group by the occurrences of its value in all *other* rows. The value may occur in neither
@@ -39,8 +39,8 @@ class RareValues:
     """The rows of rare values by value and group; values with equal weights in all groups share an entry.
 
     Attributes:
-        a: P's weight by entry and group, shape (R, 6), for one value of each entry.
-        b: Q's weight by entry and group, shape (R, 6), for one value of each entry.
+        a: the weight in P of one value of each entry, by entry and group, shape (R, 6).
+        b: the weight in Q of one value of each entry, by entry and group, shape (R, 6).
         number: the number of values that each entry represents.
         p_value: the p-value of the test that these values are as frequent in P as in Q; NaN if the test is impossible.
     """

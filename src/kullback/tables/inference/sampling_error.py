@@ -12,7 +12,7 @@ from kullback.common.inference import student_ratio
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction
 
-MOST_GAIN = 100.0  # a variance is at least that of 100 times as many independent rows
+MOST_GAIN = 100.0  # a variance is at least the variance of 100 times as many independent rows
 BLOCK = 1 << 21  # about this many numbers are drawn at a time
 
 
@@ -87,7 +87,7 @@ class _ErrorRows(ProportionErrors):
     """The sampling errors of sums over independent units, from the contribution of each unit to the errors of p and q.
 
     Arguments:
-        errors_p: the contributions to the errors of p, shape (units, K). One row may stand for k equal contributions if
+        errors_p: the contributions to the errors of p, shape (units, K). One row may represent k equal contributions if
             it is multiplied by the square root of k.
         errors_q: the contributions to the errors of q, shape (units, K), in the same form.
         proportions: p and q.
