@@ -219,12 +219,7 @@ def _first_token(tokenizer: Any) -> int | None:
 
 
 def open_folder(
-    name: str,
-    *,
-    dtype: str = "auto",
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    hub: bool = False,
+    name: str, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False, hub: bool = False
 ) -> HuggingFaceModel:
     """Load a causal language model from a folder, or from the hub; the arguments are as for `Loading`.
 

@@ -277,12 +277,7 @@ class ReferencePairing(_PartialPairing):
         return differences
 
     def _with_interval(
-        self,
-        summary: Summary,
-        name: str,
-        drawn: DrawnMean,
-        chosen: Tensor | slice,
-        settings: PairingSettings,
+        self, summary: Summary, name: str, drawn: DrawnMean, chosen: Tensor | slice, settings: PairingSettings
     ) -> Summary:
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason

@@ -19,13 +19,7 @@ from kullback.io.reference_writer import rows_in_part
 from kullback.io.row_checks import check_floating
 from kullback.kernels.reference import pair_from_weights
 from kullback.partial_rows import PartialRows, has_more_classes
-from kullback.predictions.mean_intervals import (
-    TAIL,
-    TAIL_IF_SKEWED,
-    MeanEstimate,
-    MeanEstimator,
-    RatioOfSums,
-)
+from kullback.predictions.mean_intervals import TAIL, TAIL_IF_SKEWED, MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.measure import DIVERGENCES
 from kullback.results.value import Interval, Value
 
