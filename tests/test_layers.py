@@ -79,7 +79,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.io": (
-        {"blocks", "source_files", "windows"},
+        {"source_files", "windows"},
         {"class_columns", "row_checks", "row_stream"},
         {"arrays", "parquet"},
         {"csv_text", "llama_cpp_base"},
