@@ -169,7 +169,7 @@ class Scored(TopK):
     Servers score given tokens: vLLM returns ``prompt_token_id_logprobs``, and SGLang ``input_token_ids_logprobs``. If
     the given classes are the student's most probable classes, the listed terms are the largest terms of the reverse KL.
     Let K be the given classes, and :math:`q_0` the student's mass outside K. With ``tail="bucket"``, the chain rule
-    says how much of the reverse KL the loss leaves out:
+    gives the part of the reverse KL that the loss leaves out:
 
     .. math:: \mathrm{KL}(Q \| P) = \text{loss} + q_0\,
         \mathrm{KL}\bigl(Q(\cdot \mid \text{not } K) \,\|\, P(\cdot \mid \text{not } K)\bigr)
@@ -197,9 +197,9 @@ class Scored(TopK):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values: a class twice, a
-            negative index with a log-probability other than -inf, or probabilities that sum to more than one. `TopK`
-            lists the other errors.
+        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values. A row may not have a
+            class twice, a negative index with a log-probability other than -inf, or probabilities that sum to more than
+            one. `TopK` lists the other errors.
 
     Example:
         >>> import torch

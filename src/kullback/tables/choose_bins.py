@@ -41,8 +41,8 @@ def interval_labels(
 ) -> tuple[str, ...]:
     """Return a label for each interval between edges; the first and the last interval are open-ended.
 
-    An interval of integers is labeled with the smallest and the largest integer that occurred in it. An interval in
-    which only the grid's center occurred is labeled with the center.
+    An interval of integers is labeled with the smallest and the largest integer that occurred in it. If only the grid's
+    center occurred in an interval, the label is the center.
 
     Arguments:
         column: the profile of the column.
@@ -155,7 +155,7 @@ def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS
 
 
 def _shortest(values: Sequence[Any], ways: Sequence[Callable[[Any], str]]) -> list[str]:
-    """Return the values as texts, in the first format in which different values have different texts."""
+    """Return the values as texts, in the first format that gives different values different texts."""
     written: list[str] = []
     for way in ways:
         written = [way(value) for value in values]

@@ -336,7 +336,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def above(self) -> Tensor:
-        """The estimate for the upper limit, from which the bias of rare categories is not subtracted.
+        """The estimate for the upper limit, without the bias correction of rare categories.
 
         The bias is positive, because the divergence is convex. For a category with few draws, the estimate of the bias
         is unreliable.

@@ -443,7 +443,7 @@ def _row_of_whole(whole, scale, scale_2):
 
 @triton.jit
 def _absorb_sums(mass, by, others, top, rest):
-    """Return the sums of a `PartSums` (csrc/logits/task.h), for each vector, after one more tile."""
+    """Return the sums of a `PartSums` (csrc/logits/task.h) for each vector, including the next tile."""
     is_top = mass > 0.5
     others += tl.sum(tl.where(is_top, 0.0, by), axis=1)
     top += tl.sum(tl.where(is_top, by, 0.0), axis=1)

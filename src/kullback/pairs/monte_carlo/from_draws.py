@@ -10,8 +10,8 @@ Gradients of KL: if P can be reparameterized, gradients flow through the draws o
 constants, because the score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). If P cannot be
 reparameterized, the gradients are score-function gradients with a baseline.
 
-Other kinds: half of the draws are from P, half from Q. A term q f(p / q) at a draw is divided by the density
-(p + q) / 2 of all draws, so the terms of a bounded kind are bounded.
+Other kinds: half of the draws are from P, half from Q. The term q f(p / q) of a draw is divided by the density
+(p + q) / 2 of all draws. So the terms of a bounded kind are bounded.
 
 Normalization: for normalized P and Q, the mean E_P[q / p] is Q's mass on the support of P, which is at most 1. Then the
 product of 1 + b (q / p - 1) over independent draws has a mean of at most 1, for each b from 0 to 1. By Markov's

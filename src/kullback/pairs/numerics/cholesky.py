@@ -1,8 +1,8 @@
 r"""Cholesky factors L of P's covariance L L^T and K of Q's covariance K K^T, and the relative factor M = K^-1 L.
 
-M is lower triangular. The divergence of the covariances is a function of
-tr(M M^T) - d - log det(M M^T) = sum_i (m_ii^2 - 1 - log m_ii^2) + sum_{i > j} m_ij^2,
-where no term is negative. If P and Q are close, M is computed from the difference of the matrices that the user passed.
+M is lower triangular. The divergence of the covariances is a function of this sum of terms that are not negative:
+tr(M M^T) - d - log det(M M^T) = sum_i (m_ii^2 - 1 - log m_ii^2) + sum_{i > j} m_ij^2.
+If P and Q are close, M is computed from the difference of the matrices that the user passed.
 
 Covariances W W^T + D with many dimensions and few factors are never formed. With U = D^(-1/2) W and M = I + U^T U, the
 precision is D^(-1/2) (I - B B^T) D^(-1/2) for B = U M^(-1/2). The quadratic form v^T (I - B B^T) v is computed as the
@@ -61,8 +61,8 @@ class _SquaresBelow(torch.autograd.Function):
     """The operation `squares_below`, which saves X = root^-1 left, or root^-1 left - I if `is_difference`.
 
     Let B be the strictly lower triangle of X. The derivative with respect to `left` is the lower triangle of N = 2
-    root^-T B. The derivative with respect to `root` is the lower triangle of -N X^T, to which only the lower triangle
-    of N contributes.
+    root^-T B. The derivative with respect to `root` is the lower triangle of -N X^T, which depends only on the lower
+    triangle of N.
     """
 
     @staticmethod

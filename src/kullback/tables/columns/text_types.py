@@ -1,4 +1,4 @@
-"""Recognition of identifiers: columns where nearly every row has its own value, which is no amount and no date."""
+"""Recognition of identifiers: columns where nearly every row has its own value, but no amounts and no dates."""
 
 from __future__ import annotations
 
