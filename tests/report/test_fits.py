@@ -124,6 +124,7 @@ def test_curves_in_one_dimension(found: Fit) -> None:
     assert history.get_xlabel() == "step"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "make",
     [
