@@ -61,6 +61,7 @@ def numbers(folder: Path, *arguments: object) -> dict:
 PREDICTIONS = ("p.npy", "q.npy", "--as", "logits", "--labels", "labels.npy", "--cluster", "documents.npy")
 
 
+@pytest.mark.sweep
 @WIDTHS
 def test_predictions(data: Path, width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,6 +93,7 @@ def test_predictions_with_tokens(data: Path, width: int) -> None:
     assert any("␣wört" in line for line in printed)
 
 
+@pytest.mark.sweep
 @WIDTHS
 def test_tables(data: Path, width: int) -> None:
     arguments = ("before.csv", "after.csv", "--as", "table")
