@@ -110,6 +110,7 @@ def test_the_card_gives_the_numbers_of_its_reference(
     assert not any("on the card" in str(block) for block in document(result).brief.blocks)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("stated", "wanted"),
     [
