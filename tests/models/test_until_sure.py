@@ -69,7 +69,7 @@ def compared(sides: list[Counted], goal: str | None, **settings: Any) -> ModelCo
 def whole_run() -> tuple[list[Counted], ModelComparison]:
     """The models of a run that is not stopped, which have noted their windows, and its result."""
     sides = models(0.02, 0.3)
-    return sides, compared(sides, "width=40%")
+    return sides, compared(sides, "width=60%")
 
 
 def exact(noises: tuple[float, ...]) -> dict[str, float]:
@@ -188,7 +188,7 @@ def test_a_resumed_run_reads_more_windows_and_none_twice(tmp_path: Path) -> None
     for most in (15, 30, None):
         sides = models(0.02, 0.3)
         cut = Cut(context=16, most_windows=most)
-        result = compared(sides, "width=40%", resume=state, cut=cut)
+        result = compared(sides, "width=60%", resume=state, cut=cut)
         read += sides[0].read
         assert result.until_sure is not None
         assert result.until_sure.is_decided is (most is None)
@@ -204,13 +204,13 @@ def test_a_run_that_was_stopped_continues_and_less_text_than_before_is_read_from
     state = tmp_path / "run.state"
     _, expected = whole_run()
     with pytest.raises(KeyboardInterrupt):
-        compared(models(0.02, 0.3, most=20), "width=40%", resume=state)
+        compared(models(0.02, 0.3, most=20), "width=60%", resume=state)
     fewer = models(0.02, 0.3)
-    short = compared(fewer, "width=40%", resume=state, cut=Cut(context=16, most_windows=12))
+    short = compared(fewer, "width=60%", resume=state, cut=Cut(context=16, most_windows=12))
     assert short.windows == 12
     assert fewer[0].read == []
     rest = models(0.02, 0.3)
-    assert report.dumps(compared(rest, "width=40%", resume=state)) == report.dumps(expected)
+    assert report.dumps(compared(rest, "width=60%", resume=state)) == report.dumps(expected)
     assert len(rest[0].read) == expected.windows - 20
 
 
