@@ -126,6 +126,7 @@ def test_a_reverse_fit_is_the_one_that_calculus_gives(
         assert float(getattr(found.distribution, name)) == pytest.approx(x, rel=1e-6, abs=1e-6), name
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", [KL(), ReverseKL(), Jeffreys(), JensenShannon(), kullback.SquaredHellinger()]
 )

@@ -275,6 +275,7 @@ def with_metadata(source: Path, target: Path, **values: str) -> None:
     target.write_bytes(encoded_header(header) + content[8 + size :])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("context", ["9" * 5000, "²", "-1", "1", ""])
 def test_a_stored_context_that_is_none_is_the_longest_window(tmp_path: Path, context: str) -> None:
     record_reference(BASE, WORDS, tmp_path / "base.klref", cut=CUT)
@@ -308,6 +309,7 @@ def test_an_earlier_card_is_replaced_with_its_badges_and_nothing_else(card: Path
     assert len(fields(card)["candidates"]) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["notes.txt", "README.md", "config.json", "card.json"])
 def test_a_folder_of_something_else_is_refused_and_stays(
     made: tuple[ModelComparison, Path], tmp_path: Path, name: str

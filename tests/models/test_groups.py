@@ -209,6 +209,7 @@ def records(values: Sequence[object], **more: Any) -> list[dict[str, Any]]:
     return [{"text": "some words of a text", "kind": value, **more} for value in values]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("from_file", [True, False])
 def test_a_value_of_a_record_is_that_of_its_tokens(from_file: bool, tmp_path: Path) -> None:
     texts: Any = records(["b", "a", "c"] * 12)
@@ -369,6 +370,7 @@ def test_a_resumed_run_takes_other_groups(tmp_path: Path) -> None:
     assert repr(found.candidates[0].comparison.groups) == repr(whole.candidates[0].comparison.groups)
 
 
+@pytest.mark.sweep
 def test_one_at_a_time(tmp_path: Path) -> None:
     found = compared(records(["a", "b"] * 12), "kind", 0.1, 0.2, one_at_a_time=True)
     assert [list(each.comparison.groups) for each in found.candidates] == [["a", "b"]] * 2

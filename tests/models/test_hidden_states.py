@@ -121,6 +121,7 @@ def test_each_family_gives_the_logits_and_the_divergence_of_the_model_itself(
     assert kl.maximum == pytest.approx(exact.maximum, rel=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("sides", "texts"),
     [

@@ -229,6 +229,7 @@ def test_its_form_in_scipy() -> None:
     assert float(shifted) == pytest.approx(float(value.value), rel=1e-12)
 
 
+@pytest.mark.sweep
 def test_extreme_units_and_a_subclass_with_its_own_density() -> None:
     tiny, wide = (page.LogLogistic(*doubles(1.3 * x, 3.5)) for x in (1e-200, 1e200))
     for p, unit in ((tiny, 1e-200), (wide, 1e200)):

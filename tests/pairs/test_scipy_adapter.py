@@ -211,7 +211,7 @@ def test_a_stable_distribution_has_no_variance(alpha: float, beta: float) -> Non
     assert float(kl_estimate(stable, stats.norm(0, 1))) == math.inf
 
 
-@pytest.mark.sweep  # SciPy integrates for each value of the density.
+@pytest.mark.heavy  # SciPy integrates for each value of the density.
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 1.8])
 @pytest.mark.parametrize("beta", [0.0, 0.4])
 def test_a_stable_distribution_is_finitely_far_from_a_normal(alpha: float, beta: float) -> None:

@@ -251,6 +251,7 @@ def test_intervals_of_differences_cover_where_groups_share_windows(windows: int,
     assert max(below, above) / 400 <= 0.055
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["list", "array", "tensor", "Booleans", "numbers", "npy", "txt", "series"])
 def test_groups_come_in_many_forms(kind: str, tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")

@@ -86,6 +86,7 @@ def plain_interval(sums: np.ndarray, sizes: np.ndarray, *, logarithm: bool) -> t
     return error, low, high
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", ["signed", "mirrored", "nonnegative"])
 def test_the_interval_of_clusters_of_unlike_size_is_that_of_a_plain_loop(case):
     random = np.random.default_rng(3)

@@ -163,6 +163,7 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path.cwd())}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kinds", ["stream, stream", "stream, file", "file, stream", "stream, reference"])
 def test_models_are_compared_with_streams_without_a_text(sides: list[Any], kinds: str) -> None:
     given: list[Any] = list(sides)

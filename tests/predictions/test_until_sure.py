@@ -203,7 +203,7 @@ def test_units_of_unequal_sizes_are_weighted_by_their_rows() -> None:
     assert low <= mean <= high
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["light tails", "heavy tails", "rare units", "clusters"])
 def test_decisions_near_the_limit_are_wrong_in_at_most_the_promised_share(kind: str) -> None:
     texts, wrong, decided = 60, 0, 0

@@ -146,6 +146,7 @@ def test_a_result_has_its_main_number_in_its_flat_dict(subject: str) -> None:
     assert result.to_dict() == standard_json.loads(result.to_json())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("subject", MAIN_NUMBERS)
 def test_the_methods_of_a_result_are_the_media_of_its_document(subject: str) -> None:
     result = SUBJECTS[subject]()

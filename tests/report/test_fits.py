@@ -174,6 +174,7 @@ def test_more_dimensions_have_their_history_alone() -> None:
     assert [plot.name for plot in drawings(document(three))] == ["history"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", [TotalVariation(), SquaredHellinger(), ChiSquared(), Alpha(0.5), KL(), JensenShannon()]
 )

@@ -246,6 +246,7 @@ def test_the_ladder_orders_the_comparison_among_the_references(
     assert sorted(heights, key=heights.__getitem__, reverse=True) == sorted(means, key=means.__getitem__)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("factor", "place"),
     [
