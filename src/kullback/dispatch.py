@@ -19,8 +19,8 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergen
 from kullback.kernels import RowDivergence, logit_divergence, rounding_error, row_divergence
 from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule, operands
 from kullback.pairs import METHODS, SolveOptions
-from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
-from kullback.pairs.distribution_checks import check_domains
+from kullback.pairs.refusals import check_domains
+from kullback.pairs.registry import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.solve import (
     estimate as estimate_pair,
     estimate_by_rules,
@@ -355,7 +355,7 @@ def _estimate(
         answer = replace(answer, error=rounding_error(kind, p, q, answer.value) / unit)
     if not (isinstance(p, Counts) or isinstance(q, Counts)):
         return answer
-    from kullback.estimators.counted import with_interval
+    from kullback.estimators.known_categories import with_interval
 
     in_nats = replace(answer, value=answer.value * unit, error=None)
     counted = with_interval(p, q, kind, in_nats, confidence)

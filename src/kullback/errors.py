@@ -42,15 +42,6 @@ class KullbackError(Exception):
     An error that was raised with a plain string has None in the attributes `call`, `argument`, `wanted`, `got`,
     `instead` and `explanation`.
 
-    Attributes:
-        call: the function or class that you called.
-        argument: the argument at fault, or several arguments, separated by commas.
-        wanted: the accepted values.
-        got: the value that was passed.
-        instead: the code to write instead.
-        remedy: a mapping from argument names to the values to pass instead; empty if `instead` is other code.
-        explanation: all parts of the message; `str` of this object is the message.
-
     Example:
         >>> import kullback
         >>> try:
@@ -62,7 +53,7 @@ class KullbackError(Exception):
 
     @property
     def explanation(self) -> Explanation | None:
-        """All parts of the message; None if the message is a plain string."""
+        """All parts of the message; `str` of this object is the message. None if the message is a plain string."""
         message = self.args[0] if self.args else None
         return message if isinstance(message, Explanation) else None
 
@@ -228,9 +219,8 @@ class ConvergenceError(KullbackError, ArithmeticError):
         True
     """
 
-    def __init__(
-        self, message: str | Explanation, estimate: Any
-    ) -> None:  # `estimate` is an Estimate, whose module imports this module
+    # `estimate` is an Estimate, whose module imports this module.
+    def __init__(self, message: str | Explanation, estimate: Any) -> None:
         super().__init__(message)
         self.estimate = estimate
 

@@ -171,10 +171,7 @@ class PartialRows:
         )
 
     def with_all_known(self) -> PartialRows:
-        """Return the rows with one list of all classes with known probability (top, draws and label), each class once.
-
-        Rows that are not ranked already have all these classes in one list.
-        """
+        """Return the rows with one list of all known classes (top, draws and label); such are unranked rows already."""
         if not self.is_ranked or self.complete is not None:
             return self
         at_label = torch.where(self.label_log_probs.isnan(), -torch.inf, self.label_log_probs)
@@ -229,13 +226,7 @@ class PartialRows:
 
 
 def rows_of_logits(logits: Tensor, labels: Tensor, top: int) -> PartialRows:
-    """Return rows in float64 that list the `top` most probable classes and also contain all probabilities.
-
-    Arguments:
-        logits: the logits, shape (rows, classes).
-        labels: the true classes, shape (rows,).
-        top: the number of most probable classes to list.
-    """
+    """Return float64 rows that list the `top` most probable classes and contain all probabilities."""
     # Ties are in order of class number, as in all reports. Logits are sorted, because rounding may turn unequal logits
     # into equal probabilities.
     indices = top_classes(logits.double(), min(top, logits.shape[-1]))
@@ -270,12 +261,7 @@ def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def places_of(indices: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where `others` lists each class of `indices`, and whether it does; both have the shape of `indices`.
-
-    Arguments:
-        indices: classes, shape (rows, k).
-        others: classes in another list, shape (rows, m).
-    """
+    """Return where `others`, shape (rows, m), lists each class of `indices`, shape (rows, k), and whether it does."""
     ordered, order = others.sort(-1)
     place = torch.searchsorted(ordered, indices).clamp(max=others.shape[-1] - 1)
     return order.gather(-1, place), ordered.gather(-1, place) == indices

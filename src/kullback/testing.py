@@ -45,9 +45,8 @@ _ARGUMENTS = Arguments(
         instead="below=0.01, the largest divergence in nats that you accept",
     ),
     runs=RUNS,
+    confidence=CONFIDENCE,
 )
-
-_CONFIDENCE = Arguments("assert_close_distributions", confidence=CONFIDENCE)
 
 # NumPy draws from the hypergeometric distribution only for fewer draws.
 _MOST_HYPERGEOMETRIC = 10**9
@@ -104,7 +103,7 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
     __tracebackhide__ = True  # pytest shows the line of the test
     limit, runs = _ARGUMENTS.check(below=below, runs=runs).values()
     if "confidence" in options:
-        options |= _CONFIDENCE.check(confidence=options["confidence"])
+        options |= _ARGUMENTS.check(confidence=options["confidence"])
     if "texts" in options or any(
         isinstance(x, str | os.PathLike) or hasattr(type(x), "columns") for x in (p, q)
     ):
@@ -162,9 +161,8 @@ def _parts_of_draws(side: Any, parts: int, generator: np.random.Generator) -> li
             rows = rows - drawn
             part = copy.copy(side)
             tensor = torch.from_numpy(drawn).reshape(counts.shape).to(counts).movedim(-1, side.dim)
-            vars(part).update(
-                tensor=tensor, _source=None
-            )  # `in_dtype` would read the source, which has the counts before the division
+            # `in_dtype` would read the source, which has the counts before the division.
+            vars(part).update(tensor=tensor, _source=None)
             divided.append(part)
         return divided
     return [side] * parts
@@ -235,11 +233,9 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
 
 
 def _words(part: _Part, level: str) -> str:
-    ends = (
-        "no interval"
-        if part.interval is None
-        else f"{level} {part.interval[0]:.4g} to {part.interval[1]:.4g}"
-    )
+    ends = "no interval"
+    if part.interval is not None:
+        ends = f"{level} {part.interval[0]:.4g} to {part.interval[1]:.4g}"
     return f"KL of {part.name} = {part.value:.4g} nats ({ends})"
 
 

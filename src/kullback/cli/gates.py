@@ -159,13 +159,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number that may have an interval.
 
-        Arguments:
-            what: the name of the number, for the sentence.
-            of: the number with its interval.
-            value: the estimate.
-            reason: why there is no interval.
-            rows: the number of rows that the interval comes from.
-            is_exact: whether the number has no sampling error.
+        `reason` says why there is no interval. The interval comes from `rows` rows. A number with `is_exact` has no
+        sampling error.
         """
         # No interval is needed if an infinite number is beyond the limit.
         is_beyond = math.isinf(value) and not self.is_kept_by(value)
@@ -272,11 +267,7 @@ class Gate:
     metrics: Metrics
 
     def verdict(self, result: TableComparison | Mismatch | Sequence[Compared]) -> Verdict:
-        """Return the limit in words, with a sentence for each number that breaks the limit or is unclear.
-
-        Arguments:
-            result: a comparison of tables, a mismatch, or one or several comparisons of predictions.
-        """
+        """Return the limit in words, with a sentence for each number that breaks the limit or is unclear."""
         outcomes, unclear = self.metrics.judge(self.limit, result)
         sentences = {
             outcome: tuple(judgment.sentence for _, judgment in outcomes if judgment.outcome == outcome)
@@ -297,7 +288,7 @@ def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
             each.name,
             judge_comparison(limit, *each[1:4]) if limit.column is None else _judge_group(limit, each),
         )
-        for each in (Compared(*row) for row in compared)
+        for each in compared
     ]
     if len(judged) > 1:
         judged = [
@@ -434,22 +425,14 @@ OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
 )
 
-# The numbers of a mismatch that can have limits, and the fields of `Mismatch` that contain them.
-_OF_MISMATCH = {
-    "k1": "k1",
-    "k3": "k3",
-    "naive_k3": "naive_k3",
-    "ratio": "mean_ratio",
-    "effective_share": "effective_share",
-    "sequence_effective_share": "sequence_effective_share",
-    "past": "past",
-}
+# The numbers of a mismatch on which limits can be set. All but the mean ratio have the name of their field.
+_OF_MISMATCH = ("k1", "k3", "naive_k3", "ratio", "effective_share", "sequence_effective_share", "past")
 
 
 def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
     """Return the outcome of a limit for a mismatch of engine and trainer."""
     name = limit.metric.removesuffix(".value")
-    of = getattr(mismatch, _OF_MISMATCH[name])
+    of = mismatch.mean_ratio if name == "ratio" else getattr(mismatch, name)
     # If both sides gave every token one probability, every estimate of KL is 0.
     k3 = mismatch.naive_k3 if name == "naive_k3" else mismatch.k3
     are_equal = name.endswith(("k1", "k3")) and k3.value == 0
@@ -474,11 +457,7 @@ OF_MISMATCH = Metrics(
 def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | None = None) -> Gate:
     """Return the gate that a text describes: ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``, with a column or group.
 
-    Arguments:
-        text: the description.
-        side: the side of the limit where the gate fails.
-        metrics: the numbers that can have limits.
-        place: the file and the key that contain the text; None for the command line.
+    `place` is the file and the key that contain the text; None for the command line.
 
     Raises:
         ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.

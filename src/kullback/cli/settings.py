@@ -60,14 +60,10 @@ class Settings:
     @property
     def mean_rows(self) -> bool:
         """Whether some given option shows that the sides are not tables."""
-        return any(option.means_rows for option in self.places)
+        return any("predictions" in each.subjects and "tables" not in each.subjects for each in self.places)
 
     def refuse_other_subjects(self, subject: Subject) -> None:
-        """Raise an error if an option was given that a comparison of this subject does not take.
-
-        Raises:
-            ArgumentValueError: such an option was given.
-        """
+        """Raise an error if an option was given that a comparison of this subject does not take."""
         remedies = {
             "tables": ", or add --as table if P and Q are tables",
             "models": ", or add --text FILE if P and Q are models",

@@ -83,7 +83,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
         )
     from kullback.common.formats import counted
     from kullback.report import terminal
-    from kullback.report.subjects.batches import Batches
+    from kullback.report.subjects.tables import Batches
     from kullback.tables import reference_profile as profiles
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together
 

@@ -15,7 +15,8 @@ _PARTS = np.array([0.5, *np.full(12, 0.5 / 12)])
 # The error of rounding, relative to the sums. This error is subtracted from each gain, so rounding alone makes no gain.
 _ROUNDING = 1e-11
 _TOLERANCE = 1e-6  # of an end of the interval, relative to the end's distance from the bound
-_RICHEST = 700.0  # the logarithm of the largest wealth; a larger wealth could overflow in float64
+# The logarithm of the largest wealth that is told from larger ones, which float64 cannot hold.
+_RICHEST = 700.0
 
 
 def log_wealth(sums: Floats, sizes: Floats, mean: float | Floats, *, first: int = 0) -> Floats:
@@ -73,12 +74,8 @@ def exceeds(sums: Floats, sizes: Floats, limit: float, *, low: float, error: flo
 def lower_end(sums: Floats, sizes: Floats, *, low: float, error: float, first: int = 0) -> float:
     """Return a number that the mean per row over all units exceeds, at all looks with probability 1 - `error`.
 
-    Arguments:
-        sums: for each unit that was read, the sum over its rows, in random order, shape (read,).
-        sizes: the number of rows of every unit, in the same order, shape (units,).
-        low: the smallest mean that a unit can have.
-        error: the probability that the end is ever above the mean.
-        first: the number of units before the first bet.
+    `sums`, shape (read,), `sizes`, shape (units,), and `first` are as in `log_wealth`. `low` is the smallest mean that
+    a unit can have.
     """
     if np.isposinf(sums).any():
         return math.inf

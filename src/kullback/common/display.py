@@ -195,11 +195,8 @@ def shown_options(
 ) -> str:
     """Return the constructor options of an object as source text, without options that equal their defaults.
 
-    Arguments:
-        made: the object, which has its options as attributes.
-        owner: the class whose constructor takes the options.
-        others: the values of options that are not attributes of the object.
-        always: the names of options to show even if they equal their defaults.
+    `owner` is the class whose constructor takes the options. The values are attributes of the object, or in `others`.
+    The options in `always` are shown even if they equal their defaults.
     """
     options = inspect.signature(owner).parameters
     others = others or {}

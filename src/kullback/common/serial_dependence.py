@@ -311,11 +311,7 @@ def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | 
         return None
     # A sum of ranks with random weights is equal only for equal rows.
     weights = np.random.default_rng(0).uniform(1, 2, x.shape[1])
-    key = (
-        x[:, 0]
-        if x.shape[1] == 1
-        else sum(w * _ranks(column) for w, column in zip(weights, x.T, strict=True))
-    )
+    key = x[:, 0] if x.shape[1] == 1 else sum(map(np.multiply, weights, map(_ranks, x.T)))
     _, first, labels, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     again = counts[counts > 1]
     if again.sum() < _LEAST_REPEATED * n or len(again) < FEWEST_BLOCKS or again.max() > 8 * np.median(again):

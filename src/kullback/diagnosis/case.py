@@ -88,10 +88,8 @@ class Case:
         if self.axes.are_several:  # joining changes the numbers of all dimensions before `dim`
             return other if other > dim else None
         self.axes = ClassAxes((other,))
-        self.read_input, self.read_target = (
-            Reading(a, other, self._roles[0]),
-            Reading(b, other, self._roles[1]),
-        )
+        self.read_input = Reading(a, other, self._roles[0])
+        self.read_target = Reading(b, other, self._roles[1])
         return other
 
     @property

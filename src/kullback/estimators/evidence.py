@@ -135,10 +135,7 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
     largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
     :math:`\hat D` counts as 0. All limits are at least 0.
 
-    Arguments:
-        evidence: the raw result of an estimator. The evidence of a batch must have `ends`.
-        confidence: the probability that the interval contains the divergence.
-        sides: the draws of P and of Q, which are needed if the evidence has `influence`.
+    The evidence of a batch must have `ends`. `sides` are the draws of P and of Q, which `influence` needs.
     """
     value = evidence.value
     if isinstance(value, Tensor) and value.ndim:

@@ -28,7 +28,7 @@ from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction, noted
 from kullback.estimators.lattice import are_rounded, common_step, prefers_values, spread
 from kullback.estimators.registry import evidence_by, from_draws
-from kullback.estimators.unseen import unseen_by_q, upper_end
+from kullback.estimators.tails import unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
 
@@ -83,9 +83,7 @@ _FEW_TIES = 0.01
 class _Sorted:
     """The sorted draws of one side.
 
-    Attributes:
-        values: the sorted draws, shape (n,).
-        below: the normalized cumulative weights, from 0 to 1, shape (n + 1,); None if all weights are equal.
+    `below` has the n + 1 normalized cumulative weights, from 0 to 1; it is None if all weights are equal.
     """
 
     values: Array

@@ -24,10 +24,9 @@ from kullback.common.bijective import check_bijective
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import NoRuleError, P, Q, explain, invalid_type, invalid_value
-from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
-from kullback.estimators.knn.pilot import FlatError
+from kullback.estimators.knn.pilot import FlatError, LocalDensity, local_log_density
 from kullback.estimators.known_categories import (
     UnseenByP,
     below_zero,
@@ -35,11 +34,16 @@ from kullback.estimators.known_categories import (
     of_categories,
     spread_ties,
 )
-from kullback.estimators.local_density import LocalDensity, local_log_density
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import checked_side, rng_of, seeded
-from kullback.estimators.spans import common_span, rank_of
-from kullback.estimators.surfaces import surface_of
+from kullback.estimators.surfaces import (
+    common_span,
+    dimension_of,
+    fewest_dimensions,
+    rank_of,
+    surface_of,
+    too_few_dimensions,
+)
 from kullback.estimators.tails import beyond_tail, tail_allowance
 from kullback.samples import Samples
 
@@ -421,13 +425,10 @@ def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
 
 @dataclass(frozen=True)
 class _Bias:
-    """The bias of the estimate for a reference, and the bias that may remain in the estimate for P.
+    """The mean bias of the estimate for a reference, with its standard error.
 
-    Attributes:
-        value: the mean bias of the estimate for the reference.
-        error: the standard error of `value`.
-        left: the bias that may remain for P after `value` is subtracted.
-        above: the number a such that the remaining bias in the upper limit is sqrt(`left`^2 + a^2).
+    `left` is the bias that may remain for P after `value` is subtracted. In the upper limit, the remaining bias is
+    sqrt(`left`^2 + `above`^2).
     """
 
     value: float
@@ -450,15 +451,7 @@ def _bias(
     of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
     references is partly random, so the difference between their biases may enter the standard error. If this change is
     a larger decrease for P than for both references, P has more edges or sharper peaks than the references. The upper
-    limit then allows for a larger bias.
-
-    Arguments:
-        q: the distribution Q.
-        means: the estimates for P with k and with 4 k neighbors, shape (2,).
-        numbers: k and 4 k.
-        like: the number and the weights of the draws from a reference.
-        d: the number of components.
-        rng: the generator for draws from the references.
+    limit then allows for a larger bias. `means` has the estimates for P with k and with 4 k neighbors.
     """
     times = int(min(max(200_000 // like.n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
@@ -498,10 +491,7 @@ def _bias(
 class _Reference(NamedTuple):
     """The number and the weights of draws from a reference, chosen so that log p is estimated as well as for P's draws.
 
-    Attributes:
-        n: the number of draws.
-        weights: a random choice takes `n` of these weights; None if all weights are equal.
-        weights_vary: the argument `weights_vary` of `local_log_density`.
+    The weights of the n draws are chosen at random from `weights`, which is None if all weights are equal.
     """
 
     n: int

@@ -372,11 +372,9 @@ def _of_ranks(pooled: Array) -> BinCounts:
 def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Array]:
     """Return the bins of several partitions of the pooled ranks, from coarse to fine.
 
-    Equal values are in the same bin. If numbers repeat often, each of the finest bins contains a single value.
-
-    Returns:
-        an indicator column for each bin; the index of the first column of each partition; and the proportion of the
-        draws in each bin.
+    Equal values are in the same bin. If numbers repeat often, each of the finest bins contains a single value. The
+    results are an indicator column for each bin, the index of the first column of each partition, and the proportion of
+    the draws in each bin.
     """
     draws = int(totals.sum())
     most = max(draws // DRAWS_IN_A_BIN, RANK_BINS[0])

@@ -51,13 +51,7 @@ def nearest(
     """Return the free parameters with the smallest KL(to || q), and whether all parameters are in their ranges.
 
     The parameters are float64 tensors with values rounded to the dtype of the start. Without a formula, the results are
-    None and False.
-
-    Arguments:
-        q: the start, in float64, with the batch shape of the fit.
-        to: the target, in float64.
-        family: the free and fixed parameters of q.
-        fixed: the names of fixed parameters.
+    None and False. `q` is the start, with the batch shape of the fit; `q` and `to` are in float64.
     """
     parameters = _parameters(q, to, fixed)
     if parameters is None or not family.free.keys() <= parameters.keys():

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from kullback.common.bijective import check_bijective
 from kullback.errors import invalid_type, invalid_value
-from kullback.fitting.method_answer import (
+from kullback.fitting.fit_result import (
     FitSettings,
     MethodAnswer,
     as_answer,

@@ -136,11 +136,8 @@ def _descended(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take quasi-Newton steps from u, append the values to `history`, and return the final points.
 
-    `f` and `g` are the values and the gradients at u, and `steps` is the largest number of steps.
-
-    Returns:
-        the final points, values and gradients; estimates of the differences between the values and the minima; and the
-        numbers of steps.
+    `f` and `g` are the values and the gradients at u, and `steps` is the largest number of steps. The result has the
+    final points, values and gradients, estimates of the differences to the minima, and the numbers of steps.
     """
     elements, size = u.shape
     identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
@@ -245,11 +242,7 @@ def _polished(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take Newton steps from u while they lower the value or the norm of the gradient, and return the final points.
 
-    `f` and `g` are the values and the gradients at u.
-
-    Returns:
-        the final points, values and gradients; estimates of the differences between the values and the minima; and the
-        numbers of steps.
+    `f` and `g` are the values and the gradients at u. The result is like that of `_descended`.
     """
     more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
     values, vectors = torch.linalg.eigh(_hessian(function, u))

@@ -69,14 +69,7 @@ def of_tokens(
 
 
 def is_causal(call: str, causal: bool | None, shifted: bool | None, *, otherwise: bool) -> bool:
-    """Return whether labels are shifted by one.
-
-    Arguments:
-        call: the trainer, for messages.
-        causal: the user's setting; None to follow the model.
-        shifted: whether the model shifts labels; None if it is not known.
-        otherwise: the result if `causal` and `shifted` are None.
-    """
+    """Return whether labels are shifted by one: `causal`, else `shifted` (the model's way), else `otherwise`."""
     if causal and shifted is False:
         raise invalid_value(
             call,
@@ -284,10 +277,8 @@ class BatchLoss:
         counted: dict[str, Tensor | None],
         normalizer: Tensor | float | None,
     ) -> Tensor | float:
-        """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models.
-
-        With a normalizer, the loss is multiplied by the batch's number of tokens divided by the normalizer, so that the
-        losses of micro-batches add up.
+        """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models. A
+        normalizer divides the number of tokens, so that the losses of micro-batches add up.
         """
         auxiliary = outputs.get("aux_loss") if isinstance(outputs, Mapping) else None
         if not isinstance(auxiliary, Tensor):
@@ -357,10 +348,8 @@ class BatchLoss:
             raise self._shifted("teacher_labels", got)
 
     def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
-        """Raise if stored predictions list the token at their position significantly more often than the next token.
-
-        Servers list the true token together with the most probable tokens. So such rows are predictions of the token at
-        their position.
+        """Raise if stored predictions list their own token significantly more often than the next one: servers list the
+        true token too, so such rows predict their own token.
         """
         counted = (indices >= 0).any(-1)
         counted[..., -1:] = False

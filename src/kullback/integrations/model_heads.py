@@ -18,14 +18,7 @@ _LOGITS = "loss=kullback.nn.DistillationLoss()"
 
 
 class ModelHead(NamedTuple):
-    """The head of one side's model, a linear layer.
-
-    Attributes:
-        call: the trainer, for messages.
-        side: ``"student"`` or ``"teacher"``.
-        module: the model without wrappers.
-        linear: the head of the model.
-    """
+    """The head of one side's model, a linear layer. `call` and `side` are for messages; `module` has no wrappers."""
 
     call: str
     side: str

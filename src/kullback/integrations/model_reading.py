@@ -54,10 +54,7 @@ def shifts_labels(model: Any) -> bool | None:
 
 
 def with_decoder_inputs(model: Any, features: Features, labels: Any, ignore_index: int) -> Features:
-    """Return the arguments of a model, with the tokens of a decoder made from the labels, as the model itself does.
-
-    The model makes these tokens itself only if it gets the labels, which are not among the arguments.
-    """
+    """Return the arguments of a model with a decoder's tokens, which it makes itself only if it gets the labels."""
     has_inputs = any(features.get(name) is not None for name in _DECODER_INPUTS)
     if has_inputs or not is_encoder_decoder(model) or not isinstance(labels, Tensor) or labels.ndim < 2:
         return features
@@ -68,7 +65,7 @@ def with_decoder_inputs(model: Any, features: Features, labels: Any, ignore_inde
 
 
 def is_dispatched(model: Any) -> bool:
-    """Return whether accelerate placed a model's parts on several devices or on disk, so that it cannot move."""
+    """Return whether accelerate placed parts of a model on several devices or on disk, where they must stay."""
     return len(getattr(model, "hf_device_map", ())) > 1 or any(x.is_meta for x in model.parameters())
 
 

@@ -135,10 +135,8 @@ class StoredTeacherCollator:
 
 
 def _first_tokens(batch: Any, features: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the index of each sequence's first token in its padded row.
-
-    The row's tokens show the side of the padding. If they fit at both ends, or if the collator changed them, the
-    attention mask shows the side; without a mask, the other rows do.
+    """Return the index of each sequence's first token in its padded row. If the tokens fit at both ends or at none, the
+    attention mask shows the side of the padding; without a mask, the other rows do.
     """
     padded, mask = batch["input_ids"], batch.get("attention_mask")
     if len(padded) != len(features):

@@ -14,9 +14,8 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.errors import RegistrationError, explain
 from kullback.generators import KL, Divergence
-from kullback.losses.scored import Scored
 from kullback.losses.settings import check_kind
-from kullback.losses.top_k import Tail, TopK, top_k_divergence
+from kullback.losses.top_k import Scored, Tail, TopK, top_k_divergence
 
 __all__ = ["register", "top_k_loss"]
 

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.errors import FileError
-from kullback.io.blocks import join_tensors, regroup, rows_from
 from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes
 from kullback.io.parquet import to_numpy
-from kullback.io.row_stream import Reader
+from kullback.io.row_stream import Reader, join_tensors, regroup, rows_from
 from kullback.io.source_files import FileReference, refuse_key
 
 TEXT_BLOCK = 1 << 20
@@ -130,7 +129,6 @@ class CsvReader(Reader):
     """
 
     format = "csv"
-    rows = None
     shape = None
 
     def __init__(
@@ -184,7 +182,7 @@ class CsvReader(Reader):
         empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
         return next(regroup(rows_from(self._tensors(), start), rows, join_tensors), empty)
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(rows_from(self._tensors(), first), rows, join_tensors)
 
     def _tensors(self) -> Iterator[Tensor]:

@@ -27,9 +27,8 @@ from kullback.common.files import open_output
 from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.blocks import rows_from
 from kullback.io.row_checks import PART, check_floating, check_rows
-from kullback.io.row_stream import Reader, StoredMass
+from kullback.io.row_stream import Reader, StoredMass, rows_from
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
 
 CALL = "write_llama_base"
@@ -198,14 +197,14 @@ class LlamaBaseFile(Reader):
             block[rows] = _decode(raw[rows], self.classes)
         return block
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         # The whole file is read, because the recorded sums are of all rows.
         return rows_from(self._whole(rows), first)
 
     def _whole(self, rows: int) -> Iterator[Tensor]:
         """Iterate over blocks of all decoded rows, and record statistics of their sums in `stored_mass`."""
         mass = StoredMass()
-        for block in super().stream(rows):
+        for block in super().blocks(rows=rows):
             for part in block.split(max(1, PART // self.classes)):
                 mass = mass.joined(part.exp().sum(-1, dtype=torch.float64))
             self.stored_mass = mass

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.errors import FileError
-from kullback.io.blocks import join_tensors, regroup
 from kullback.io.class_columns import chosen_classes
-from kullback.io.row_stream import Reader, flat_shape
+from kullback.io.row_stream import Reader, flat_shape, join_tensors, regroup
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
 ARROW_DTYPES = {
@@ -105,7 +104,7 @@ class ParquetReader(Reader):
     def read(self, start: int, stop: int) -> Tensor:
         return next(regroup(self._tensors(start, stop - start), stop - start, join_tensors))
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(self._tensors(first, rows), rows, join_tensors)
 
     def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:

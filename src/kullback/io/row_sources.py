@@ -17,7 +17,6 @@ from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
 from kullback.io.arrays import TorchReader, open_npy, open_npz, open_safetensors
-from kullback.io.blocks import in_step
 from kullback.io.class_columns import (
     ENOUGH_ROWS,
     chosen_classes,
@@ -29,7 +28,7 @@ from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
 from kullback.io.row_checks import check_rows, describe, looks_like, pass_representation
-from kullback.io.row_stream import Reader, RowStream, StoredMass, StreamReader
+from kullback.io.row_stream import Reader, RowStream, StoredMass, StreamReader, in_step
 from kullback.io.source_files import FileReference, closed_on_error, find_format
 from kullback.io.windows import Windows
 
@@ -178,7 +177,7 @@ class RowSource(RowStream):
         self.dtype = reader.dtype
         self.labels, self.clusters = reader.labels, reader.clusters
         self.windows, self.metadata = reader.windows, reader.metadata
-        self.finds_windows = isinstance(reader, StreamReader) and reader.finds_windows
+        self.finds_windows = reader.finds_windows
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -292,7 +291,8 @@ class RowSource(RowStream):
         """
         start = _FIRST.check(first=first)["first"]
         self.require_classes()
-        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]), first)
+        count = _rows_in_block("RowSource.blocks", max_bytes, rows, [self])
+        blocks = self._reader.blocks(rows=count, first=first)
         while True:
             with self.ref.decoding(f"a {self.format} file"):
                 block = next(blocks, None)

@@ -10,14 +10,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from kullback.common.files import check_input
-from kullback.errors import (
-    LONGEST_GOT,
-    LONGEST_MESSAGE,
-    LONGEST_NAME,
-    FileError,
-    KullbackError,
-    printable,
-)
+from kullback.errors import LONGEST_GOT, LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
 
 EXTENSIONS = {
     ".npy": "npy",

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import (
     Evaluation,
@@ -23,6 +22,7 @@ from kullback.kernels.row_operation import (
     RowOperation,
     Wanted,
     Weights,
+    row_blocks,
     spoilt_rows,
     transformable,
     weighted_rows,
@@ -40,13 +40,7 @@ _FAR = 4.0
 
 
 def finite_pair(p: Representation, q: Representation, *, at: Tensor | None = None) -> FinitePair:
-    """Return the pair of probabilities of P and Q and their log-ratio, in float64, from two representations.
-
-    Arguments:
-        p: P.
-        q: Q.
-        at: indices of the classes to return for each row, as in `torch.gather`; all classes if omitted.
-    """
+    """Return p, q and log(p / q) in float64 of two representations, at the classes `at` of each row or at all."""
     return pair_from_weights(upcast(p.weights()), upcast(q.weights()), p.in_logs, q.in_logs, at)
 
 
@@ -98,13 +92,7 @@ class Normalized(NamedTuple):
 
 
 def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None) -> FinitePair:
-    """Return the pair of two normalized sides, P and Q, which have the same temperature.
-
-    Arguments:
-        p: P.
-        q: Q.
-        log_ratio: log(p / q) where both have mass; computed from the log-weights if omitted.
-    """
+    """Return the pair of two sides of one temperature; `log_ratio` is computed from the log-weights if omitted."""
     if log_ratio is None:
         # If the logits of P and Q are far from 0 but nearly equal, so are their peaks. The log-ratio therefore starts
         # with differences of such large numbers, which often have no rounding error. If the peaks differ by more than
@@ -294,10 +282,8 @@ def weighted_total(
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
-    """Return a bound of the rounding error of `value`, a result of `row_divergence`, to first order.
-
-    A log-weight has a relative rounding error of a few units in the last place. The derivatives of the divergence
-    propagate this error to the value. Storing the value in its dtype adds half a unit in the last place.
+    """Return a bound, to first order, of the rounding error of `value`, a result of `row_divergence`: a few units in
+    the last place of each log-weight, propagated by the derivatives, and half a unit of the value.
     """
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)
@@ -318,7 +304,7 @@ def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
 
 
 def origin_of(peak: Tensor) -> Tensor:
-    """Return what is subtracted from logits: the rows' largest logit, or 0 if differences might overflow."""
+    """Return the number to subtract from logits: their largest, or 0 if differences might overflow."""
     return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)
 
 

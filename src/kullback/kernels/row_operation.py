@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +33,11 @@ Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
 """The values of rows, and the gradients of their weighted sum with respect to P and to Q. A gradient that is not wanted
 is None.
 """
+# The numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of a block
+# have 1 MiB, which fits in the second-level cache of a core. On a GPU, each temporary has 16 MiB. The block then
+# occupies all processors, and a few temporaries fit in the second-level cache of an A100 or H100 (40 and 50 MB). Blocks
+# of the CPU's size would be single rows of a large vocabulary, each with hundreds of launches.
+_ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 21
 
 
 class RowOperation(ABC):
@@ -87,18 +93,15 @@ class TotalOperation(RowOperation):
         """Return `scale` times the weighted sum, its wanted gradients and, if `has_second`, the second output."""
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return the final gradients from those of `total` times the gradient of the loss by the total."""
+        """Return the final gradients: `total`'s gradients arrive multiplied by the loss's gradient by the total."""
         return gradients
 
 
 def transformable(
     operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None = None
 ) -> Tensor:
-    """Return the values of `operation` for up to three tensors. torch.func, torch.compile and forward mode can
-    differentiate and transform the result.
-
-    A tensor that torch.func may transform must be an argument of this function, because the attributes of `operation`
-    are treated as constants.
+    """Return the values of `operation`, which torch.func, torch.compile and forward mode can transform. Tensors that
+    torch.func may transform must be arguments here: attributes of `operation` count as constants.
     """
     if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
@@ -111,10 +114,8 @@ def transformable(
 
 
 def _needs_plain_expression() -> bool:
-    """Return whether torch.func differentiates the call in a way that a custom function does not support.
-
-    A custom function does not support nested derivatives in forward mode. Inside a compiled graph, torch treats the
-    tensors that a custom function saved as constants. Its second derivatives would be wrong.
+    """Return whether torch.func differentiates the call in a way that a custom function does not support: forward mode
+    twice, or second derivatives in a compiled graph, where saved tensors count as constants.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
@@ -171,9 +172,7 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
 
 
 def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
-    """Return a tensor of zeros whose derivative is the derivative of `x`. Return None if `x` is None or contains
-    integers. `fixed` is `x` without its derivative.
-    """
+    """Return zeros with the derivative of `x`; None for None and integers. `fixed` is `x` without derivative."""
     if fixed is None or x is None or not x.is_floating_point():
         return None
     # Where x is -inf, x - fixed is NaN. In reverse mode, the custom function `_ZeroOf` has the value 0 and the
@@ -199,10 +198,8 @@ class _ZeroOf(torch.autograd.Function):
 
 
 def differentiable_backward() -> Any:
-    """Return the context manager for backward passes whose gradients may be differentiated again.
-
-    torch.compile traces every backward pass without recording gradients, even for ``create_graph=True``. While torch
-    compiles, this context enables the recording.
+    """Return the context for backward passes that may be differentiated again. torch.compile traces them without
+    recording gradients, even for ``create_graph=True``, unless this context enables the recording.
     """
     return torch.enable_grad() if torch.compiler.is_compiling() else nullcontext()
 
@@ -276,11 +273,9 @@ class RowValueFunction(torch.autograd.Function):
 
 
 class RowTotal(torch.autograd.Function):
-    """The autograd function of the weighted total. If `is_early`, the forward pass computes the total and its gradients
-    in one sweep over the rows; otherwise, the backward pass computes the gradients.
-
-    The context stores early gradients until the first backward pass. A second, a differentiated or a batched backward
-    pass computes the gradients again from the saved tensors.
+    """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
+    and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
+    pass does.
     """
 
     @staticmethod
@@ -351,10 +346,8 @@ def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in the spoilt rows.
-
-    If the weight of a spoilt row is 0, the first derivative is set to 0, but a second derivative would multiply NaN by
-    0. Ones in the row avoid this product.
+    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows: where their weight is 0, a
+    second derivative would multiply NaN by 0.
     """
     spoilt = spoilt_rows(rows, in_logs)
     return spoilt, [torch.where(spoilt.unsqueeze(-1), 1, x) for x in rows]
@@ -368,10 +361,8 @@ def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tenso
 
 
 def overwritten(x: Tensor) -> Tensor:
-    """Return a detached alias of `x`, after a kernel has overwritten the memory of `x` with a gradient.
-
-    The function increases the version counter of `x`. If an operation saved `x` for its backward pass, this backward
-    pass then raises an error.
+    """Return a detached alias of `x`, which a kernel has overwritten. If an operation saved `x`, the increased version
+    counter makes its backward pass raise.
     """
     torch.autograd.graph.increment_version(x)
     return x.detach()
@@ -385,3 +376,42 @@ def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
     if number == 0:
         return [x if x is None else x.zero_() for x in gradients]
     return [x if x is None else x.mul_(factor) for x in gradients]
+
+
+@cache
+def define_first_derivative() -> torch.library.Library:
+    """Define the product of a precomputed gradient and the incoming gradient in compiled graphs; return its library,
+    which the cache keeps. The operator takes P and Q to refuse a second derivative: without them, torch would treat the
+    gradient as a constant.
+    """
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define("first_derivative(Tensor gradient, Tensor factor, Tensor p, Tensor q) -> Tensor")
+    library.impl(
+        "first_derivative", lambda gradient, factor, *_: gradient * factor, "CompositeExplicitAutograd"
+    )
+    torch.library.register_autograd("kullback::first_derivative", _refuse_second_derivative, lib=library)
+    return library
+
+
+def _refuse_second_derivative(*_: Any) -> Any:
+    raise invalid_value(
+        "torch.compile",
+        "model",
+        wanted="a loss of which you take first derivatives",
+        got="a gradient of the gradient of a distillation loss",
+        instead="the loss outside of torch.compile, or reduction='none' with backend='eager'",
+    )
+
+
+def row_blocks(rows: Tensor) -> Iterator[slice]:
+    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
+    if torch.compiler.is_compiling():
+        return iter((slice(None),))
+    n, classes = rows.shape
+    step = max(1, elements_of_block(rows) // max(classes, 1))
+    return (slice(start, start + step) for start in range(0, max(n, 1), step))
+
+
+def elements_of_block(x: Tensor) -> int:
+    """Return the number of elements of `x` in a block."""
+    return _ELEMENTS_ON_CPU if x.is_cpu else _ELEMENTS

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import subtractable
+from kullback.kernels.row_operation import row_blocks
 from kullback.kernels.triton import triton_sums
 
 

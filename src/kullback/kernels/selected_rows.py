@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect_all
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import (
     LabelSums,
     cross_entropy_gradient,
@@ -22,7 +21,14 @@ from kullback.kernels.label_terms import (
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, transformable, without_spoilt_rows
+from kullback.kernels.row_operation import (
+    Gradients,
+    RowOperation,
+    Wanted,
+    row_blocks,
+    transformable,
+    without_spoilt_rows,
+)
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_sums
 
@@ -95,9 +101,7 @@ class SelectedClasses(RowOperation):
         return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the class's docstring lists, and the sums that `write_gradient` needs.
-        The sums have five columns from C++ and fewer from `columns`. They are empty from the reference.
-        """
+        """Return the columns that the class lists, and the sums for `write_gradient`: five from C++, else fewer."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
         if serves(logits):
             if can_inspect_all(tensors):
@@ -126,17 +130,9 @@ class SelectedClasses(RowOperation):
     def columns(
         self, selected: Tensor, peak: Tensor, total: Tensor, of_labels: LabelSums | None
     ) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the class's docstring lists, and the numbers that
-        `write_gradient_by_sums` needs.
-
-        These numbers are the origin that was subtracted from the logits of each row and, with labels, the row's
-        `LabelSums`.
-
-        Arguments:
-            selected: the selected logits, -inf for padding.
-            peak: the largest logit of the summed classes, or 0 without a finite largest logit.
-            total: the sum of e^((logit - peak) / temperature) of these classes.
-            of_labels: the sums that compare the labels with the other classes, or None without labels.
+        """Return the columns that the class lists, and the numbers for `write_gradient_by_sums`: the origin that was
+        subtracted and, with labels, `of_labels`. `selected` has -inf for padding. `peak`, the largest logit of the
+        summed classes, is 0 if it is not finite; `total` is the sum of their e^((logit - peak) / temperature).
         """
         # Without any summed class, `peak` is 0. The origin needs the true peak, -inf.
         largest = torch.where(total == 0, -torch.inf, peak)
@@ -159,12 +155,9 @@ class SelectedClasses(RowOperation):
         grad: Tensor,
         out: Tensor,
     ) -> None:
-        """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
-        `logits`. `result` and `sums` are the results of `columns`.
-
-        The logits may have the classes of one rank only. `places`, shape (rows, k), and `label_places`, shape (rows,),
-        are the indices of the selected classes and of the labels among the classes of `logits`. A selected class or
-        label of another rank has the index `logits.shape[-1]`.
+        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`, from the results of
+        `columns`. The logits may be one rank's. `places` and `label_places` are the indices of the selected classes and
+        of the labels among them. A class of another rank has the index `logits.shape[-1]`.
         """
         k = self.indices.shape[-1]
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))

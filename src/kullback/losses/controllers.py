@@ -302,10 +302,9 @@ class AdaptiveKLController(FixedKLController):
         return self.coefficient
 
     def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
-        """Return the coefficient that follows `coefficient` after one step with the divergence `kl`; if `kl` is NaN,
-        return `coefficient`. The controller itself does not change.
-
-        Unlike `update`, this method reads no number from the tensors, so it does not synchronize with an accelerator.
+        """Return the coefficient that follows `coefficient` after a step with the divergence `kl`; the same if that is
+        NaN. The controller does not change. No number is read from the tensors, which would synchronize with an
+        accelerator.
         """
         error = (kl / self.target - 1).clamp(-self.clip, self.clip)
         return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))

@@ -385,11 +385,8 @@ def linear_distillation_loss(
 
 
 def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the loss, computed from the logits of one chunk of positions after the other. The student's entropies
-    follow if `operation` computes them.
-
-    `RowTotal` computes a total of values with constant weights. If a weight requires a gradient, `RowValueFunction`
-    computes the values of all positions, and autograd differentiates the reduction.
+    """Return the loss and, if `operation` has them, the student's entropies, from one chunk of logits after the other.
+    If a weight requires a gradient, `RowValueFunction` computes all values, else `RowTotal` their total.
     """
     shares, scale = None, 1.0
     is_total = positions.settings.reduction != "none"

@@ -91,10 +91,8 @@ def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
 
 @dataclass(slots=True, eq=False)
 class HeadRows(TotalOperation):
-    """A row operation over two heads, or over one head and the rows of a stored teacher.
-
-    The arguments of the operation are the student's tensors and then the teacher's tensors, which `sides_of` separates.
-    If `has_second`, the operation's second output is the student's entropy at each position.
+    """A row operation over the student's head, then the teacher's head or stored rows; `sides_of` separates the
+    arguments. If `has_second`, the second output is the student's entropy at each position.
     """
 
     student: Head
@@ -122,11 +120,8 @@ class HeadRows(TotalOperation):
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients of the sum of `grad` times the divergences. The logits are computed again, one chunk
-        after the other.
-
-        If torch differentiates or batches the backward pass, differentiable operations on all logits at once compute
-        the gradients.
+        """Return the gradients from logits that are computed again in chunks; from all at once, differentiably, if
+        torch differentiates or batches the backward pass.
         """
         if self.shards is not None:
             check_first_derivative(self.shards.ranks, grad)
@@ -135,7 +130,7 @@ class HeadRows(TotalOperation):
         return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return `gradients` with those of hidden states summed over the ranks. Autograd casts the sums."""
+        """Return `gradients`, with hidden states' gradients summed over the ranks. Autograd casts the sums."""
         if self.shards is None:
             return gradients
         student, teacher = sides_of(gradients)
@@ -215,14 +210,9 @@ def may_overflow(kind: Divergence) -> bool:
 
 
 def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
-    """Return the divergence of each position and the gradients of their weighted sum.
-
-    If `operation.has_second`, the student's entropies follow. Divergences and entropies are 0 at positions that do not
-    count.
-
-    `weights` are in the most accurate dtype of the device, or None if no gradient is wanted. If the gradient with
-    respect to the logits of a position overflows the logits' dtype, the products with the hidden states and the weight
-    become NaN. Such positions are computed again in float64.
+    """Return the divergence of each position, the gradients of their weighted sum and, if `operation.has_second`, the
+    entropies; 0 where a position does not count. `weights` are in the device's best dtype, or None without gradients.
+    Where a gradient by logits overflows, its products become NaN, and the position is computed again in float64.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
@@ -369,10 +359,7 @@ class _Side:
             out.div_(head.softcap).tanh_().mul_(head.softcap)
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Add the contribution of the positions `where` to the sums of the gradients of hidden states, weight and bias.
-
-        `gradient` is the gradient with respect to the logits of these positions; the method overwrites `gradient`.
-        """
+        """Add the products of `gradient`, by the logits of the positions `where`, to the sums, and overwrite it."""
         gradient = gradient[:, : self.weight.shape[0]]
         if self.head.softcap is not None and self.spare is not None:
             derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
@@ -447,11 +434,7 @@ class _Side:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the divergences of the positions `where`, and the gradients with respect to the teacher's and the
-        student's logits.
-
-        This object is the teacher's head, and `q` has the student's logits. The gradients overwrite the logits.
-        """
+        """Return the values at `where`, and the gradients by both sides' logits, which the gradients overwrite."""
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
         rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)

@@ -440,7 +440,7 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities as a pair, first those of the distribution that was sampled from."""
+    """Return the log-probabilities as a pair, first those under the sampled distribution."""
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 
 

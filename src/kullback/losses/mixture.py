@@ -24,7 +24,6 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
-from kullback.losses.scored import ScoredRows
 from kullback.losses.settings import LossSettings
 from kullback.losses.teachers import (
     LogitTeacher,
@@ -33,7 +32,7 @@ from kullback.losses.teachers import (
     check_logits,
     compared_classes,
 )
-from kullback.losses.top_k import TopK
+from kullback.losses.top_k import ScoredRows, TopK
 from kullback.partial_rows import places_of
 
 _CALL = "Mixture"
@@ -194,11 +193,8 @@ class Mixture(PartialTeacher):
         return PartialTeacher.checked_rows(mixture, positions, classes)
 
     def _compared(self, positions: Positions, classes: int | None) -> Mixture:
-        """Return the mixture of the first `classes` logits of each teacher; of all if `classes` is None. Each teacher's
-        probabilities are normalized over these classes.
-
-        Zeros replace logits that require a gradient at positions that do not count, so that NaN at these positions does
-        not reach the gradient.
+        """Return the mixture of the first `classes` logits of each teacher; None means all. Where a position does not
+        count, zeros replace logits with a gradient, so that NaN does not reach the gradient.
         """
         excluded = None
         if positions.weights is not None and any(x.requires_grad for x in self._logits):

@@ -161,17 +161,8 @@ def warn_if_nothing_counts(
     ignore_index: int = -100,
     stacklevel: int = 4,
 ) -> None:
-    """Warn if no position counts, and name the argument that excludes all positions.
-
-    The check is made only on the CPU, because reading values on an accelerator would synchronize. There is no check
-    while torch compiles.
-
-    Arguments:
-        call: the function that the user called.
-        arguments: mask, weight and labels by name; None for an argument that was not given.
-        counted: for each position, whether the position counts, or the weight of the position.
-        ignore_index: the label of positions that do not count.
-        stacklevel: the `stacklevel` of `warnings.warn`.
+    """Warn if `counted` is 0 everywhere, and name which of `arguments` (None if not given) excludes all positions. Only
+    the CPU is checked, outside of torch.compile, because reading would synchronize an accelerator.
     """
     is_readable = counted.device.type == "cpu" and counted.numel() > 0 and can_inspect(counted)
     if not is_readable or bool(counted.any()):
@@ -199,10 +190,8 @@ def position_weights(
     stacklevel: int = 4,
     takes_labels: bool = False,
 ) -> Tensor | None:
-    """Return the weight of each position, which is 0 if the position does not count. Return None if all weights are 1.
-
-    The dtype of the weights is `dtype` or the dtype of `weight`, whichever is more precise. If `takes_labels`, the
-    user's call has the arguments `labels` and `weight`, and an error about the mask may suggest them.
+    """Return each position's weight in `dtype` or better, 0 if it does not count; None if all are 1. `takes_labels`
+    says whether the call has `labels` and `weight`, which errors about the mask may suggest.
     """
     if mask is weight is labels is None:
         return None

@@ -354,10 +354,8 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
-        """Return the term of the loss before the coefficient multiplies it.
-
-        `mean` has the mean KL of each group of latent dimensions, and `everywhere` has the same means over all
-        processes. `count` is the sum of the examples' weights.
+        """Return the term of the loss without the coefficient, from the mean KL of each group in this process and
+        `everywhere`; `count` is the sum of the examples' weights.
         """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
@@ -367,7 +365,7 @@ class KLRegularizer(torch.nn.Module):
         return mean.sum()
 
     def _in_groups(self, call: str, kl: Tensor) -> Tensor:
-        """Return the KL of each group, shape (examples, groups), from that of each latent dimension."""
+        """Return the KL of each group, shape (examples, groups), from the KL of each latent dimension."""
         latent = kl.ndim - 1
         kept = range(latent) if self.group_dims is None else self.group_dims
         if any(not 0 <= dim < latent for dim in kept):
@@ -379,10 +377,8 @@ class KLRegularizer(torch.nn.Module):
         return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
 
     def _add_to_sums(self, total: Tensor, count: Tensor) -> Tensor:
-        """Add the KL of a batch to the sums of this step, and return the mean KL of each group over all processes.
-
-        `total` has the weighted sum of the KL of each group over the examples, and `count` is the sum of the examples'
-        weights.
+        """Add a batch's weighted sums of each group's KL, and its sum of weights `count`, to this step's sums. Return
+        the mean KL of each group over all processes.
         """
         if self.training:
             self._sums += torch.stack([total.sum(), count]).to(self._sums)

@@ -136,19 +136,13 @@ class TeacherRows(ABC):
     def classes(
         self, labels: HardLabels | None = None, shard: Shard | None = None
     ) -> SelectedClasses | ShardedClasses:
-        """Return the row operation that reads the student's logits at `indices`. If `shard` is given, the logits
-        contain only this shard's classes; otherwise they contain all classes.
-        """
+        """Return the row operation that reads the student's logits at `indices`: of all classes, or of a `shard`."""
         of_labels = None if labels is None else labels.classes
         read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
         return read if shard is None else ShardedClasses(shard, read)
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return the value of each row: the divergence or, if `labels` is given, the weighted sum of divergence and
-        cross-entropy.
-
-        `columns` contains the student's logits that the row operation `classes` reads.
-        """
+        """Return the divergences from `columns`, the results of `classes`, mixed with cross-entropies of labels."""
         log_probs = log_probs.to(columns.dtype)
         if labels is None:
             return self.divergence(log_probs, columns)
@@ -161,11 +155,8 @@ class TeacherRows(ABC):
         shard: Shard | None = None,
         excluded: Tensor | None = None,
     ) -> Tensor:
-        """Return the value of each position. `student` has the student's logits of all classes, or of the classes of
-        `shard`.
-
-        At positions where `excluded` is True, the values are arbitrary constants. NaN at such a position has no effect,
-        even on higher derivatives.
+        """Return the value of each position from the student's logits of all classes, or of `shard`. An `excluded`
+        position has an arbitrary constant value, so that NaN there has no effect, even on higher derivatives.
         """
         positions = student.shape[:-1]
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
@@ -287,11 +278,8 @@ class PartialTeacher(ShortRepr, ABC):
 
 @dataclass(slots=True, eq=False)
 class WeightedTerms(RowOperation):
-    """The row operation that sums weighted terms of a divergence over some classes. The masses p and q of these classes
-    need not sum to 1.
-
-    The gradients with respect to log p and log q come from `kind.derivatives`. A term of weight 0 has no effect, even
-    if it is NaN.
+    """The weighted sum of a divergence's terms over some classes, whose masses need not sum to 1. The gradients come
+    from `kind.derivatives`. A term of weight 0 has no effect, even if it is NaN.
     """
 
     kind: Divergence
@@ -376,10 +364,8 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 def compared_classes(
     call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
 ) -> tuple[int, int]:
-    """Return how many leading classes of the student and of the teacher are compared. Raise if `sizes`, their numbers
-    of classes, contradict the settings.
-
-    `names` are the names of the arguments that contain the classes, for error messages.
+    """Return the numbers of leading classes of student and teacher to compare; raise if `sizes` contradict the
+    settings. `names` are the arguments with the classes.
     """
     if 0 in sizes:
         check_any_class(call, names[sizes.index(0)], 0)
@@ -411,11 +397,8 @@ def check_any_class(call: str, name: str, classes: int) -> None:
 def check_positions(
     call: str, student: Tensor, teacher: Tensor, move: str, *, last: str = "classes", rows: str = "logits"
 ) -> None:
-    """Raise unless student and teacher have the same device and the same positions, which are all dimensions except the
-    last.
-
-    `move` is the code that moves the teacher to the student's device, for the error about devices. `last` and `rows`
-    are the words for the student's last dimension and for its rows in error messages.
+    """Raise unless both have one device and the same positions, all dimensions but the last. `move` is the remedy for
+    devices; `last` and `rows` are words for the student's last dimension and its rows.
     """
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(

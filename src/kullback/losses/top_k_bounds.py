@@ -124,10 +124,8 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """The classes in a distribution's list, padded, with limits that include rounding errors.
-
-    `low` and `high` are the lower and upper limits of the log-probabilities of the listed classes. `least` and `most`
-    are the lower and upper limits of the mass outside the list.
+    """A padded list of classes, with limits that include rounding errors: `low` and `high` of the log-probabilities,
+    and `least` and `most` of the mass outside the list.
     """
 
     indices: Tensor
@@ -213,10 +211,8 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the smallest terms for log p in the range `p` and log q in the range `q`. A term is 0 if the ranges
-    overlap; otherwise it is smallest at the ends that are nearest to each other.
-
-    For a fixed q, the term decreases as p approaches q. For a fixed p, the term decreases as q approaches p.
+    """Return the smallest terms for log p and log q in these ranges: 0 if they overlap, else at their nearest ends,
+    because a term decreases as one mass approaches the other.
     """
     above, below = p[0] > q[1], p[1] < q[0]
     nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))

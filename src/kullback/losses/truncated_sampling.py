@@ -220,10 +220,7 @@ def sampling_log_probs(
 
 
 def within(call: str, log_probs: Tensor, log_mass: Tensor | None, mask: Tensor | None, name: str) -> Tensor:
-    """Return the log-probabilities within the kept tokens; `log_mass` is None if `log_probs` are such already.
-
-    `name` is the name of the mass, for messages.
-    """
+    """Return the log-probabilities within the kept tokens; unchanged without `log_mass`, whose name is `name`."""
     if log_mass is None:
         return log_probs
     for what, of_tokens, of_mass in (

@@ -54,7 +54,7 @@ class ExactMetric(Metric):
         super().__init__(**kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Apply `fn`, which changes dtype or device, to all states; those in `exact_states` keep their dtype."""
+        """Apply `fn`, which changes dtype or device, to all states. The states in `exact_states` keep their dtype."""
         super()._apply(fn, exclude_state=(*exclude_state, *self.exact_states))
         defaults: dict[str, Any] = self._defaults
         for name in defaults.keys() & set(self.exact_states):

@@ -158,10 +158,7 @@ class PolicyMismatch(ExactMetric):
         }
 
     def result(self) -> Mismatch:
-        """Return the result of `kullback.mismatch.policy_mismatch` for the sequences of this process.
-
-        In `compute`, the sequences come from all processes.
-        """
+        """Return `kullback.mismatch.policy_mismatch` of the sequences of this process; in `compute`, of all."""
         floats, whole = (torch.cat(x) if isinstance(x, list) and x else x for x in (self.floats, self.whole))
         if not isinstance(floats, Tensor) or not isinstance(whole, Tensor) or not len(floats):
             raise invalid_value(

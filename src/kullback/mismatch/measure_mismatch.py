@@ -181,11 +181,7 @@ def policy_mismatch(
     """
     if not isinstance(log, TokenLog):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
-            CALL,
-            "log",
-            wanted="a TokenLog",
-            got=type(log).__name__,
-            instead=f"{CALL}(read_token_log('run'))",
+            CALL, "log", wanted="a TokenLog", got=type(log).__name__, instead=f"{CALL}(read_token_log('run'))"
         )
     ratio, untruncated, generator = _ARGUMENTS.check(
         ratio=ratio, untruncated=untruncated, generator=generator

@@ -23,11 +23,10 @@ from kullback.errors import ModelError, Name, invalid_type, invalid_value, print
 from kullback.io import Reference
 from kullback.io.windows import Windows
 from kullback.models.card import notes_of_card
-from kullback.models.huggingface_model import HuggingFaceModel
+from kullback.models.huggingface_model import HuggingFaceModel, NoisyModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
 from kullback.models.model_results import Candidate, ModelComparison, Recorded
-from kullback.models.noise import NoisyModel
 from kullback.models.open_model import LOADING, Loading, Opened, is_reference, opened_in
 from kullback.models.pairing import (
     LENGTH,

@@ -290,10 +290,7 @@ def _check_header(path: Path, shown: str) -> None:
             magic = file.read(4)
     except OSError as error:
         raise not_opened(
-            shown,
-            wanted="a readable GGUF file",
-            got=f"{error.strerror or error}",
-            instead="check the path",
+            shown, wanted="a readable GGUF file", got=f"{error.strerror or error}", instead="check the path"
         ) from None
     if magic != b"GGUF":
         raise not_opened(

@@ -252,10 +252,7 @@ def _checked(httpx: Any, address: str) -> str:
         url = httpx.URL(address)
     except (httpx.InvalidURL, ValueError) as error:
         raise not_opened(
-            shown,
-            wanted="an address",
-            got=f"none ({error})",
-            instead="write http://localhost:8000",
+            shown, wanted="an address", got=f"none ({error})", instead="write http://localhost:8000"
         ) from None
     if url.userinfo:
         raise not_opened(

@@ -15,8 +15,8 @@ from kullback.common.short_repr import ShortRepr
 from kullback.errors import quoted
 from kullback.io.windows import Windows
 from kullback.models.language_model import ModelInfo
-from kullback.predictions.drawn_means import DrawnMean
 from kullback.predictions.prediction_results import Comparison, TopClass
+from kullback.predictions.reference_rows import DrawnMean
 from kullback.results.value import Value
 
 

@@ -17,12 +17,18 @@ from kullback.models.pairing import Pairing, PairingSettings, with_open_ends
 from kullback.models.side import ModelSide, ReferenceSide
 from kullback.partial_rows import PartialRows, has_more_classes, rows_of_logits
 from kullback.predictions.collect import complement
-from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
 from kullback.predictions.reading import Part
-from kullback.predictions.reference_rows import ReferenceRows, measure_reference
+from kullback.predictions.reference_rows import (
+    DrawnMean,
+    ReferenceRows,
+    drawn_mean,
+    measure_reference,
+    population_mean,
+    row_estimates,
+)
 from kullback.results.value import Reason, Value
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
@@ -271,25 +277,13 @@ class ReferencePairing(_PartialPairing):
         return differences
 
     def _with_interval(
-        self,
-        summary: Summary,
-        name: str,
-        drawn: DrawnMean,
-        chosen: Tensor | slice,
-        settings: PairingSettings,
+        self, summary: Summary, name: str, drawn: DrawnMean, chosen: Tensor | slice, settings: PairingSettings
     ) -> Summary:
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason
         if settings.run.bootstrap and math.isfinite(drawn.mean):
-            mean = population_mean(
-                self._rows,
-                self._measured_as[name],
-                chosen=chosen,
-                cluster=settings.clusters.numbers,
-                in_order=bool(settings.clusters.in_order),
-                bootstrap=settings.run.bootstrap,
-                generator=torch.Generator().manual_seed(settings.seed),
-            )
+            of = self._measured_as[name]
+            mean = population_mean(self._rows, of, settings.estimator(), chosen)
             interval, error, reason = mean.interval, mean.standard_error, mean.reason
         return replace(summary, value=drawn.mean, standard_error=error, interval=interval, reason=reason)
 

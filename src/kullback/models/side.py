@@ -12,7 +12,7 @@ from kullback.common.files import file_stamps
 from kullback.common.words import NO_LABEL
 from kullback.errors import ArgumentValueError, FileError, ModelError, invalid_value, printable
 from kullback.io import PartialRows, Reference, RowSource, RowStream, TopKSource
-from kullback.io.blocks import rows_from
+from kullback.io.row_stream import rows_from
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel

@@ -79,18 +79,10 @@ def read_texts(path: Path) -> Text:
         ) from None
     except (OSError, IsADirectoryError) as error:
         raise _wrong(
-            path,
-            wanted="a readable file",
-            got=f"{error.strerror or error}",
-            instead="check the path",
+            path, wanted="a readable file", got=f"{error.strerror or error}", instead="check the path"
         ) from None
     if not content.strip():
-        raise _wrong(
-            path,
-            wanted="text",
-            got="an empty file",
-            instead="name a file with some thousand words",
-        )
+        raise _wrong(path, wanted="text", got="an empty file", instead="name a file with some thousand words")
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
     lines = [
@@ -114,10 +106,7 @@ def _wrong(path: Path, *, wanted: str, got: str, instead: str) -> FileError:
 def _document(path: Path, number: int, line: str) -> tuple[Document, Mapping[str, Any]]:
     def wrong(got: str) -> FileError:
         return _wrong(
-            path,
-            wanted=f"{WANTED} in every line",
-            got=f"{got} in line {number}",
-            instead="correct that line",
+            path, wanted=f"{WANTED} in every line", got=f"{got} in line {number}", instead="correct that line"
         )
 
     if len(line) > LONGEST_LINE:

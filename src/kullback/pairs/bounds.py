@@ -15,11 +15,11 @@ from kullback.errors import invalid_type
 from kullback.pairs.clone import expanded, upcast_copy, with_dimension, with_ordinary_tensors
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.densities.maps import plain_form
 from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.cholesky import identity_like, of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
-from kullback.pairs.plain_form import plain_form
+from kullback.pairs.refusals import check_domains
 from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable

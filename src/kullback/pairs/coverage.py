@@ -23,7 +23,7 @@ from torch.distributions import (
 
 from kullback.errors import ArgumentValueError
 from kullback.pairs.densities.density import densities_of
-from kullback.pairs.plain_form import plain_form
+from kullback.pairs.densities.maps import plain_form
 from kullback.pairs.registry import WRAPPERS, plan_for
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.results.estimate import Estimate

@@ -191,8 +191,7 @@ def _in_blocks(pair: _Pair) -> Integral:
     if not pair.splits:
         return _computed(pair)
     if count == 1:
-        value, error, unintegrated = _in_rounds(pair)
-        return Integral(value.reshape(shape), error.reshape(shape), unintegrated.reshape(shape))
+        return Integral(*(x.reshape(shape) for x in _in_rounds(pair)))
     parts: list[Integral] = []
     with progress_bar("pairs", show=count > _BLOCK) as update:
         # A batch element of a mixture has as many numbers as components, so blocks of mixtures have fewer elements.

@@ -56,14 +56,8 @@ class CombineRule:
         self.rank = rank
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
-        """Return a few numbers for each row, shape (rows, numbers), computed from this rank's classes.
-
-        Arguments:
-            pair: the masses and log-ratios of these classes.
-            tops: for each side, a mask of the class with the most mass in its row; None if no gradient is needed.
-
-        Returns:
-            shape (rows, numbers).
+        """Return a few numbers for each row, shape (rows, numbers), from this rank's classes. `tops` has each side's
+        mask of the class with the most mass; None if no gradient is needed.
         """
         numbers = [self.kind.terms(pair).sum(-1)]
         if any(top is not None for top in tops):
@@ -221,11 +215,7 @@ class _SupportRule(CombineRule):
 
 
 def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule:
-    """Return the rule that combines numbers for the divergence `kind`.
-
-    Raises:
-        ArgumentValueError: the divergence is neither a sum over classes nor `Renyi`.
-    """
+    """Return the rule for the divergence `kind`; raise unless that is a sum over classes or `Renyi`."""
     if isinstance(kind, Renyi):
         if kind.alpha == 1:
             return CombineRule(KL(), classes)

@@ -16,17 +16,23 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
-from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import HardLabels, subtractable
+from kullback.kernels.label_terms import HardLabels, LabelSums, subtractable
 from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
-from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
+from kullback.kernels.row_operation import (
+    Evaluation,
+    Gradients,
+    RowOperation,
+    Wanted,
+    Weights,
+    overwritten,
+    row_blocks,
+)
 from kullback.kernels.row_sums import log_sums
-from kullback.kernels.triton import triton_parts
+from kullback.kernels.triton import triton_rows
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
-from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
 
 class Normalizer(NamedTuple):
@@ -39,6 +45,28 @@ class Normalizer(NamedTuple):
     def block(self, rows: slice) -> Normalizer:
         """Return the normalizers of only the rows of a slice."""
         return Normalizer(*(x[rows] for x in self))
+
+
+class MixedLabels(NamedTuple):
+    """The labels of rows, with the numbers that mix their cross-entropies with the divergences of the rows."""
+
+    hard: HardLabels
+    places: Tensor  # the results of `places_of` for the labels
+    sums: LabelSums
+
+    def values(self, divergences: Tensor) -> Tensor:
+        """Return the mixed value of each row. `divergences` has the divergences of the rows."""
+        return self.hard.mixed_with(divergences, self.sums.cross_entropies())
+
+    def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
+        """Return the gradient of the mixed values for the rows of a slice, given the divergences' gradient. Both are by
+        Q's `logits`, or by P's logits if `logits` is None: the cross-entropies do not depend on P.
+        """
+        soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
+        if logits is None:
+            return soft
+        ones = torch.ones_like(self.sums.margin[rows])
+        return soft + self.hard.hard * self.sums.gradient(rows, logits, self.places[rows], ones)
 
 
 class SweepResults(NamedTuple):
@@ -73,10 +101,8 @@ class ShardedRows(RowOperation):
         return state.values().to(self.dtype), state
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients with respect to this rank's logits. The ranks do not communicate.
-
-        The sums that the gradients need come from `compute`. All ranks have the same values of the rows and the same
-        `grad`. The result is this rank's part of the gradient of one loss, which is not summed over the ranks.
+        """Return this rank's part of the gradient of one loss, from the sums of `compute`, without communication. All
+        ranks have the same values and `grad`.
         """
         check_first_derivative(self.ranks, grad)
         p, q = tensors
@@ -198,11 +224,7 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
-        """Return the labels with three numbers each: the logit of the label, and the peak and the sum of exponentials
-        of the other classes.
-
-        These numbers are merged over all ranks, from `gathered`. `own` is the number of classes of this rank.
-        """
+        """Return the labels with all ranks' numbers in `gathered`. This rank has `own` classes."""
         others = merged_log_sums(gathered[..., :2], 1.0)
         # The sum over the ranks is 0 for a class that no rank has. This sum would look like a logit, so NaN replaces
         # it.
@@ -217,10 +239,7 @@ class ShardedRows(RowOperation):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return two results: the pair of P and Q on this rank's classes, and a list with one mask for P and one for Q.
-
-        A mask is True at the class with the most mass in its row, and None if the gradient is not wanted.
-        """
+        """Return the pair on this rank's classes, and each wanted side's mask of the class with the most mass."""
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
         tops = [
@@ -229,6 +248,20 @@ class ShardedRows(RowOperation):
         ]
         sides = [_normalized(x, norm, self.temperature) for x, norm in zip(logits, norms, strict=True)]
         return pair_of_sides(sides[0], sides[1]), tops
+
+
+def places_of(classes: Tensor, start: int, own: int) -> Tensor:
+    """Return indices into this rank's `own` classes from `start` on; `own` for a class of another rank."""
+    places = classes - start
+    return torch.where((places >= 0) & (places < own), places, own)
+
+
+def logits_at(logits: Tensor, places: Tensor) -> Tensor:
+    """Return the logits of each row at the indices `places`, in float64; 0 for a class of another rank."""
+    own = logits.shape[-1]
+    if not own:
+        return upcast(logits.new_zeros(places.shape))
+    return upcast(torch.where(places < own, logits.gather(-1, places.clamp(max=own - 1)), 0))
 
 
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
@@ -242,16 +275,14 @@ def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
 
 
 def kernels_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
-    """Return the module of kernels that supports one rank's part of the rows, which has logits `p` and `q`. Return None
-    if torch operations compute these rows.
-
-    For float64 logits, only the reference keeps all digits at the class with the most mass. For total variation,
-    rounding may change the sign of q - p at this class, and only the reference corrects the sign.
+    """Return the kernels for one rank's part of these rows, or None for torch operations. Only these keep all digits of
+    float64 at the class with the most mass, and correct the sign of q - p there for total variation.
     """
     if kind.additive and type(kind) is not TotalVariation and torch.float64 not in (p.dtype, q.dtype):
-        for kernels in (native_rows, triton_parts):
-            if kernels.serves(kind, p, q):
-                return kernels
+        if native_rows.serves(kind, p, q):
+            return native_rows
+        if triton_rows.serves_part(kind, p, q):
+            return triton_rows
     return None
 
 

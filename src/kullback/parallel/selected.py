@@ -15,8 +15,7 @@ from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunc
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.rows import merged_log_sums
-from kullback.parallel.sharded_labels import logits_at, places_of
+from kullback.parallel.rows import logits_at, merged_log_sums, places_of
 
 
 class Shard(NamedTuple):
@@ -54,12 +53,7 @@ class ShardedClasses(RowOperation):
         return (gradient,)
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the docstring of `SelectedClasses` lists, and numbers that
-        `write_gradient` needs.
-
-        These numbers are the origin that was subtracted from the logits of each row and, with labels, the row's
-        `LabelSums`.
-        """
+        """Return the results of `SelectedClasses.columns`, which are equal on every rank."""
         (ranks, _, classes), selected = self.shard, self.selected
         places, of_labels = self._places(logits)
         values, indices = logits_at(logits, places), selected.indices

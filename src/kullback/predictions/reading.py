@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kullback.common.plain_values import JsonObject
 from kullback.io import RowStream
-from kullback.io.blocks import in_step
+from kullback.io.row_stream import in_step
 from kullback.parallel.workers import Workers
 from kullback.predictions.checkpoint import Checkpoint, checkpoint_of, decoded_rows, encoded_rows, fingerprint
 from kullback.predictions.prediction_results import WorstRow

@@ -54,7 +54,7 @@ class TensorReader(Reader):
 
     def identity(self) -> object:
         digest = hashlib.sha256(str(self.dtype).encode())
-        for block in self.stream(max(1, BLOCK_BYTES // (self.classes * self.dtype.itemsize))):
+        for block in self.blocks(rows=max(1, BLOCK_BYTES // (self.classes * self.dtype.itemsize))):
             digest.update(tensor_bytes(block))
         return digest.hexdigest()
 

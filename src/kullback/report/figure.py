@@ -25,13 +25,7 @@ LONGEST_NAME = 24
 def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[Figure, Axes]:
     """Draw the main numbers of a result with their intervals, or one of the drawings of its page.
 
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        ax: the axes to draw on; by default new axes of pyplot.
-        name: the name of a drawing of the page, such as ``"quantiles"``, or of a column; None for the main plot.
-
-    Returns:
-        the figure and the axes.
+    `name` is the name of a drawing of the page, such as ``"quantiles"``, or of a column; None is the main plot.
 
     Raises:
         OptionalDependencyError: matplotlib is not installed.

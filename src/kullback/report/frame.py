@@ -18,10 +18,6 @@ def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
 
     The ``attrs`` of the frame also have the unit of each kind as ``units``, and the outcome of each limit as ``gates``.
 
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
-
     Example:
         >>> import pyarrow as pa
         >>> from kullback.tables import compare_tables

@@ -21,14 +21,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
 
     A script sorts tables and filters long lists; without scripts, the page shows everything. The page adapts to narrow
     screens, to dark mode and to paper. The same result always gives the same text.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
-        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
-
-    Returns:
-        the text of the page, which `kullback.report.write` can write to a file.
+    The arguments are those of `document`.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.
@@ -49,9 +42,6 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
 
 def render_table(result: Any) -> str:
     """Render the outcome and the main blocks as a fragment of HTML, for notebooks.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
 
     Example:
         >>> import pyarrow as pa

@@ -19,9 +19,6 @@ DELTA_P = [*KLD[:5], "75.0%", "Median", "25.0%", *KLD[6:]]
 def render(comparison: Comparison) -> str:
     """Return the lines that llama.cpp (2025 or later) prints; empty if there are too few rows and no chunks.
 
-    Arguments:
-        comparison: the result of `compare_predictions` with `llama_cpp`.
-
     Example:
         >>> import torch
         >>> from kullback import Probs, compare_predictions

@@ -45,13 +45,7 @@ _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **options: Any) -> None:
     """Print a result: the outcome, the limits, the tables and the remarks.
 
-    Divergences are in nats. Control characters are escaped.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        console: the rich console to print on.
-        verdicts: the verdicts of the limits that you set.
-        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
+    Divergences are in nats. Control characters are escaped. The other arguments are those of `document`.
 
     Example:
         >>> import torch
@@ -116,12 +110,7 @@ def _plain(block: Table | Code | Gallery | Passages | Findings) -> Iterator[str]
 def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
     """Print the most important numbers in at most 12 lines; a document without a short form is printed in full.
 
-    There are more lines only if a path or the name of a limit is wider than the console.
-
-    Arguments:
-        page: the document to print.
-        console: the rich console to print on.
-        html: the path of the HTML page; None if there is no page.
+    There are more lines only if a path or the name of a limit is wider than the console. `html` is the path of a page.
 
     Example:
         >>> import torch
@@ -235,15 +224,13 @@ class _Printer:
         if page.verdicts:
             hidden = "; --full lists them" if room < len(page.verdicts) else ""
             self.outcome(f"{headline(page.verdicts)}{hidden}", page.tone)
-        shown = sorted(page.verdicts, key=lambda verdict: list(_LABELS).index(verdict.outcome))[
-            : max(room, 0)
-        ]
-        for each in shown:
+        urgent = sorted(page.verdicts, key=lambda verdict: list(_LABELS).index(verdict.outcome))
+        for each in urgent[: max(room, 0)]:
             width = self._console.width - self._text(f"{_LABELS[each.outcome]}: {each.limit}").cell_len
             self.verdict(
                 each, next(text for text in _failures(each) if self._text(text).cell_len <= width or not text)
             )
-        return len(shown)
+        return min(len(urgent), max(room, 0))
 
     def joined(self, texts: Sequence[str]) -> list[str]:
         """Return the texts joined to one line if this line fits the console; otherwise one line for each text."""
@@ -332,13 +319,14 @@ class _Printer:
             for place, heading in enumerate(table.headings)
         ]
         kept = list(range(len(table.headings)))
+
+        def room() -> int:
+            return self._console.width - sum(widths[each] + gap for each in kept[1:])
+
         for place in table.dropped_first:
-            if (
-                sum(widths[each] + gap for each in kept[1:]) + min(widths[0], LONGEST_NAME)
-                > self._console.width
-            ):
+            if room() < min(widths[0], LONGEST_NAME):
                 kept.remove(place)
-        return kept, self._console.width - sum(widths[each] + gap for each in kept[1:])
+        return kept, room()
 
 
 _GAP = 2  # the number of blanks between the columns of a short table

@@ -31,26 +31,29 @@ from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.text_types import reason_against, ways_to_read
 from kullback.tables.columns.types import Field
-from kullback.tables.contents import content_finding, content_of, parsed_finding
 from kullback.tables.contingency import (
     ComparedBins,
     Pair,
+    TableSettings,
     column_bins,
     column_contingency,
     divergences,
+    effective_rows,
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.plot_bins import histogram
-from kullback.tables.settings import TableSettings, effective_rows
 from kullback.tables.table_findings import (
     changed_type,
     column_findings,
+    content_finding,
+    content_of,
     finding,
     in_proportion,
     order_findings,
+    parsed_finding,
     schema_findings,
     size_findings,
     text_finding,
@@ -241,12 +244,7 @@ def compare_profiles(
 class _Sides:
     """Two tables whose columns are compared.
 
-    Attributes:
-        p: P's profile.
-        q: Q's profile.
-        settings: the settings of the comparison, with the effective numbers of rows.
-        tables: both tables, which are read again for clusters and groups of columns; empty if only profiles are known.
-        counting: the settings of the counting: the weights, the other profile and the progress function.
+    The tables are read again for clusters and groups of columns; there are none if only profiles are known.
     """
 
     p: Profile

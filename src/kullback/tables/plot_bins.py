@@ -75,13 +75,8 @@ def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
 class _Buckets:
     """The occupied buckets of both sides in ascending order, limited to the range of the values.
 
-    Attributes:
-        buckets: the number of each bucket.
-        values: the beginning of each bucket, an int if the column holds integers.
-        ends: the end of each bucket, an int if the column holds integers; equal to the beginning for a single value.
-        first: the beginnings as floats.
-        last: the ends as floats.
-        integer: whether the column holds integers only.
+    `values` and `ends` have the beginning and the end of each bucket, an int if the column holds integers; they are
+    equal for a single value. `first` and `last` have the same numbers as floats.
     """
 
     buckets: Sequence[int]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kullback.common.extra_arguments import by_name
-from kullback.common.files import check_input, write
+from kullback.common.files import check_input, write_all
 from kullback.common.plain_values import JsonObject
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
@@ -46,9 +46,7 @@ from kullback.tables.columns.ways_of_writing import Evidence
 from kullback.tables.columns.written_numbers import Written
 from kullback.tables.engines import open_table
 from kullback.tables.engines.column_counters import EndsCounter, EvidenceCounter, ProfileCounter, counter_of
-from kullback.tables.engines.engine import ParsedTable, Table
-from kullback.tables.engines.parsed_columns import is_text_field, unparsed_of
-from kullback.tables.engines.table_counter import TableCounter
+from kullback.tables.engines.engine import ParsedTable, Table, TableCounter, is_text_field, unparsed_of
 from kullback.tables.row_order import RowOrder, row_order
 
 SCHEMA = "kullback.profile/2"
@@ -162,7 +160,7 @@ class Profile(ShortRepr):
         Raises:
             FileError: the file cannot be written, or its path exists and is not an ordinary file.
         """
-        write(path, self.to_json(categories) + "\n")
+        write_all({path: self.to_json(categories) + "\n"})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -245,13 +243,7 @@ def profile_table(
 
 
 class Counting(NamedTuple):
-    """The settings for counting a table.
-
-    Attributes:
-        weights: the column of the rows' weights; None if rows have no weights.
-        like: a profile whose column types and grids are used; None if they are chosen from the table.
-        tell: a function that is called with a sentence before each reading of a table.
-    """
+    """The column of weights, the profile whose types and grids are used, and the function that reports progress."""
 
     weights: str | None
     like: Profile | None
@@ -282,24 +274,16 @@ def profile_opened(
 
 @dataclass(frozen=True)
 class CountedTable:
-    """A table whose columns are counted, and whose order of rows is not examined yet.
-
-    Attributes:
-        table: the table, with parsed columns of text.
-        profile: the counts of the table.
-        counting: the settings that were used for the counts.
-    """
+    """A table, with parsed columns of text, whose columns are counted; its order of rows is not examined yet."""
 
     table: Table
     profile: Profile
     counting: Counting
 
     def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
-        """Return the table after some columns of text are counted as the numbers or dates that they hold.
+        """Return the table after columns of text are counted as numbers or dates that are written in these `ways`.
 
-        Arguments:
-            ways: the columns of text, each with the format of its numbers or dates.
-            again: further columns to count again, with the types and grids of `Counting.like`.
+        The columns in `again` are counted again, with the types and grids of `Counting.like`.
         """
         names = [name for name in self.profile.columns if name in ways or name in again]
         if not names:

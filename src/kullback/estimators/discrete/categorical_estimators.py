@@ -21,7 +21,7 @@ from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, kl_interva
 from kullback.estimators.discrete.counts import count_categories
 from kullback.estimators.discrete.formulas import FEWEST_DRAWS, CategoryCounts
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence
-from kullback.estimators.registry import from_draws
+from kullback.estimators.registry import enlist, from_draws
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -68,7 +68,7 @@ def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
         return formula(table.a, table.b, *more, **named)
 
     estimator.of_counts = of_counts
-    return estimator
+    return enlist(estimator, categories=True)
 
 
 @_of_counts

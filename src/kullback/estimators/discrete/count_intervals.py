@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from kullback.common.inference import student_quantiles, two_sided_quantile, unified_low, wilson_limit
-from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, CoverageCorrection, merged
-from kullback.estimators.discrete.kind_counts import KindCounts
+from kullback.estimators.discrete.formulas import (
+    KNOWN,
+    CategoryCounts,
+    CoverageCorrection,
+    KindCounts,
+    merged,
+)
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
@@ -178,10 +183,8 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     Wilson's limits, at the normal quantile z and with a continuity correction of half a draw. For divergences other
     than KL, rare categories of Q are treated in the same way.
 
-    Returns:
-        the smallest change, at most 0, and the largest change, at least 0, each of shape (...). The smallest change is
-        for the probability within Wilson's limits that is nearest to Q's probability; the largest change is for the
-        upper limit.
+    The smallest change, at most 0, is for the probability within Wilson's limits that is nearest to Q's probability.
+    The largest change, at least 0, is for the upper limit.
     """
     few = _FEW_OF_POWERS if table.power else _FEW
     changes: list[tuple[Tensor, Tensor]] = []

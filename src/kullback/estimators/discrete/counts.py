@@ -312,10 +312,7 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> t
 def dof_of_squares(total: float, fourth: float, clusters: int) -> float:
     """Return the degrees of freedom of a variance that is a sum of squares, from the variance of these squares.
 
-    Arguments:
-        total: the sum of the squares.
-        fourth: the sum of the fourth powers.
-        clusters: the number of squares.
+    `total` is the sum of the squares, one for each cluster, and `fourth` the sum of the fourth powers.
     """
     rest = fourth - total**2 / clusters
     return min(clusters - 1.0, max(2 * total**2 / rest, 2.0)) if rest > 0 else clusters - 1.0

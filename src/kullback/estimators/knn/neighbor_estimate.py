@@ -18,7 +18,6 @@ import torch
 from kullback.common.constraints import FLAG, Arguments, Whole
 from kullback.common.inference import two_sided_quantile
 from kullback.errors import P, Q, invalid_value
-from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import (
     SIDE_P,
@@ -34,8 +33,8 @@ from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import rng_of
-from kullback.estimators.spans import as_log_ratios, common_span
-from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
+from kullback.estimators.surfaces import as_log_ratios, common_span, too_few_dimensions
+from kullback.estimators.tails import Unseen, unseen_by_q, unseen_in_scores, upper_end
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
@@ -67,14 +66,12 @@ class _NeighborTerms:
         ks: the numbers of neighbors, in ascending order.
         log_ratio: estimates of log(p / q), one row for each number of neighbors, one column for each draw of P.
         smoothing: the part of `log_ratio` that comes from the pilot density.
-        occurrence_p: for each number of neighbors, the total weight of the queries with each draw of P as a neighbor.
-        occurrence_q: the same for the draws of Q.
+        occurrence_p, occurrence_q: for each of `ks`, the total weight of the queries with each draw as a neighbor.
         radii: the distances of P's draws, and of Q's draws, from the center of Q.
         wide: the log-ratios with four times the largest number of neighbors; None if they are not needed.
         overfit: the expected bias of the estimate because the pilot density was fitted to the same draws.
-        flat: the result of `_flat`: a text about sides whose draws fill fewer than d dimensions, or an empty string.
-        ball: the median radius of the balls around P's draws with the smallest number of neighbors, in standard
-            deviations.
+        flat: the result of `_flat`.
+        ball: the median radius of the balls with the smallest number of neighbors, in standard deviations.
     """
 
     ks: tuple[int, ...]
@@ -91,15 +88,11 @@ class _NeighborTerms:
 
 @dataclass(frozen=True)
 class _Value:
-    """The extrapolated estimate.
+    """The estimate, and `shift`, its change by the extrapolation to k = 0.
 
-    Attributes:
-        value: the estimate.
-        shift: the change of the estimate by the extrapolation to k = 0.
-        withheld: the part of the full extrapolation that was not made, because it may be due to chance.
-        chance: the standard error of `shift` + `withheld`.
-        smoothing: the part of the estimate that comes from the pilot density.
-        mix: the weight of each number of neighbors in the estimate.
+    `withheld` is the part of the full extrapolation that was not made, because it may be due to chance. `chance` is the
+    standard error of `shift` + `withheld`. `smoothing` is the part of the estimate that comes from the pilot density.
+    `mix` has the weight of each number of neighbors.
     """
 
     value: float
@@ -361,13 +354,8 @@ def _terms(
 ) -> _NeighborTerms:
     """Return the terms of the estimate from the searches in P's and in Q's draws.
 
-    Arguments:
-        sides: the draws of P and of Q.
-        ks: the numbers of neighbors.
-        nearest: the results of the searches for each number of neighbors; an additional last result is for `wide`.
-        smoothing: the corrections by the pilot density, one row for each number of neighbors.
-        radii: the distances of P's draws, and of Q's draws, from the center of Q.
-        stretch: the difference of the log-volumes of the linear maps of the two sides.
+    `nearest` has the results for each number of neighbors; an additional last result is for `wide`. `stretch` is the
+    difference of the log-volumes of the linear maps of the two sides.
     """
     p, q = sides
     log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(*nearest, strict=True)])

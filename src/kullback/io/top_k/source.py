@@ -16,8 +16,8 @@ from kullback.common.dtypes import dtype_name
 from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL, STORED
 from kullback.errors import FileError
-from kullback.io.blocks import in_step, regroup
 from kullback.io.row_checks import tolerance
+from kullback.io.row_stream import in_step, regroup
 from kullback.io.source_files import Closes, FileReference
 from kullback.partial_rows import PartialRows, first_other_label, log_tail_mass, without_padding
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C import _is_tracing  # pyright: ignore[reportPrivateUsage]  # torch.jit.is_tracing takes three times as long
 
 from kullback.kernels.codes import INTERFACE
-from kullback.kernels.first_derivative import define_first_derivative
+from kullback.kernels.row_operation import define_first_derivative
 
 _LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 

@@ -31,12 +31,8 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 
 
 class Form(NamedTuple):
-    """A closed form: the name of its operator, the codes that are the operator's first arguments, and a reference in
-    plain torch.
-
-    If the operator computes no derivatives, `gradients` is a function in plain torch. The function takes the parameters
-    and the gradient of the values, and returns the gradients of the parameters. If its result would lose digits, the
-    function returns None, and the reference computes the gradients.
+    """A closed form: its operator, the operator's first arguments, and a reference in plain torch. `gradients` replaces
+    missing derivatives of the operator; it returns None where it would lose digits, and the reference is used.
     """
 
     operator: Operator

@@ -22,10 +22,18 @@ from kullback.common.special import itakura_saito
 from kullback.pairs.clone import parameters_of
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import is_ordinary_call
-from kullback.pairs.numerics.cholesky import identity_like, solve_lower, without_expansion
-from kullback.pairs.numerics.factor_models import Whitened, as_factor_model, whitened_factors
+from kullback.pairs.numerics.cholesky import (
+    Whitened,
+    as_factor_model,
+    as_function_of,
+    identity_like,
+    plain_squares_below,
+    solve_lower,
+    squares_below,
+    whitened_factors,
+    without_expansion,
+)
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
-from kullback.pairs.numerics.triangular import as_function_of, plain_squares_below, squares_below
 
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""
@@ -37,7 +45,7 @@ _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
 # to be at most _SPREAD_OF_ESTIMATE times the estimate.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
-"""The largest accepted diagonal entry of the Cholesky factor of M = I + U^T U (see `factor_models`).
+"""The largest accepted diagonal entry of the Cholesky factor of M = I + U^T U (see `cholesky`).
 
 Products with the precision matrix then lose at most five digits.
 """
@@ -251,7 +259,7 @@ def _squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor
 def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
     """Return `_of_covariances` for Q's covariance W W^T + D and the Cholesky factor L of P's covariance.
 
-    With X = D^(-1/2) L, the trace is tr X^T (I - B B^T) X for B as in `factor_models`.
+    With X = D^(-1/2) L, the trace is tr X^T (I - B B^T) X for B as in `cholesky`.
     """
     root = _lower(p)
     own = root.diagonal(dim1=-2, dim2=-1) ** 2
@@ -261,7 +269,7 @@ def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
 
 
 def _explained(p: _Full, q: _LowRank) -> Tensor:
-    """Return |B^T D^(-1/2) L|^2 for L of P, and D and B of Q (see `factor_models`)."""
+    """Return |B^T D^(-1/2) L|^2 for L of P, and D and B of Q (see `cholesky`)."""
     directions = q.whitened.b_transposed() / q.deviations.unsqueeze(-2)
     return ((directions @ _lower(p)) ** 2).sum((-2, -1))
 
@@ -304,7 +312,6 @@ def _sides(p: Distribution, q: Distribution) -> _Sides | None:
 
 
 def _do_broadcast(p: Distribution, q: Distribution) -> bool:
-    """Return whether the batch shapes of P and Q broadcast."""
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:

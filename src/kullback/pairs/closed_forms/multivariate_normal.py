@@ -1,7 +1,6 @@
 """Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
 
-The formulas for low-rank covariances are in `factor_models`, and the formulas for full covariances in `cholesky`, or
-in `large_normals` for many dimensions.
+The formulas for factors of covariances are in `cholesky`, or in `large_normals` for many dimensions.
 """
 
 from __future__ import annotations
@@ -36,20 +35,18 @@ from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,
+    FactorModel,
+    as_factor_model,
     covariance_of,
+    factor_model_of,
     factors_of,
     identity_like,
+    is_diagonal_normal,
     mixed_with_one,
     of_low_rank,
     of_root,
     relative,
     whitened,
-)
-from kullback.pairs.numerics.factor_models import (
-    FactorModel,
-    as_factor_model,
-    factor_model_of,
-    is_diagonal_normal,
     whitened_factors,
 )
 from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of

@@ -196,6 +196,8 @@ class Density(ABC):
     """A univariate density; its fields are the parameters, which are float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
+    smooth: ClassVar[bool] = True
+    """Whether the probabilities of integers are a smooth function of x; otherwise a sum needs every term."""
     support: ClassVar[tuple[End, End]] = REAL
     """The ends of the support: numbers, names of parameters, or None for ends that `low` and `high` compute."""
     has_equal_tails: ClassVar[bool]
@@ -412,3 +414,27 @@ def densities_of(p: Distribution, q: Distribution) -> tuple[Density, Density] | 
     """Return the densities of P and Q, or None if one of them is unknown."""
     first, second = density_of(p), density_of(q)
     return None if first is None or second is None else (first, second)
+
+
+def log_one_plus_square(z: Tensor) -> Tensor:
+    """Return log(1 + z^2), which is finite even where z^2 overflows."""
+    size = z.abs()
+    large = size > 1e100
+    return torch.where(
+        large, 2 * torch.log(torch.where(large, size, 1)), torch.log1p(torch.where(large, 0, z) ** 2)
+    )
+
+
+@dataclass(frozen=True)
+class LocationScaleDensity(Density):
+    """A density of the form f(z) / scale for z = (x - loc) / scale, where f may have further parameters."""
+
+    loc: Tensor
+    scale: Tensor
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return self.loc, self.scale
+
+    def standard(self, at: Points) -> Tensor:
+        """Return (x - loc) / scale."""
+        return (at.x - self.loc) / self.scale

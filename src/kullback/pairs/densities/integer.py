@@ -55,9 +55,6 @@ class IntegerDensity(Density):
     """Probabilities of integers; `low` and `high` are the smallest and the largest integer with mass."""
 
     integer: ClassVar[bool] = True
-    smooth: ClassVar[bool] = True
-    """Whether the probabilities are a smooth function of x; otherwise a sum needs every term."""
-
     support: ClassVar[tuple[End, End]] = POSITIVE
 
     def coordinate(self) -> Coordinate:

@@ -18,8 +18,13 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.composite import MixtureDensity
-from kullback.pairs.densities.density import DelegatingDensity, Density, Points
-from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
+from kullback.pairs.densities.density import (
+    DelegatingDensity,
+    Density,
+    LocationScaleDensity,
+    Points,
+    log_one_plus_square,
+)
 from kullback.pairs.densities.transformed import AffineDensity
 
 # _WIDEST is the largest ratio of two scales, and of a distance to a scale, because the squares of larger ratios may

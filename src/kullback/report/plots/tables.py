@@ -42,11 +42,7 @@ UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
 def draw_column(column: ColumnComparison, name: str) -> Plot | None:
     """Return a plot of P and Q over the numbers of a column; None for fewer than two bins, or for huge numbers.
 
-    The drawing contains no text from the data.
-
-    Arguments:
-        column: the comparison of the column.
-        name: an id for the drawing, which must be unique on the page.
+    The drawing contains no text from the data. Its `name` must be unique on the page.
     """
     inside = [each for each in column.histogram if math.isfinite(each.low) and math.isfinite(each.high)]
     if len(inside) < 2 or max(abs(inside[0].low), abs(inside[-1].high)) > FARTHEST:

@@ -29,9 +29,5 @@ from kullback.report.document import Fields
 
 def fields(diagnosis: Diagnosis) -> Fields:
     """Return the fields of the schema of this module."""
-    return {
-        "schema": "kullback.diagnosis/1",
-        **asdict(diagnosis),
-        "ok": diagnosis.ok,
-        "codes": diagnosis.codes,
-    }
+    summary = {"ok": diagnosis.ok, "codes": diagnosis.codes}
+    return {"schema": "kullback.diagnosis/1", **asdict(diagnosis), **summary}

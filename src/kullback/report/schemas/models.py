@@ -40,14 +40,17 @@ from dataclasses import asdict
 
 from kullback.common.formats import token_text
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
-from kullback.models.model_results import UntilSure
-from kullback.predictions.drawn_means import DrawnMean
+from kullback.predictions.reference_rows import DrawnMean
 from kullback.report.document import Fields
 from kullback.report.schemas import predictions
 
 
 def fields(result: ModelComparison) -> Fields:
     """Return the fields of the schema of this module."""
+    run, differences = result.until_sure, result.differences_by_group.items()
+    by_group = {
+        name: [predictions.mean_fields(asdict(mean)) for mean in means] for name, means in differences
+    }
     return {
         "schema": "kullback.models/1",
         "base": _info(result.base),
@@ -58,19 +61,10 @@ def fields(result: ModelComparison) -> Fields:
         "context": result.context,
         "score": result.score,
         "whole_text": result.whole_text,
-        "until_sure": result.until_sure and _until_sure(result.until_sure),
+        "until_sure": run and {**asdict(run), "read": run.read, "decided": run.is_decided},
         "notes": result.notes,
-        **({"differences_by_group": by_group} if (by_group := _by_group(result)) else {}),
+        **({"differences_by_group": by_group} if by_group else {}),
     }
-
-
-def _by_group(result: ModelComparison) -> Fields:
-    means = result.differences_by_group.items()
-    return {name: [predictions.mean_fields(asdict(mean)) for mean in values] for name, values in means}
-
-
-def _until_sure(run: UntilSure) -> Fields:
-    return {**asdict(run), "read": run.read, "decided": run.is_decided}
 
 
 def _candidate(result: ModelComparison, candidate: Candidate) -> Fields:

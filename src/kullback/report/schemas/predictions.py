@@ -57,12 +57,8 @@ from kullback.report.document import Fields
 def fields(comparison: Comparison) -> Fields:
     """Return the fields of the schema of this module."""
     values = asdict(comparison)
-    values["histogram"] = [
-        dict(zip(("low", "high", "rows"), part, strict=True)) for part in values["histogram"]
-    ]
-    values["quantiles"] = [
-        dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
-    ]
+    for name, parts in (("histogram", ("low", "high", "rows")), ("quantiles", ("probability", "kl"))):
+        values[name] = [dict(zip(parts, numbers, strict=True)) for numbers in values[name]]
     for name in ("further", "groups", "against_rest"):
         if not values[name]:
             del values[name]

@@ -15,6 +15,7 @@ __all__ = ["document"]
 
 # The functions for kullback's types of results. The module of a function is imported when the function is first used.
 _FUNCTIONS = {
+    "Batches": "tables.of_batches",
     "Comparison": "predictions.document",
     "Diagnosis": "diagnosis.document",
     "Estimate": "estimates.of_estimate",

@@ -178,11 +178,9 @@ def _doubt(estimate: Estimate) -> str:
         return f" (standard error {significant(float(estimate.standard_error.detach()), 2)})"
     if estimate.n is not None:
         return " (no interval)"
-    return (
-        ""
-        if estimate.error is None
-        else f" (off by {significant(float(estimate.error.detach()), 1)} at most)"
-    )
+    if estimate.error is None:
+        return ""
+    return f" (off by {significant(float(estimate.error.detach()), 1)} at most)"
 
 
 def _sizes(n: tuple[int | Tensor, int | Tensor] | None) -> list[str]:

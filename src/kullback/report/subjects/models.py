@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from kullback.common.formats import (
     Unit,
-    bit_count,
     byte_count,
     count,
     counted,
@@ -402,7 +401,7 @@ def _certain(result: ModelComparison) -> list[str]:
 
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     bits = info.bits_per_weight
-    return byte_count(info.file_bytes), "" if bits is None else bit_count(bits)
+    return byte_count(info.file_bytes), "" if bits is None else f"{bits:.2f}"
 
 
 def _outcome(result: ModelComparison) -> str:
@@ -476,10 +475,7 @@ def _differences(
 ) -> list[str]:
     """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear.
 
-    Arguments:
-        candidates: the candidates, the nearest first.
-        means: how much farther each candidate is than the previous one.
-        apart: for each two candidates, whether their own intervals show the order.
+    `apart` says for each two candidates whether their own intervals show the order.
     """
     sentences: list[str] = []
     for (a, b), mean, is_apart in zip(pairwise(candidates), means, apart, strict=True):

@@ -175,14 +175,10 @@ def _numbers(texts: Any, way: Written) -> Floats:
 
 
 class Dates(NamedTuple):
-    """The dates that texts contain.
+    """The microseconds since 1970 of the dates that texts contain, in UTC if a text has a time zone.
 
-    Attributes:
-        microseconds: the microseconds since 1970, in UTC if a text has a time zone.
-        right: which texts are dates.
-        zoned: which texts have a time zone.
-        marks: the character between the parts of each date, as an Arrow array.
-        shaped: which texts have the shape of a date, including impossible dates and unknown names of months.
+    `right` says which texts are dates, and `shaped` which have the shape of a date, including impossible dates and
+    unknown names of months. `marks` has the character between the parts of each date, as an Arrow array.
     """
 
     microseconds: Integers
@@ -231,14 +227,9 @@ def times_of(texts: Any) -> tuple[Floats, Flags]:
 
 
 def parse(array: Any, way: Written) -> Any:
-    """Return the values of texts; a value is missing if the text is missing or is not written in this way.
+    """Return the values of large strings; a value is missing if the text is missing or is not written in this way.
 
-    Arguments:
-        array: an Arrow array of large strings.
-        way: the format of the texts.
-
-    Returns:
-        an Arrow array: float64 for numbers and for times of day in seconds, timestamps in microseconds for dates.
+    The values are float64 for numbers and for times of day in seconds, timestamps in microseconds for dates.
     """
     import pyarrow as pa
 

@@ -31,11 +31,9 @@ CountsByGroup = dict[tuple[str, ...], JointCounts]
 
 
 class JointCounter:
-    """The weights of the combinations of bins that occur.
+    """The weights of the combinations of bins that occur, for each group of columns.
 
-    Attributes:
-        bins: the bins of each column; a column without bins is counted by its values.
-        counts: the weight of every combination, for each group of columns.
+    A column without bins is counted by its values.
     """
 
     def __init__(self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]]) -> None:
