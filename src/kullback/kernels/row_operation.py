@@ -114,8 +114,8 @@ def transformable(
 
 
 def _needs_plain_expression() -> bool:
-    """Return whether torch.func differentiates the call in a way that a custom function does not support: forward mode
-    twice, or second derivatives in a compiled graph, where saved tensors count as constants.
+    """Return whether torch.func differentiates the call in a way that a custom function does not support. These ways
+    are forward mode twice, and second derivatives in a compiled graph, where saved tensors count as constants.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
@@ -274,8 +274,8 @@ class RowValueFunction(torch.autograd.Function):
 
 class RowTotal(torch.autograd.Function):
     """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
-    and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
-    pass does.
+    and keeps them until the first backward pass. Otherwise, and for later, differentiated or batched backward passes,
+    the backward pass computes them.
     """
 
     @staticmethod

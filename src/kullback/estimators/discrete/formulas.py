@@ -8,9 +8,9 @@ The root mean square errors of two estimators were compared on Zipf distribution
 Zhang and Grabchak's estimator. With 1e2 draws, the ratio of the errors is 0.5 if P and Q differ much, and up to 1.3 if
 they are equal.
 
-`KindCounts` estimates other divergences. Powers of p / q of order outside (0, 1) have unbiased estimates: ratios of
-gamma functions, because :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count a, except
-for terms that decay exponentially with n p. A bounded divergence is estimated by the divergence of the proportions
+`KindCounts` estimates other divergences. Ratios of gamma functions are unbiased estimates of powers of p / q of order
+outside (0, 1). For a Poisson count a, :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha`, except for
+terms that decay exponentially with n p. A bounded divergence is estimated by the divergence of the proportions
 minus the jackknife's estimate of its bias. Variances are computed by the jackknife.
 """
 
@@ -311,9 +311,9 @@ Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class KindCounts(CategoryCounts):
     """Counts of categories, and the estimate of a divergence other than KL that is a sum over the categories.
 
-    `terms` returns the term of each category, a function of (a, n, b, m): the counts of P and of Q in the category are
-    a and b, the numbers of draws n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the divergence minus
-    the sum of the terms.
+    `terms` returns the term of each category, a function of (a, n, b, m). The counts of P and of Q in the category are
+    a and b, and the numbers of draws are n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the
+    divergence minus the sum of the terms.
     """
 
     kind: Divergence

@@ -1,6 +1,6 @@
 """The families of Gumbel and Weibull distributions: -log x of a Weibull variable x is a Gumbel variable.
 
-In the formulas, m_p and m_q are the locations of P and Q, s_p and s_q are the scales, H is the entropy, gamma is
+In the formulas, m_p and m_q are the locations of P and Q, and s_p and s_q are the scales. H is the entropy, gamma is
 Euler's constant, and k and a are the concentrations of Weibull and Gamma distributions.
 """
 

@@ -1,7 +1,7 @@
 """The Poisson family, and the Bernoulli, Binomial, Geometric and NegativeBinomial families, which count outcomes.
 
-For repeated trials, KL is a multiple of the sum of p log(p / q) - p + q over the two outcomes of a single trial, whose
-probabilities come from the probs or logits that the user passed. No term is negative.
+For repeated trials, KL is a multiple of the sum of p log(p / q) - p + q over the two outcomes of a single trial. The
+probabilities of the outcomes come from the probs or logits that the user passed. No term is negative.
 """
 
 from __future__ import annotations

@@ -386,7 +386,7 @@ def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
 class _Divergence:
     """A divergence and its gradients with respect to p and q, a function of p and q of shape (..., K).
 
-    `curvature` is the second derivative of the divergence at p = q, relative to that of KL.
+    `curvature` is the second derivative of the divergence at p = q, divided by the second derivative of KL.
     """
 
     at: Callable[[Floats, Floats], tuple[Any, Floats, Floats]]
