@@ -55,7 +55,7 @@ _LEAST_PROBABILITY = 1e-12
 
 @dataclass(frozen=True)
 class UnseenByP:
-    """Q's log-probabilities of all categories without draws of P, and of the least probable one; -inf for none."""
+    """Q's log-probability of the categories without draws of P, and of the least probable of these; -inf for none."""
 
     total: float
     least: float

@@ -146,9 +146,8 @@ _FAR = 100.0
 class Unseen:
     """The proportion and the effective number of P's draws outside the range of Q's draws.
 
-    `nats` is the contribution to KL outside the range, by extrapolation of Q's fitted tails. `abrupt` says whether
-    significantly more draws of P are outside the range, or between two neighboring draws of Q, than a smooth log(p / q)
-    allows.
+    `nats` is the contribution to KL outside the range, by extrapolation of Q's fitted tails. If `abrupt`, significantly
+    more draws of P are outside the range, or between two neighboring draws of Q, than a smooth log(p / q) allows.
     """
 
     share: float

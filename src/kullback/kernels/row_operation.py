@@ -93,7 +93,7 @@ class TotalOperation(RowOperation):
         """Return `scale` times the weighted sum, its wanted gradients and, if `has_second`, the second output."""
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return the final gradients: `total`'s gradients arrive multiplied by the loss's gradient by the total."""
+        """Return the final gradients. They arrive as `total`'s gradients times the loss's gradient by the total."""
         return gradients
 
 
@@ -404,7 +404,7 @@ def _refuse_second_derivative(*_: Any) -> Any:
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
+    """Return slices for blocks of one row or more; one slice while torch.compile traces, because it fuses."""
     if torch.compiler.is_compiling():
         return iter((slice(None),))
     n, classes = rows.shape

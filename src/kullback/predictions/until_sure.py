@@ -31,8 +31,8 @@ _NEXT_LOOK = 1.02
 class Bounds(NamedTuple):
     """An interval of a mean over all units, which holds at every look.
 
-    The upper end assumes the bound `cap` on an unread unit's mean. The largest share of units that may be above it is
-    `above`. Both are None without such an assumption.
+    The upper end assumes the bound `cap` on an unread unit's mean. At most the share `above` of the units may be above
+    this bound. Both are None without such an assumption.
     """
 
     low: float

@@ -46,7 +46,7 @@ from kullback.tables.table_results import Bin, Divergences
 class TableSettings:
     """The settings of a comparison, with the source of all randomness, and the effective numbers of rows of P and Q.
 
-    `independent` says whether rows, or the clusters in the column `cluster`, are known to be independent.
+    If `independent`, the rows, or the clusters in the column `cluster`, are known to be independent.
     """
 
     max_bins: int

@@ -39,7 +39,7 @@ KNOWN = 1e15
 
 
 class CoverageCorrection(NamedTuple):
-    """The predicted contribution of unseen categories to KL, also shrunken towards 0, and the latter's variance."""
+    """The predicted contribution of unseen categories to KL, the same shrunken towards 0, and the latter's variance."""
 
     predicted: Tensor
     shrunken: Tensor
@@ -63,8 +63,8 @@ class CategoryCounts:
         a: P's effective counts, float64, shape (..., K): the proportions of the weight times the effective number of
             draws.
         b: Q's effective counts, in the same shape.
-        inflation: two factors: clusters and weights increase the variances of P's and of Q's proportions by these.
-        spread: a factor: clusters and weights increase the variance of the estimate at P = Q by it.
+        inflation: the factors of clusters and weights in the variances of P's and of Q's proportions.
+        spread: the factor of clusters and weights in the variance of the estimate at P = Q.
         groups: the effective numbers of P's and of Q's clusters, used for `inflation`; infinite without clusters.
         n: the numbers of draws of P and of Q. A number is a tensor if the rows of a batch have different numbers, and 0
             for known probabilities.

@@ -125,7 +125,7 @@ class Side(NamedTuple):
 def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
     """Return, for each side, the text columns to read as numbers or dates, and the format of each column's values.
 
-    Only columns that the first side has are read. Profiles of rows with weights do not show the numbers of rows.
+    Only columns of the first side are read. Profiles of rows with weights do not show the numbers of rows.
     """
     texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
     read: list[Mapping[str, Evidence]] = []
@@ -292,7 +292,7 @@ def _divided(way: Written, rival: Written, side: Evidence) -> bool:
 
 
 def _separators(way: Written, sides: Sequence[Evidence]) -> str:
-    """Return the separators of thousands; without doubtful ones if some texts have the other decimal separator."""
+    """Return the separators of thousands; only certain ones if some texts have the other decimal separator."""
     rival = way._replace(form="," if way.form == "." else ".")
     doubtful = any(side.get(("only", rival, way)) for side in sides)
     kind = "separates surely" if doubtful else "separates"

@@ -63,7 +63,7 @@ MOST_MISSING = 3.0
 class BinStatistics:
     """The divergences, the p-value of the test, and each bin's term of KL(P || Q).
 
-    `open_limits` says which limits are open, because the confidence is too far in the tail for simulated draws.
+    The limits in `open_limits` are open, because the confidence is too far in the tail for simulated draws.
     """
 
     kl_pq: Value[float | None]
