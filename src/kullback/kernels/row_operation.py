@@ -346,7 +346,7 @@ def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows: where their weight is 0, a
+    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows. In rows of weight 0, a
     second derivative would multiply NaN by 0.
     """
     spoilt = spoilt_rows(rows, in_logs)

@@ -62,9 +62,9 @@ class TopK(PartialTeacher):
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error for
-            a negative or repeated index, for a positive log-probability, for probabilities that sum to more than one,
-            and for no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
-            unless `mask`, `weight` or `labels` exclude these positions.
+            a negative or repeated index, a positive log-probability, or probabilities that sum to more than one. With
+            ``"renormalize"``, a row without mass raises it, too. If only some rows contain NaN, the losses raise this
+            error unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:
         >>> import torch

@@ -124,8 +124,8 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """A padded list of classes, with limits that include rounding errors: `low` and `high` of the log-probabilities,
-    and `least` and `most` of the mass outside the list.
+    """A padded list of classes, with limits that include rounding errors. The log-probabilities are between `low` and
+    `high`, and the mass outside the list is between `least` and `most`.
     """
 
     indices: Tensor

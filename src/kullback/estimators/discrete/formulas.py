@@ -74,8 +74,8 @@ class CategoryCounts:
         largest: the supremum of the divergence over all P and Q.
         open_above: whether the divergence is infinite if P has mass where Q has none.
         open_below: whether the divergence is infinite if Q has mass where P has none.
-        power: the number c if the divergence is (m - 1) / c, where m is the mean of a power of p / q, of order above 1
-            or below 0; otherwise 0. If c > 0, the upper limit is infinite if a draw is in a category without draws of
+        power: the number c if the divergence is (m - 1) / c, and m is the mean of (p / q)^order for an order above 1 or
+            below 0; otherwise 0. If c > 0, the upper limit is infinite if a draw is in a category without draws of
             the other side.
     """
 
@@ -174,7 +174,8 @@ class CategoryCounts:
 
         For n draws of P and m draws of Q, the bias is :math:`\sum_i p_i \sum_{v \ge n} (1 - p_i)^v / v - \sum_i p_i
         \sum_{v > m} (1 - q_i)^v / v`. The bias decays exponentially for categories that are drawn more than once on
-        average. Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+        average.
+        Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
         """
         terms = self.a / self.a.sum(-1, keepdim=True) * self.log_ratios
         return torch.where(self.a > 0, terms, 0.0).sum(-1)
@@ -300,7 +301,7 @@ def sum_over(a: Tensor, terms: Tensor) -> Tensor:
 # With n > `_EXACT` draws, the second differences in the jackknife's bias, of order 1 / n^2, are below float64's
 # precision, and the bias counts as 0.
 _EXACT = 1e9
-# For arguments x above this limit, a ratio of gamma functions equals a power up to float64's precision: the next term
+# For arguments x above this limit, a ratio of gamma functions equals a power up to float64's precision. The next term
 # of Stirling's series is about x^-2.
 _LARGE = 1e5
 
