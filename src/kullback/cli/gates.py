@@ -159,8 +159,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number that may have an interval.
 
-        `reason` is the reason why there is no interval. The interval comes from `rows` rows. A number with `is_exact`
-        has no sampling error.
+        `reason` explains a missing interval. The interval comes from `rows` rows. If `is_exact`, there is no sampling
+        error.
         """
         # No interval is needed if an infinite number is beyond the limit.
         is_beyond = math.isinf(value) and not self.is_kept_by(value)

@@ -38,8 +38,7 @@ _MOST_ACROSS_BLOCKS = 0.05
 # A permutation test has no correction by Student's t, so its blocks are longer than the blocks for an interval, by this
 # factor.
 _LONGER_IN_TESTS = 1.5
-# If the ratio of the sides' autocorrelation times is above this number, a shuffle only exchanges a block of P with the
-# block of Q in the same pair.
+# If the ratio of the autocorrelation times is above this, a shuffle exchanges blocks of P and Q only within pairs.
 _UNLIKE = 1.5
 # In pairs, blocks have at least `_SHORTEST_IN_PAIRS` autocorrelation times, and are longer if at least `_PAIRS` pairs
 # remain.

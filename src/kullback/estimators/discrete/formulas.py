@@ -312,8 +312,8 @@ Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class KindCounts(CategoryCounts):
     """Counts of categories, and the estimate of a divergence other than KL that is a sum over the categories.
 
-    `terms` returns the term of each category, a function of (a, n, b, m). The counts of P and of Q in the category are
-    a and b, and the numbers of draws are n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the
+    `terms` returns the term of each category, a function of (a, n, b, m). The counts of P and Q are a and b, and the
+    numbers of draws n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the
     divergence minus the sum of the terms.
     """
 

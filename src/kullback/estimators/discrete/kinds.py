@@ -50,9 +50,8 @@ def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) ->
 
     The upper limit assumes :math:`|d_i| = x \sigma_i` with the same x for all categories, because this minimizes the
     mean of the estimate for a given total variation. The lower limit assumes that P and Q differ in two categories
-    only, because this maximizes the mean. For the lower limit, rare categories are merged in two cases. More than 5 %
-    of a side's draws are in categories with a single draw of this side, or in categories without draws of the other
-    side.
+    only, because this maximizes the mean. For the lower limit, rare categories are merged if categories with a single
+    draw of a side, or without draws of the other side, have more than 5 % of the side's draws.
 
     Example:
         >>> total_variation_interval(CategoryCounts.of(torch.tensor([30, 10]), torch.tensor([20, 20])))
