@@ -69,7 +69,7 @@ def of_tokens(
 
 
 def is_causal(call: str, causal: bool | None, shifted: bool | None, *, otherwise: bool) -> bool:
-    """Return whether labels are shifted by one: `causal`, else `shifted` (the model's way), else `otherwise`."""
+    """Return whether labels are shifted by one: `causal`, else `shifted` (by the model), else `otherwise`."""
     if causal and shifted is False:
         raise invalid_value(
             call,
@@ -348,8 +348,8 @@ class BatchLoss:
             raise self._shifted("teacher_labels", got)
 
     def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
-        """Raise if stored predictions list their own token significantly more often than the next one: servers list the
-        true token too, so such rows predict their own token.
+        """Raise if stored predictions list their own token significantly more often than the next token. Servers list
+        the true token too, so such rows predict their own token.
         """
         counted = (indices >= 0).any(-1)
         counted[..., -1:] = False
@@ -408,6 +408,6 @@ class BatchLoss:
 
 
 def _sign_test(more: int, fewer: int) -> float:
-    """Return an upper bound of the probability of so many heads in tosses of a fair coin (Chernoff, 1952)."""
+    """Return an upper bound of the probability of this number of heads in tosses of a fair coin (Chernoff, 1952)."""
     n = more + fewer
     return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))

@@ -234,7 +234,7 @@ def loss_of_batch(
 
 
 def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:
-    """Return the factor that undoes the average over processes of a loss divided by the tokens of all."""
+    """Return the factor that undoes the average over processes of a loss divided by all processes' tokens."""
     if trainer.args.n_gpu > 1:
         raise invalid_value(
             type(trainer).__name__,

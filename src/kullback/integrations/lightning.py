@@ -46,8 +46,8 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type, or `optimizer` is not a function.
         ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or the teacher shares trainable
-            parameters with the student. At a batch, `causal` does not fit the student, the labels of ``label_weight``
-            are missing, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes.
+            parameters with the student. At a batch, `causal` does not fit the student, or the labels of
+            ``label_weight`` are missing. A loss with ``vocabulary="mask"`` is +inf because a side lacks classes.
         OptionalDependencyError: lightning is not installed.
 
     Gradient:

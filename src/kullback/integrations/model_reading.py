@@ -54,7 +54,7 @@ def shifts_labels(model: Any) -> bool | None:
 
 
 def with_decoder_inputs(model: Any, features: Features, labels: Any, ignore_index: int) -> Features:
-    """Return the arguments of a model with a decoder's tokens, which it makes itself only if it gets the labels."""
+    """Return the arguments of a model with the decoder's tokens, which the model makes itself only from labels."""
     has_inputs = any(features.get(name) is not None for name in _DECODER_INPUTS)
     if has_inputs or not is_encoder_decoder(model) or not isinstance(labels, Tensor) or labels.ndim < 2:
         return features

@@ -55,8 +55,8 @@ class StoredTeacherCollator:
     Arguments:
         collator: a function that pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``. The default pads
             tokens and labels on the right, and makes ``attention_mask``.
-        rows_predict: ``"next"`` if row i predicts the token after position i, as the trainers need; ``"own"`` if row i
-            predicts the token at position i, as in vLLM and SGLang. Such rows are shifted by one.
+        rows_predict: ``"next"`` if row i predicts the token after position i, which the trainers need. ``"own"`` if row
+            i predicts the token at position i, as in vLLM and SGLang. Such rows are shifted by one.
 
     Raises:
         ArgumentTypeError: `collator` is not a function.

@@ -34,8 +34,8 @@ def top_k_loss(
     The function computes this loss at every position, like `top_k_divergence`. The function replaces
     `verl.trainer.distillation.fsdp.losses.compute_forward_kl_topk`, the sum of :math:`p \log(p/q)` over the top tokens.
     If that sum is negative, verl sets the sum and its gradient to 0. The minimum of the sum is at the teacher's
-    renormalized probabilities. With ``tail="bucket"``, the loss is never negative, is 0 only if the student agrees with
-    the teacher, and is at most the divergence from the full teacher.
+    renormalized probabilities. With ``tail="bucket"``, the loss is 0 only if the student agrees with the teacher. It is
+    never negative, and at most the divergence from the full teacher.
 
     verl's servers end each sequence with a row that predicts nothing, with the log-probability 0 for each token. The
     loss and the gradient of such a row are 0.

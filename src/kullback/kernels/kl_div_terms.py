@@ -86,7 +86,7 @@ class _KLDivTerms(torch.autograd.Function):
 
 
 def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return whether p = 0; p, or 1 there unless `target` has logarithms; and log p - log q, or 0 there."""
+    """Return the mask of p = 0, p (1 in the mask unless `target` has logarithms), and log p - log q (0 in the mask)."""
     # NaN and +inf in log_q are not log-probabilities. The mask is False there, so that the formula makes such terms NaN
     # or infinite.
     massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)

@@ -282,8 +282,8 @@ def weighted_total(
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
-    """Return a bound, to first order, of the rounding error of `value`, a result of `row_divergence`: a few units in
-    the last place of each log-weight, propagated by the derivatives, and half a unit of the value.
+    """Return a first-order bound of the rounding error of `value`, a result of `row_divergence`. The bound allows for a
+    few units in the last place of each log-weight, propagated by the derivatives, and half a unit of the value.
     """
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)

@@ -93,7 +93,7 @@ class TotalOperation(RowOperation):
         """Return `scale` times the weighted sum, its wanted gradients and, if `has_second`, the second output."""
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return the final gradients: `total`'s gradients arrive multiplied by the loss's gradient by the total."""
+        """Return the final gradients. They arrive as `total`'s gradients times the loss's gradient by the total."""
         return gradients
 
 
@@ -114,8 +114,8 @@ def transformable(
 
 
 def _needs_plain_expression() -> bool:
-    """Return whether torch.func differentiates the call in a way that a custom function does not support: forward mode
-    twice, or second derivatives in a compiled graph, where saved tensors count as constants.
+    """Return whether torch.func differentiates the call in a way that a custom function does not support. These ways
+    are forward mode twice, and second derivatives in a compiled graph, where saved tensors count as constants.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
@@ -274,8 +274,8 @@ class RowValueFunction(torch.autograd.Function):
 
 class RowTotal(torch.autograd.Function):
     """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
-    and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
-    pass does.
+    and keeps them until the first backward pass. Otherwise, and for later, differentiated or batched backward passes,
+    the backward pass computes them.
     """
 
     @staticmethod
@@ -346,7 +346,7 @@ def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows: where their weight is 0, a
+    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows. In rows of weight 0, a
     second derivative would multiply NaN by 0.
     """
     spoilt = spoilt_rows(rows, in_logs)
@@ -404,7 +404,7 @@ def _refuse_second_derivative(*_: Any) -> Any:
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
+    """Return slices for blocks of one row or more; one slice while torch.compile traces, because it fuses."""
     if torch.compiler.is_compiling():
         return iter((slice(None),))
     n, classes = rows.shape

@@ -101,7 +101,7 @@ class SelectedClasses(RowOperation):
         return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns that the class lists, and the sums for `write_gradient`: five from C++, else fewer."""
+        """Return the columns that the class lists, and the sums for `write_gradient` (five from C++, else fewer)."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
         if serves(logits):
             if can_inspect_all(tensors):

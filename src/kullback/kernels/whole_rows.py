@@ -180,7 +180,7 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile. The forward pass computes the only derivatives that exist, the first."""
+    """The total for torch.compile. The forward pass computes the first derivatives. There are no others."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

@@ -385,7 +385,7 @@ def linear_distillation_loss(
 
 
 def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the loss and, if `operation` has them, the student's entropies, from one chunk of logits after the other.
+    """Return the loss and, if `operation` has them, the student's entropies, chunk by chunk.
     If a weight requires a gradient, `RowValueFunction` computes all values, else `RowTotal` their total.
     """
     shares, scale = None, 1.0

@@ -120,8 +120,8 @@ class HeadRows(TotalOperation):
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients from logits that are computed again in chunks; from all at once, differentiably, if
-        torch differentiates or batches the backward pass.
+        """Return the gradients from logits that are computed again in chunks. If torch differentiates or batches the
+        backward pass, all logits are computed at once, differentiably.
         """
         if self.shards is not None:
             check_first_derivative(self.shards.ranks, grad)
@@ -485,7 +485,7 @@ class _StoredSide:
             self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return a list of the gradient of the teacher's log-probabilities, None if not wanted."""
+        """Return a list with the gradient of the teacher's log-probabilities, or with None if it is not wanted."""
         return [self.by_log_probs]
 
 

@@ -190,8 +190,8 @@ def position_weights(
     stacklevel: int = 4,
     takes_labels: bool = False,
 ) -> Tensor | None:
-    """Return each position's weight in `dtype` or better, 0 if it does not count; None if all are 1. `takes_labels`
-    says whether the call has `labels` and `weight`, which errors about the mask may suggest.
+    """Return each position's weight in `dtype` or better, 0 if it does not count; None if all are 1. If `takes_labels`,
+    the call has `labels` and `weight`, and errors about the mask may suggest them.
     """
     if mask is weight is labels is None:
         return None

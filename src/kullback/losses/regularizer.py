@@ -355,7 +355,7 @@ class KLRegularizer(torch.nn.Module):
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
         """Return the term of the loss without the coefficient, from the mean KL of each group in this process and
-        `everywhere`; `count` is the sum of the examples' weights.
+        `everywhere`. `count` is the sum of the examples' weights.
         """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)

@@ -158,7 +158,7 @@ def _invalid(call: str, name: str, value: object, wanted: str, instead: str) -> 
 
 
 def check_kind(call: str, kind: object) -> Divergence:
-    """Return `kind` as a `Divergence`; raise if it is none, or is 0 for all distributions."""
+    """Return `kind` as a `Divergence`. Raise if it is not a divergence, or is 0 for all distributions."""
     kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
         wanted = "a divergence that is not identically 0"

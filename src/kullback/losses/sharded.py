@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 def local_tensors(
     call: str, tensors: Mapping[str, Any], dims: Sequence[int | None], group: Any
 ) -> tuple[list[Any], Ranks]:
-    """Return this rank's part of each tensor, and the ranks, if need be from the DTensors' device mesh. `dims` has the
-    dimension of the classes of each tensor, or None if every rank has all. Other objects stay as they are.
+    """Return this rank's part of each tensor, and the ranks. DTensors' device mesh gives the ranks. `dims` has the
+    dimension of the classes of each tensor, or None if every rank has all classes. Other objects stay unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}

@@ -124,8 +124,8 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """A padded list of classes, with limits that include rounding errors: `low` and `high` of the log-probabilities,
-    and `least` and `most` of the mass outside the list.
+    """A padded list of classes, with limits that include rounding errors. The log-probabilities are between `low` and
+    `high`, and the mass outside the list is between `least` and `most`.
     """
 
     indices: Tensor
@@ -211,8 +211,8 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the smallest terms for log p and log q in these ranges: 0 if they overlap, else at their nearest ends,
-    because a term decreases as one mass approaches the other.
+    """Return the smallest terms for log p and log q in these ranges. The term is 0 if they overlap. Otherwise, it is
+    the term at their nearest ends, because a term decreases as one mass approaches the other.
     """
     above, below = p[0] > q[1], p[1] < q[0]
     nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))

@@ -35,10 +35,9 @@ _ROUNDED, _ROUNDED_SHARE = 0.05, 0.01
 class Support(ShortRepr):
     r"""The logarithms of the probability of the kept tokens, which truncated sampling could return.
 
-    An engine that samples with top-k, top-p or min-p returns token x with probability
-    :math:`\mu(x)/S_\mu(K)`, where K is the set of kept tokens and :math:`S_\mu(K)` their probability. A ratio of
-    log-probabilities over the whole vocabulary then estimates no divergence. With `Support`, both sides are restricted
-    to K:
+    An engine that samples with top-k, top-p or min-p returns token x with probability :math:`\mu(x)/S_\mu(K)`. K is the
+    set of kept tokens, and :math:`S_\mu(K)` is their probability. A ratio of log-probabilities over the whole
+    vocabulary then estimates no divergence. With `Support`, both sides are restricted to K:
 
     .. math:: \log\frac{p(x)}{S_p(K)} - \log\frac{q(x)}{S_q(K)}
 

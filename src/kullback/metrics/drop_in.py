@@ -52,8 +52,8 @@ def kl_divergence(
 
     Numbers and dtypes equal torchmetrics' up to rounding, except where torchmetrics is wrong. Log-probabilities of
     ``-inf`` contribute 0 instead of NaN, in value and gradient. Divergences of close distributions keep their
-    precision, and results are never negative. Values that are not a distribution (negative, NaN, a row of zeros,
-    log-probabilities that do not sum to one) raise an error instead of giving a number.
+    precision, and results are never negative. Values that are not a distribution raise an error: negative values, NaN,
+    a row of zeros, or log-probabilities that do not sum to one.
 
     Arguments:
         p: P, the data, shape (..., classes), with any number of leading dimensions; torchmetrics requires exactly one

@@ -92,8 +92,8 @@ def compare_models(
     as the independent units, or documents if there are ten or more. The order of the units is examined. If the order
     shows dependence, blocks of windows are the units, and a note gives the effective number of windows.
 
-    If two models have the same tokens in different orders, or one model has classes without a token, classes are
-    matched by the bytes of the tokens. All classes that are not shared become one class. Every divergence is then a
+    Classes are matched by the bytes of the tokens if two models have the same tokens in different orders, or if one
+    model has classes without a token. All classes that are not shared become one class. Every divergence is then a
     lower bound of the divergence over the whole vocabularies, as a note states. Models whose tokenizers cut the text
     differently are refused.
 

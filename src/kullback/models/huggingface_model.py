@@ -37,7 +37,7 @@ class HuggingFaceModel(LanguageModel):
     """A causal language model of transformers.
 
     Each window is read once, in one call of the model's body. A plain head is then applied to a block of scored
-    positions at a time, so that the logits of a whole window are never in memory. In another head, such as a
+    positions at a time. So the logits of a whole window are never in memory. In another head, such as a
     dynamically quantized head, a row may depend on all rows. Such a head gets the whole window, so that the result does
     not depend on the blocks.
 

@@ -32,8 +32,8 @@ Holder = Reference | RowSource
 class Matched(NamedTuple):
     """The base and the candidates as sides, with windows of the same tokens, in the base's numbers.
 
-    `documents` has the document of each window, `groups` the group of each scored token, and `words` the text of every
-    class of the base, or None if these texts are unknown.
+    `documents` has the document of each window, and `groups` the group of each scored token. `words` has the text of
+    every class of the base, or is None if these texts are unknown.
     """
 
     sides: list[ModelSide]

@@ -306,7 +306,7 @@ def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
 
 
 def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
-    """Return a mask of the largest logit of the rows where `has_largest`: the rows whose largest is here."""
+    """Return a mask of each row's largest logit, in the rows with the largest logit on this rank (`has_largest`)."""
     mask = torch.zeros_like(logits, dtype=torch.bool)
     if not logits.shape[-1]:
         return mask

@@ -78,7 +78,7 @@ class ShardedClasses(RowOperation):
         self.selected.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
 
     def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return `places_of` for the selected classes, shape (rows, k), and for the labels, None without."""
+        """Return `places_of` for the selected classes, shape (rows, k), and for the labels; None without labels."""
         start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
         of_labels = None if labels is None else places_of(labels, start, own)
         return places_of(self.selected.indices, start, own), of_labels

@@ -46,8 +46,8 @@ _EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
 
 
 class Launch(NamedTuple):
-    """The number of warps, and of vectors in a tile: one for each thread. With fewer vectors, Triton would give one to
-    several threads, and one might load a logit that another has overwritten.
+    """The number of warps, and of vectors in a tile: one for each thread. With fewer vectors, Triton would give one
+    vector to several threads. A thread might then load a logit that another thread has overwritten.
     """
 
     warps: int
@@ -109,7 +109,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def serves_part(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether `values_of_part` supports these rows. Powers may need a sweep in float64, which it lacks."""
+    """Return whether `values_of_part` supports these rows. It lacks the sweep in float64 that powers may need."""
     return serves(kind, p, q) and cast(Arguments, arguments_of(kind)).code <= DivergenceCode.MIXTURE
 
 
@@ -284,7 +284,7 @@ def _program_of_part(rows: RowDivergence, p: Tensor, q: Tensor) -> Program:
 
 
 def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
-    """Return the shape of a program for rows of so many classes, with `vector` classes in each load of a thread."""
+    """Return the shape of a program for rows of `classes` classes, with `vector` classes in each load of a thread."""
     vectors = 1 << (-(-classes // vector) - 1).bit_length()
     # A row in flight occupies the caches until its last sweep. If the rows are long, fewer and larger programs let more
     # of the logits stay there. Powers need more registers than the threads of a large program have.
@@ -300,7 +300,7 @@ def lanes_of(device: torch.device) -> int:
 
 
 def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
-    """Return whether all rows start at one offset from an aligned address, not always 0, so that tiles start there."""
+    """Return whether all rows start at the same offset from an aligned address, where tiles start, not always 0."""
     rows, columns = zip(*(x.stride() for x in tensors), strict=True)
     offsets = {stride % vector for stride in rows}
     is_aligned = all(x.data_ptr() % 16 == 0 for x in tensors)

@@ -94,8 +94,8 @@ class Exponentials(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The gradient's entries of some classes, which replace the kernel's, shape (rows, k). An entry is the number in
-    `values` plus all numbers of its class in `added`. A negative class is padding.
+    """The gradient's entries of some classes, shape (rows, k). They replace the kernel's results. An entry is the
+    number in `values` plus all numbers of its class in `added`. A negative class is padding.
     """
 
     classes: Tensor

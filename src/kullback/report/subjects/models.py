@@ -475,7 +475,7 @@ def _differences(
 ) -> list[str]:
     """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear.
 
-    `apart` says for each two candidates whether their own intervals show the order.
+    `apart` is True for two candidates if their own intervals show the order.
     """
     sentences: list[str] = []
     for (a, b), mean, is_apart in zip(pairwise(candidates), means, apart, strict=True):
