@@ -58,6 +58,7 @@ def test_the_command_line_has_the_numbers_of_the_models(root: Path, tmp_path: Pa
     assert means["one at a time"] == pytest.approx(means["models"], rel=0.1)  # by draws
 
 
+@pytest.mark.sweep
 def test_several_candidates_share_a_head_and_record_needs_no_text(root: Path, tmp_path: Path) -> None:
     result = run("record", root / "base.hidden", "--head", folders.base(), "-o", tmp_path / "base.klref")
     assert result.exit_code == 0, result.output
@@ -74,6 +75,7 @@ def test_several_candidates_share_a_head_and_record_needs_no_text(root: Path, tm
     assert report["candidates"][0]["model"]["kind"] == "hidden states"
 
 
+@pytest.mark.sweep
 def test_a_similar_model_as_the_head_is_named_in_the_short_output(root: Path, tmp_path: Path) -> None:
     base = folders.base()
     model = similar(transformers.AutoModelForCausalLM.from_pretrained(base).eval(), 0.08)

@@ -236,6 +236,7 @@ def test_a_goal_that_cannot_be_read_or_reached_ends_in_one_line(words: Path) -> 
     )
 
 
+@pytest.mark.sweep
 def test_a_limit_below_the_noise_floor_of_the_base_is_refused_with_the_floor(
     words: Path, tmp_path: Path
 ) -> None:

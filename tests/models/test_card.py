@@ -26,8 +26,9 @@ from kullback.report.subjects import document
 from tests.models.bytes_model import BytesModel
 from tests.refusals import refused
 
-WORDS = "the cat sat on the mat, and the dog sat on the log. " * 40
+WORDS = "the cat sat on the mat, and the dog sat on the log. " * 10
 CUT = Cut(context=32)
+WINDOWS = len(WORDS) // 32
 
 
 def table(seed: int, noise: float = 0.0) -> torch.Tensor:
@@ -109,12 +110,13 @@ def test_the_card_gives_the_numbers_of_its_reference(
     assert not any("on the card" in str(block) for block in document(result).brief.blocks)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("stated", "wanted"),
     [
         ({"context": 64}, r"^32, as in .*reference\.klref$"),
         ({"score": "all"}, "^second-half, as in"),
-        ({"most_windows": 3}, "^all 65 windows, as in"),
+        ({"most_windows": 3}, f"^all {WINDOWS} windows, as in"),
     ],
 )
 @pytest.mark.parametrize("file", ["", "reference.klref"])
@@ -131,7 +133,7 @@ def test_a_setting_that_is_not_the_reference_s_is_refused(
             instead="^leave it out$",
         ):
             compare_models(made[1] / file, NEAR, text, cut=Cut(**stated))
-        same = {"context": 32, "score": "second-half", "most_windows": 65}[name]
+        same = {"context": 32, "score": "second-half", "most_windows": WINDOWS}[name]
         for cut in (Cut(), Cut(**{name: same})):
             assert means(compare_models(made[1] / file, NEAR, text, cut=cut))
 
@@ -247,7 +249,7 @@ def test_a_resumed_run_records_all_rows(tmp_path: Path, stopped_after: int) -> N
     assert means(result) == means(compare_models(BASE, NEAR, WORDS, cut=CUT))
 
 
-DOCUMENTS = [WORDS[place : place + 150] for place in range(0, 1500, 100)]
+DOCUMENTS = [WORDS[place : place + 70] for place in range(0, 450, 45)]
 
 
 def test_documents_are_the_units_of_the_card_and_of_its_repetition(tmp_path: Path) -> None:

@@ -720,6 +720,7 @@ def test_a_text_needs_a_side_that_reads_it(served: dict[str, Path]) -> None:
     compared(*sides)
 
 
+@pytest.mark.sweep
 def test_without_a_model_the_tokens_of_the_head_show_words_and_groups(served: dict[str, Path]) -> None:
     def sides(*, of_files: bool) -> list[Any]:
         named = {"base": folders.base(), "int8": folders.int8()}

@@ -76,6 +76,7 @@ def test_a_limit_is_decided_on_both_sides_long_before_the_end() -> None:
     assert not question.is_open
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_interval_never_contradicts_a_decision_however_near_the_limit_is(sign: int) -> None:
     kl = log_normal(2, 0.03) if sign > 0 else log_normal(1, 0.002)
@@ -147,6 +148,7 @@ def test_equal_candidates_are_never_ordered() -> None:
     assert read == [200, 200]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("goal", "most"), [("width=20%", 0.2), ("width=0.0004", 0.2)])
 def test_a_width_is_reached(goal: str, most: float) -> None:
     question, (read,) = asked(goal, log_normal(8, 0.002))
