@@ -103,21 +103,18 @@ def transformable(
     """Return the values of `operation`, which torch.func, torch.compile and forward mode can transform. Tensors that
     torch.func may transform must be arguments here: attributes of `operation` count as constants.
     """
-    if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
+    # Custom functions do not support forward mode twice, nor second derivatives in a compiled graph, where the tensors
+    # that they saved count as constants.
+    is_compiling = torch.compiler.is_compiling()
+    needs_plain_expression = is_differentiated_in_graph() if is_compiling else open_transforms("Jvp") > 1
+    if needs_plain_expression or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
     # torch.compile does not support a custom function that defines forward-mode derivatives. While torch compiles, the
     # function without such derivatives is used.
-    function = _Transformable if torch.compiler.is_compiling() else _ForwardTransformable
+    function = _Transformable if is_compiling else _ForwardTransformable
     return function.apply(operation, first, second, third)[0]
-
-
-def _needs_plain_expression() -> bool:
-    """Return whether torch.func differentiates the call in a way that a custom function does not support: forward mode
-    twice, or second derivatives in a compiled graph, where saved tensors count as constants.
-    """
-    return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
 
 def _is_backward_of_forward() -> bool:
@@ -275,7 +272,8 @@ class RowValueFunction(torch.autograd.Function):
 class RowTotal(torch.autograd.Function):
     """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
     and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
-    pass does.
+    pass does. In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known
+    only in the backward pass. Therefore `is_early` is False for float16.
     """
 
     @staticmethod
@@ -351,6 +349,14 @@ def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tupl
     """
     spoilt = spoilt_rows(rows, in_logs)
     return spoilt, [torch.where(spoilt.unsqueeze(-1), 1, x) for x in rows]
+
+
+def weighted(derivatives: Tensor, weights: Weights, rows: slice) -> Tensor:
+    """Return the derivatives of a slice of rows times their weights; 0 at weight 0, even if a derivative is NaN."""
+    if weights is None:
+        return derivatives
+    factors = weights[rows].unsqueeze(-1)
+    return torch.where(factors == 0, 0, factors * derivatives)
 
 
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:

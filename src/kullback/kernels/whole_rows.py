@@ -154,9 +154,6 @@ def weighted_total(
         tensors.append(weights)
     if rows.labels is not None:
         tensors.append(rows.labels.classes)
-    # In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known only in
-    # the backward pass. Therefore float16 gradients are computed in the backward pass, and gradients of other dtypes in
-    # the forward pass.
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
     if is_constant and can_inspect_all(tensors):
         operation = FastRows(rows, backend_for(rows.kind, p, q), weights, scale, inplace)

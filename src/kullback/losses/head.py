@@ -475,7 +475,7 @@ class _StoredSide:
             values, [log_probs, selected], weights.to(values.dtype), allow_unused=True
         )
         if q_is_wanted:
-            classes.write_gradient(q, selected.detach(), sums, by_selected, q)
+            classes.write_gradient(q, (selected.detach(), sums), by_selected, q)
             by_q = q
         return values.detach(), by_p if self.by_log_probs is not None else None, by_q
 

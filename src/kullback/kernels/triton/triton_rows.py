@@ -23,7 +23,7 @@ from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import Evaluation, Wanted, Weights, define_first_derivative
+from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, define_first_derivative
 from kullback.kernels.triton import available, triton_sums
 from kullback.kernels.triton.forms import Form, form_of
 
@@ -241,12 +241,7 @@ def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> 
 
 
 def gradients_of_part(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    whole: Tensor,
-    weights: Weights,
-    results: Sequence[Tensor | None],
+    rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor, weights: Weights, results: Gradients
 ) -> None:
     """Write the results of `native_rows.gradients_of_part` to `results`."""
     if not len(p):
