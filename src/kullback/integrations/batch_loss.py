@@ -198,7 +198,12 @@ class BatchLoss:
         else:
             outputs = model(**{**no_cache(base), **features})
             student = of_given_tokens(unwrapped, features, logits_of(outputs))
-            sides = {"student": student, "teacher": self._taught(base, features, inputs)}
+            if self.teacher is None:
+                taught: Any = self._stored(base, inputs)
+            else:
+                answer = self.teach(**{**no_cache(without_wrappers(self.teacher)), **features})
+                taught = of_given_tokens(self.teacher, features, logits_of(answer))
+            sides = {"student": student, "teacher": taught}
         counted = self._counted(base, student, inputs)
         loss = self.of_sides(sides, normalizer=normalizer, **counted)
         return loss + self._router_loss(base, outputs, counted, normalizer), outputs
@@ -271,11 +276,7 @@ class BatchLoss:
             )
 
     def _router_loss(
-        self,
-        model: Any,
-        outputs: Any,
-        counted: dict[str, Tensor | None],
-        normalizer: Tensor | float | None,
+        self, model: Any, outputs: Any, counted: dict[str, Tensor | None], normalizer: Tensor | float | None
     ) -> Tensor | float:
         """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models. A
         normalizer divides the number of tokens, so that the losses of micro-batches add up.
@@ -292,14 +293,10 @@ class BatchLoss:
                 got=f"a {type(model).__name__} that returns aux_loss and has none",
                 instead="model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration",
             )
-        share: Tensor | float = 1.0
-        if (
-            normalizer is not None
-            and self.tokens is not None
-            and any(x is not None for x in counted.values())
-        ):
-            share = self.tokens / normalizer
-        return coefficient * auxiliary * share
+        is_counted = any(x is not None for x in counted.values())
+        if normalizer is None or self.tokens is None or not is_counted:
+            return coefficient * auxiliary
+        return coefficient * auxiliary * (self.tokens / normalizer)
 
     def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
         """Return the argument of the loss that decides which positions count: the labels, else the mask."""
@@ -330,13 +327,6 @@ class BatchLoss:
             elif self._is_checked():
                 self._refuse_shifted(torch.where(listed, indices, -1), tokens, inputs.get("attention_mask"))
         return TopK(indices, log_probs)
-
-    def _taught(self, student: Any, features: Features, inputs: Mapping[str, Any]) -> Any:
-        """Return the teacher's logits, or its most probable tokens."""
-        if self.teacher is None:
-            return self._stored(student, inputs)
-        outputs = self.teach(**{**no_cache(without_wrappers(self.teacher)), **features})
-        return of_given_tokens(self.teacher, features, logits_of(outputs))
 
     def _require_aligned(self, labels: Tensor, tokens: Tensor) -> None:
         """Raise if a stored prediction has another label than the next token."""

@@ -64,8 +64,9 @@ class ModelHead(NamedTuple):
     def gather(self) -> None:
         """Gather a weight that `fully_shard` sharded again after the forward pass; raise unless it is in memory."""
         if is_dtensor(self.linear.weight):
-            owners = [part for part in self.module.modules() if self._is_sharded_in(part)]
-            for owner in owners[-1:]:  # the innermost owner
+            sharded = [part for part in self.module.modules() if hasattr(part, "unshard")]
+            owners = [part for part in sharded if any(x is self.linear for x in part.modules())]
+            for owner in owners[-1:]:  # the innermost module that `fully_shard` gathers with the head
                 owner.unshard()  # until the backward pass shards it again
         weight = self.linear.weight
         if weight.ndim != 2 or weight.numel() == 0:
@@ -81,10 +82,6 @@ class ModelHead(NamedTuple):
             return
         wanted = f"a {self.side} whose head has a plain weight in memory after its forward pass"
         raise invalid_value(self.call, "loss", wanted=wanted, got=got, instead=instead)
-
-    def _is_sharded_in(self, part: torch.nn.Module) -> bool:
-        """Return whether `fully_shard` gathers `part`, and `part` contains the head."""
-        return hasattr(part, "unshard") and any(module is self.linear for module in part.modules())
 
     @torch.no_grad()
     def check_logits(self, loss: LinearDistillationLoss, hidden: Tensor, logits: Tensor) -> None:

@@ -69,15 +69,11 @@ def is_dispatched(model: Any) -> bool:
     return len(getattr(model, "hf_device_map", ())) > 1 or any(x.is_meta for x in model.parameters())
 
 
-def virtual_tokens(model: Any) -> int:
-    """Return the number of positions that a model of PEFT may put before a sequence: its prompt."""
-    config: Any = getattr(without_containers(model), "active_peft_config", None)
-    return config.num_virtual_tokens if getattr(config, "is_prompt_learning", False) else 0
-
-
 def of_given_tokens(model: Any, features: Mapping[str, Any], rows: Tensor) -> Tensor:
     """Return the rows of the tokens in the batch, without the rows of a prompt that PEFT has put before them."""
-    tokens, prompt = features.get("input_ids", features.get("inputs_embeds")), virtual_tokens(model)
+    config: Any = getattr(without_containers(model), "active_peft_config", None)
+    prompt = config.num_virtual_tokens if getattr(config, "is_prompt_learning", False) else 0
+    tokens = features.get("input_ids", features.get("inputs_embeds"))
     if prompt and isinstance(tokens, Tensor) and rows.ndim == 3 and rows.shape[1] == tokens.shape[1] + prompt:
         return rows[:, prompt:]
     return rows

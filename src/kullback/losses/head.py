@@ -126,7 +126,11 @@ class HeadRows(TotalOperation):
         if self.shards is not None:
             check_first_derivative(self.shards.ranks, grad)
         if not is_plain:
-            return self._through_whole_logits(tensors, grad, wanted)
+            excluded = None  # the positions that do not count
+            if self.counted is not None:
+                excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
+                excluded = excluded.index_fill(0, self.counted, False)
+            return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
         return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
@@ -138,14 +142,6 @@ class HeadRows(TotalOperation):
         # The gradient of stored log-probabilities is already complete on every rank, so it is not summed.
         teacher = teacher.map_rows(self.shards.ranks.sum) if isinstance(teacher, HeadTensors) else teacher
         return [*student, *teacher]
-
-    def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
-        """Return the results of `gradients`, by differentiable operations on the logits of all positions."""
-        excluded = None  # the positions that do not count
-        if self.counted is not None:
-            excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
-            excluded = excluded.index_fill(0, self.counted, False)
-        return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Return the divergence of each position, by differentiable operations on all logits at once."""

@@ -142,10 +142,7 @@ def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
 
 # For each argument that may exclude every position, this dict has two texts of the warning: the reason and the remedy.
 _EXCLUSIONS = {
-    "mask": (
-        "the mask is False everywhere",
-        "True means that a position counts: mask=attention_mask.bool()",
-    ),
+    "mask": ("the mask is False everywhere", "True means that a position counts: mask=attention_mask.bool()"),
     "labels": (
         "every label is {ignored}, the ignore_index",
         "Often the rows were cut before their first label: leave such rows out, or cut them later",

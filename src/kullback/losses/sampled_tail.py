@@ -368,10 +368,7 @@ _GENERATOR = OfType(
     optional=True,
 )
 _DRAWING = Arguments(
-    "SampledTail.draw",
-    k=Whole(least=1, example=32),
-    draws=Whole(least=0, example=32),
-    generator=_GENERATOR,
+    "SampledTail.draw", k=Whole(least=1, example=32), draws=Whole(least=0, example=32), generator=_GENERATOR
 )
 
 
