@@ -166,8 +166,7 @@ class SelectedClasses(RowOperation):
         for block in row_blocks(logits):
             rows, by = logits[block], grad[block]
             log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
-            # The exponents below are at most 0, except for a selected logit that exceeds the logsumexp of the other
-            # classes. Therefore the exponents are clamped.
+            # The exponents are clamped as in `gradient_of_block`.
             shifted = (upcast(rows) - sums[block, :1]) / self.temperature
             shifted = shifted - torch.where(log_rest == -torch.inf, 0, log_rest)
             whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))

@@ -166,6 +166,10 @@ class HeadRows(TotalOperation):
         )
         return logit_divergence(RowDivergence(self.kind, self.temperature, self.dtype, self.labels), p, q)
 
+    def labels_of(self, rows: slice | Tensor) -> HardLabels | None:
+        """Return the labels of some positions."""
+        return None if self.labels is None else self.labels.of_rows(rows)
+
     def entropy(self, logits: Tensor) -> Tensor:
         """Return the student's entropy in each row, which is log(classes) - KL(student || uniform)."""
         uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
@@ -274,13 +278,10 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
             chunk = slice(start, min(start + rows, positions))
             where = chunk if operation.counted is None else operation.counted[chunk]
             weighted = None if weights is None else weights[where]
-            labels = None if operation.labels is None else operation.labels.of_rows(where)
             q = q_side.logits(where)
             if entropies is not None:
                 entropies[where] = operation.entropy(q).to(entropies.dtype)
-            values[where], by_p, by_q = p_side.compare(
-                operation, q, where, weighted, q_side.is_wanted, labels
-            )
+            values[where], by_p, by_q = p_side.compare(operation, q, where, weighted, q_side.is_wanted)
             if by_p is not None:
                 p_side.add(by_p, where)
             if by_q is not None:
@@ -422,17 +423,11 @@ class _Side:
         ]
 
     def compare(
-        self,
-        operation: HeadRows,
-        q: Tensor,
-        where: slice | Tensor,
-        weights: Weights,
-        q_is_wanted: bool,
-        labels: HardLabels | None,
+        self, operation: HeadRows, q: Tensor, where: slice | Tensor, weights: Weights, q_is_wanted: bool
     ) -> Evaluation:
         """Return the values at `where`, and the gradients by both sides' logits, which the gradients overwrite."""
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
-        rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
+        rows = RowDivergence(operation.kind, operation.temperature, labels=operation.labels_of(where))
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
 
 
@@ -447,16 +442,10 @@ class _StoredSide:
         self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
 
     def compare(
-        self,
-        operation: HeadRows,
-        q: Tensor,
-        where: slice | Tensor,
-        weights: Weights,
-        q_is_wanted: bool,
-        labels: HardLabels | None,
+        self, operation: HeadRows, q: Tensor, where: slice | Tensor, weights: Weights, q_is_wanted: bool
     ) -> Evaluation:
         """Return the values of the positions `where`, and the gradients of log-probabilities and of logits `q`."""
-        rows = self.rows.of_rows(where)
+        rows, labels = self.rows.of_rows(where), operation.labels_of(where)
         shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
         classes = rows.classes(labels, shard)
