@@ -33,8 +33,9 @@ class PartialRows:
             list includes the true token if its log-probability is known.
         top_log_probs: the natural log-probabilities of `top_indices` among all classes, shape (rows, k). -inf is
             padding in rows that list fewer classes.
-        tail_log_mass: the logarithm of the mass of all other classes, shape (rows,); -inf if no mass is left; NaN if
-            only the ratios of the listed probabilities are known. By default, the mass follows from `top_log_probs`.
+        tail_log_mass: the logarithm of the mass of all other classes, shape (rows,). It is -inf if no mass is left, and
+            NaN if only the ratios of the listed probabilities are known. By default, the mass follows from
+            `top_log_probs`.
         tail_indices: m classes drawn from the tail (all classes that are not listed), shape (rows, m). The draws are
             independent and with replacement, with the conditional probabilities of the classes given the tail. In lists
             of top tokens, m is 0.

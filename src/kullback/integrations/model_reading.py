@@ -39,7 +39,7 @@ def without_wrappers(model: Any) -> Any:
 
 
 def is_encoder_decoder(model: Any) -> bool:
-    """Return whether the configuration of a model without wrappers says that a decoder predicts its labels."""
+    """Return whether a decoder predicts the labels, by the configuration of a model without wrappers."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 

@@ -60,8 +60,8 @@ class StoredTeacherCollator:
 
     Raises:
         ArgumentTypeError: `collator` is not a function.
-        ArgumentValueError: `rows_predict` is another word; in a call, a sequence has different numbers of rows and
-            tokens, or has no stored predictions; the batch of `collator` does not show the side of the padding.
+        ArgumentValueError: `rows_predict` is another word. In a call, a sequence has different numbers of rows and
+            tokens, or no stored predictions. The batch of `collator` does not show the side of the padding.
 
     Example:
         >>> import torch

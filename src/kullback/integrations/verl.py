@@ -95,7 +95,7 @@ def top_k_loss(
 
 
 def _without_empty(is_empty: Tensor, ids: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows with a possible distribution, that of equal probabilities, in place of those that are empty."""
+    """Return the rows, with equal probabilities in place of empty rows."""
     k, empty = ids.shape[-1], is_empty.unsqueeze(-1)
     places = torch.arange(k, device=ids.device)
     return torch.where(empty, places, ids), torch.where(empty, -math.log(k), log_probs)

@@ -34,9 +34,9 @@ Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
 is None.
 """
 # The numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of a block
-# have 1 MiB, which fits in the second-level cache of a core. On a GPU, each temporary has 16 MiB: the block occupies
-# all processors, and a few temporaries fit in the second-level cache of an A100 or H100 (40 and 50 MB). Blocks of the
-# CPU's size would be single rows of a large vocabulary, each with hundreds of launches.
+# have 1 MiB, which fits in the second-level cache of a core. On a GPU, each temporary has 16 MiB. The block then
+# occupies all processors, and a few temporaries fit in the second-level cache of an A100 or H100 (40 and 50 MB). Blocks
+# of the CPU's size would be single rows of a large vocabulary, each with hundreds of launches.
 _ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 21
 
 

@@ -247,7 +247,7 @@ class AdaptiveKLController(FixedKLController):
         coefficient: the initial beta, positive.
         target: the target of the divergence in nats, positive, per token or per sequence. `update` needs a divergence
             in the same unit.
-        horizon: the number of steps in which beta changes by about the fraction c while the relative error is at the
+        horizon: the number of steps until beta has changed by about the fraction c, if the relative error stays at the
             limit c.
         clip: c, the limit of the relative error.
 

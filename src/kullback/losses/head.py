@@ -25,7 +25,7 @@ from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
-# These constants are the smallest numbers of rows (positions) in a chunk, for one thread and for several threads. Small
+# A chunk has at least this number of rows (positions) with one thread, and with several threads. Small
 # chunks are slow, because each chunk reads the head, and reads and writes the head's gradient. Several threads need
 # more rows, because they synchronize some hundred times in the matrix products of a chunk. In half precision, where
 # products are faster, the numbers are doubled. `benchmarks/bench_head.py --constants` compares values of the constants.
@@ -37,8 +37,8 @@ _MIN_ROWS = 512
 # `_HEAD_DIVISOR`, whichever is larger.
 _MAX_BYTES = 32 << 20
 _HEAD_DIVISOR = 4
-# A tile is a block of rows of a head's weight, in float32. These constants are the sizes of a tile in bytes, for one
-# thread and for several threads. A tile should fit in a core's cache. Several threads get larger tiles, because they
+# A tile is a block of rows of a head's weight, in float32. A tile has this size in bytes with one thread, and with
+# several threads. A tile should fit in a core's cache. Several threads get larger tiles, because they
 # synchronize after each tile.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
@@ -291,7 +291,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
 
 
 class _Side:
-    """One head during the pass over the chunks: the buffers of its logits, and the sums of its gradients."""
+    """One head during the pass over the chunks, with the buffers of its logits and the sums of its gradients."""
 
     def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head

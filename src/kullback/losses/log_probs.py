@@ -192,8 +192,8 @@ def kl_surrogate(
     are other gradients, which `kl_from_log_probs` lists.
 
     P, Q and B are the distributions of a single action, which is one entry of the tensors. If each token of a sequence
-    is an action, the gradient of the sum of the values over tokens estimates the gradient of the sum of the divergences
-    at the visited prefixes. This gradient ignores that the policy also decides which prefixes are visited. For the
+    is an action, the gradient of the values' sum over tokens estimates the gradient of the divergences' sum over the
+    visited prefixes. This gradient ignores that the policy also decides which prefixes are visited. For the
     divergence of sequences, first sum the log-probabilities of each sequence. B decides which prefixes are visited,
     unless `importance` reweights the prefixes.
 

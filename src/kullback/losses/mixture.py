@@ -44,8 +44,8 @@ class Mixture(PartialTeacher):
     The divergence from the mixture is at most the weighted mean of the divergences from the teachers. For KL, both have
     the same gradient for the student. For other kinds, the gradients differ, too.
 
-    If every teacher gives logits, all probabilities of the mixture are known. `TopK` and `Scored` know some classes,
-    with the same `tail` in all of them:
+    If every teacher gives logits, all probabilities of the mixture are known. `TopK` and `Scored` have some classes.
+    All teachers then need the same `tail`:
 
     - ``"bucket"`` and ``"zero"``: a class is known if every teacher lists it. Logits list all classes. All other
       classes count as one, or are left out. The loss never exceeds the divergence from the whole mixture. Teachers that
@@ -104,7 +104,7 @@ class Mixture(PartialTeacher):
 
     @property
     def _partial(self) -> list[TopK]:
-        """The teachers that know some classes only."""
+        """The teachers with only some classes."""
         return [teacher for teacher in self.teachers if isinstance(teacher, TopK)]
 
     @property

@@ -218,7 +218,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
     """Return the remedy that an error suggests for a mask that is not boolean. The remedy depends on the values of the
     mask, which may be labels.
 
-    `takes_labels` says whether the call has the arguments `labels` and `weight`.
+    If `takes_labels`, the call has the arguments `labels` and `weight`.
 
     Example:
         >>> mask_remedy(torch.tensor([1, 0])), mask_remedy(torch.tensor([7, -100]))

@@ -108,7 +108,7 @@ _UNITS = Arguments("active_units", threshold=Number(least=0, below=math.inf, nou
 
 @by_name()
 def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -> Tensor:
-    r"""Return which latent dimensions depend on the example.
+    r"""Return a mask of the latent dimensions that depend on the example.
 
     .. math:: \operatorname{Var}_x\big(E_{q(z \mid x)}[z_j]\big) > \text{threshold}
 

@@ -54,8 +54,8 @@ class SampledTail(PartialTeacher):
         top: the most probable classes and their log-probabilities, shape (..., k).
         tail_indices: classes drawn from the other classes, integer, shape (..., m). The draws are independent and with
             replacement, and class i has probability :math:`p_i / M`.
-        tail_log_probs: the natural log-probabilities of the drawn classes among all classes, shape (..., m). -inf means
-            padding, and is allowed only at positions where the other classes have no mass.
+        tail_log_probs: the natural log-probabilities of the drawn classes among all classes, shape (..., m). Padding is
+            -inf, and is allowed only at positions where the other classes have no mass.
         tail_log_mass: :math:`\log M`, the log of the mass of all classes that are not in `top`, shape (...).
         validate: whether to check the values.
 

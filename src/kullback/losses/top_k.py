@@ -42,7 +42,7 @@ class TopK(PartialTeacher):
     entry counts as not kept. The index of a padding entry may be a negative number or any valid class index, even a
     repeated index.
 
-    Nothing is assumed about classes that are not kept: one of them may be more probable than the kept classes. `Scored`
+    A class that is not kept may be more probable than the kept classes. `Scored`
     is for classes that someone else chose, such as the student's most probable classes.
 
     Arguments:
@@ -56,9 +56,9 @@ class TopK(PartialTeacher):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error if
-            an index is negative or repeated, a log-probability is positive, the probabilities sum to more than one, or
-            the row has no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
+        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error for
+            a negative or repeated index, for a positive log-probability, for probabilities that sum to more than one,
+            and for no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
             unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:
@@ -140,8 +140,8 @@ class TopK(PartialTeacher):
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         own = self.log_probs.dtype
-        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding, because many
-        # exponentials are added (2,000 rows of 2 to 1,000 classes); so the factor is 4.
+        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding (2,000 rows of 2
+        # to 1,000 classes), because many exponentials are added. So the factor is 4.
         rounding = torch.finfo(own).eps + 4 * torch.finfo(torch.promote_types(own, torch.float32)).eps
         return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
 
@@ -164,7 +164,7 @@ class Scored(TopK):
     Servers score given tokens: vLLM returns ``prompt_token_id_logprobs``, and SGLang ``input_token_ids_logprobs``. If
     the given classes are the student's most probable classes, the listed terms are the largest terms of the reverse KL.
     Let K be the given classes, and :math:`q_0` the student's mass outside K. With ``tail="bucket"``, the chain rule
-    says how much of the reverse KL the loss leaves out:
+    gives the part of the reverse KL that the loss leaves out:
 
     .. math:: \mathrm{KL}(Q \| P) = \text{loss} + q_0\,
         \mathrm{KL}\bigl(Q(\cdot \mid \text{not } K) \,\|\, P(\cdot \mid \text{not } K)\bigr)
@@ -192,9 +192,9 @@ class Scored(TopK):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values: a class twice, a
-            negative index with a log-probability other than -inf, or probabilities that sum to more than one. `TopK`
-            lists the other errors.
+        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values. A row may not have a
+            class twice, a negative index with a log-probability other than -inf, or probabilities that sum to more than
+            one. `TopK` lists the other errors.
 
     Example:
         >>> import torch

@@ -83,8 +83,8 @@ def top_k_divergence_bounds(
     Raises:
         ArgumentTypeError: `p` or `q` is neither a `TopK` nor `PartialRows`, or `kind` is not a divergence.
         ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is unknown;
-            or an index is not below `classes`. The error is raised also if a list contains all `classes` but the
-            remaining mass is more than a rounding error, or if `kind` is not a sum over classes.
+            or an index is not below `classes`. The error is raised also if `kind` is not a sum over classes, or if a
+            list contains all `classes` but leaves more mass than a rounding error.
 
     Example:
         >>> import torch

@@ -16,9 +16,9 @@ from kullback.losses.log_probs import estimates, refuse_shifted
 from kullback.losses.truncated_sampling import Support
 from kullback.metrics.metric import ExactMetric
 
-# These are the columns of the sums of a sequence. The first three columns are sums over the tokens that have mass under
-# both P and Q: the sum of k1, the sum of k3, and the number of tokens. The other columns are sums over all tokens: the
-# sum of q/p - 1, the number of tokens, and the sums of the logarithms of the kept masses of P and Q.
+# These are the columns of the sums of a sequence. The first three columns are k1, k3 and 1, summed over the tokens that
+# have mass under both P and Q. The other columns are q/p - 1, 1, and the logarithms of the kept masses of P and Q,
+# summed over all tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS, _MASS_P, _MASS_Q = range(7)
 _COLUMNS = 7
 # `compute` warns if the mean of q/p over at least `_FEWEST_SEQUENCES` sequences differs significantly from 1. A
@@ -76,8 +76,8 @@ class PolicyKL(ExactMetric):
             differs significantly from 1.
 
     Raises:
-        ArgumentValueError: `threshold` is negative or not a number or, in `update`, the shapes do not fit, a mass
-            contradicts a log-probability, or, on the CPU, one side's log-probabilities are those of the next tokens.
+        ArgumentValueError: `threshold` is negative or not a number. In `update`, the shapes do not fit, or a mass
+            contradicts a log-probability. On the CPU, one side has the log-probabilities of the next tokens.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:

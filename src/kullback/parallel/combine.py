@@ -77,9 +77,8 @@ class CombineRule:
 class _RenyiRule(CombineRule):
     """The rule for Renyi's divergence of an order alpha that is not 0, 1 or infinity.
 
-    Where the sum of p^alpha q^(1 - alpha) is near 1, the value is computed from the power divergence, which keeps more
-    digits than the logarithm of the sum. Elsewhere, the value is computed from this logarithm, which neither overflows
-    nor underflows.
+    Where the sum of p^alpha q^(1 - alpha) is near 1, the power divergence gives the value. It keeps more digits than
+    the logarithm of the sum. Elsewhere, this logarithm gives the value. It neither overflows nor underflows.
     """
 
     gathers = True

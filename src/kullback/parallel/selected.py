@@ -30,8 +30,8 @@ class Shard(NamedTuple):
 class ShardedClasses(RowOperation):
     """`SelectedClasses` for rows whose classes are sharded. The columns are equal on every rank.
 
-    For k selected classes, the forward pass makes two collectives. One sums k numbers per row (k + 1 with labels) over
-    the ranks, and the other gathers two numbers per row (four with labels) from all ranks. The backward pass makes no
+    For k selected classes, the forward pass makes two collectives. The first sums k numbers per row (k + 1 with labels)
+    over the ranks. The second gathers two numbers per row (four with labels) from all ranks. The backward pass makes no
     collective.
     """
 

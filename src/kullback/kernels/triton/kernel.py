@@ -2,9 +2,8 @@
 launches them.
 
 One program computes one row. The first sweep over the classes computes the normalization of both sides. The second
-sweep computes the value, and a third sweep the gradient if the gradient needs a sum over the row. Each sweep goes
-through the row in the direction opposite to the sweep before, so that it starts with logits that may still be in the
-cache.
+sweep computes the value, and a third sweep the gradient if the gradient needs a sum over the row. Sweeps alternate in
+direction, so each sweep starts with logits that may still be in the cache.
 
 A tile has the shape (vectors, classes of a vector). A thread loads a vector at once, so maxima and sums along a vector
 need no other thread.
@@ -36,7 +35,7 @@ from kullback.kernels.triton.kernel_terms import (
     wide_power_term,
 )
 
-# A logit below every logit that has mass, from which -inf can be subtracted.
+# A finite logit below every logit that has mass. Subtracting -inf from it gives no NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 # If the largest logits of P and of Q differ by at most this number, the difference of two logits loses few digits (see
 # csrc/logits/rows.h).
@@ -313,8 +312,9 @@ def _log1p(x):
 @triton.jit
 def _renyi(value, sums, unit, state, numbers):
     """Return Renyi's divergence from the power divergence `value`, the factors of its derivatives with respect to P and
-    Q, their sums, and three numbers that describe the derivatives: whether they are the affinities divided by their
-    sum, the inverse of this sum, and the logarithm of its unit. Otherwise, they are those of the power divergence.
+    Q, their sums, and three numbers that describe the derivatives. The first is whether the derivatives are the
+    affinities divided by their sum. If not, they equal the derivatives of the power divergence. The others are the
+    inverse of the sum and the logarithm of its unit.
     """
     weight, order, _, exponent, _, _ = numbers
     change = value * order * exponent  # the sum of the affinities minus 1
@@ -376,8 +376,8 @@ def row_kernel(
 
     `scale` multiplies the logits, and `scale_2` is `scale` divided by log 2. `EARLY` means that only one gradient is
     wanted and that this gradient needs no sum over the row. The sweep for the value then also writes this gradient.
-    `SHIFTED` means that the columns' strides are 1, and that in each row the first classes of all tensors have the same
-    offset from an aligned address. The tiles then start at that address, before the first class.
+    `SHIFTED` means that the columns' strides are 1, and that the rows of all tensors start at the same offset from an
+    aligned address. The tiles then start at that address, before the first class.
     """
     row_number = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     start_p, start_q = row_number * p_row, row_number * q_row
@@ -443,7 +443,7 @@ def _row_of_whole(whole, scale, scale_2):
 
 @triton.jit
 def _absorb_sums(mass, by, others, top, rest):
-    """Return the sums of a `PartSums` (csrc/logits/task.h), for each vector, after one more tile."""
+    """Return the sums of a `PartSums` (csrc/logits/task.h) for each vector, including the next tile."""
     is_top = mass > 0.5
     others += tl.sum(tl.where(is_top, 0.0, by), axis=1)
     top += tl.sum(tl.where(is_top, by, 0.0), axis=1)

@@ -39,8 +39,8 @@ DTYPES = available.DTYPES
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
 _LOG2_E = 1 / math.log(2)
-# In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
-# The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
+# In the pair of a divergence, the first entry is True if the gradient with respect to P needs no sum over the row. The
+# second entry is the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
 _EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
 
