@@ -114,23 +114,13 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
 
 @dataclass(slots=True, eq=False)
 class RowDivergence(RowOperation):
-    """The row operation whose values are the divergences between the rows of P and Q (see `kernels.row_operation`).
-
-    Attributes:
-        kind: the divergence.
-        temperature: the divisor of log-weights.
-        dtype: the dtype of the values.
-        labels: the true classes of the rows, whose cross-entropy is mixed with the divergences; None for divergences
-            without cross-entropies.
-        p_in_logs: whether P contains log-weights.
-        q_in_logs: whether Q contains log-weights.
-    """
+    """The row operation whose values are the divergences between the rows of P and Q (see `kernels.row_operation`)."""
 
     kind: Divergence
-    temperature: float = 1.0
-    dtype: torch.dtype = torch.float64
-    labels: HardLabels | None = None
-    p_in_logs: bool = True
+    temperature: float = 1.0  # the divisor of log-weights
+    dtype: torch.dtype = torch.float64  # the dtype of the values
+    labels: HardLabels | None = None  # the classes whose cross-entropies are mixed with the divergences
+    p_in_logs: bool = True  # whether P contains log-weights
     q_in_logs: bool = True
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:

@@ -151,12 +151,7 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
     infinite, the result has only a first derivative. The second derivative may be NaN there, and 0 * NaN would make the
-    first derivative NaN too.
-
-    Arguments:
-        value: the values of the rows, without derivatives.
-        changes: a function of tensors and their steps that returns the directional derivatives of the values.
-        tensors: the arguments of `changes`; None and integer tensors have no derivatives.
+    first derivative NaN too. None and integer tensors have no derivatives.
     """
     is_infinite = (value == torch.inf).reshape(*value.shape[:1], -1).any(-1)
     fixed = [None if x is None else x.detach() for x in tensors]
@@ -382,6 +377,21 @@ def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
     if number == 0:
         return [x if x is None else x.zero_() for x in gradients]
     return [x if x is None else x.mul_(factor) for x in gradients]
+
+
+@cache
+def define_operator(schema: str, launch: Callable[..., None]) -> torch.library.Library:
+    """Define an operator for compiled graphs, and return its library, which the cache keeps.
+
+    The operator writes all results to arguments. Without an operator, torch.compile would pass Python's floats to
+    Triton's kernels in float64, before torch 2.15.
+    """
+    name = schema.partition("(")[0]
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define(schema)
+    library.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"kullback::{name}", lambda *_: None, lib=library)
+    return library
 
 
 @cache

@@ -40,20 +40,13 @@ class FastRows(TotalOperation):
     """The row operation of a divergence whose values and gradients a backend computes.
 
     The reference computes the derivatives in forward mode and the gradients that are differentiated again.
-
-    Attributes:
-        rows: the divergence of the rows.
-        backend: the backend, an entry of `BACKENDS`.
-        weights: the weight of each row in a total, a constant; None means 1.
-        scale: the factor of a total.
-        inplace: whether the gradient of a total overwrites Q.
     """
 
     rows: RowDivergence
-    backend: Any
+    backend: Any  # an entry of `BACKENDS`
     weights: Weights = None
     scale: float = 1.0
-    inplace: bool = False
+    inplace: bool = False  # whether the gradient of a total overwrites Q
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
         return (_values_by(self.backend, self.rows, p, q),)

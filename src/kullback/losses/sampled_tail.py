@@ -329,10 +329,8 @@ def _slope_without_p(kind: Divergence) -> Tensor | float:
 
 def _check_form(teacher: SampledTail) -> None:
     if not isinstance(teacher.top, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
-        wanted, instead = "a TopK", "top=TopK(indices, log_probs)"
-        raise invalid_type(
-            "SampledTail", "top", wanted=wanted, got=type(teacher.top).__name__, instead=instead
-        )
+        got, instead = type(teacher.top).__name__, "top=TopK(indices, log_probs)"
+        raise invalid_type("SampledTail", "top", wanted="a TopK", got=got, instead=instead)
     positions = teacher.top.indices.shape[:-1]
     for name, wanted, is_float, dims in (
         ("tail_indices", "an integer tensor of shape (..., m)", False, 1),
