@@ -174,15 +174,9 @@ class BatchLoss:
         unwrapped: Any = None,
         keep_logits: bool = True,
     ) -> tuple[Tensor, Any]:
-        """Return the loss and the student's outputs.
-
-        Arguments:
-            model: the student, possibly wrapped, as the trainer calls it.
-            inputs: the batch. Positions with the label `ignore_index` of the loss do not count. Without labels,
-                positions outside of the attention mask do not count.
-            normalizer: the divisor of the sum over tokens, such as the number of tokens in all micro-batches.
-            unwrapped: the student without the trainer's wrappers, which contains the head; by default `model`.
-            keep_logits: whether the outputs must contain the logits.
+        """Return the loss and the student's outputs for a batch; without labels, the attention mask counts. `model` is
+        the student as the trainer calls it, and `unwrapped` contains its head. `normalizer` divides the sum over
+        tokens. `keep_logits` says whether the outputs must have the logits.
         """
         unwrapped = model if unwrapped is None else unwrapped
         base = without_wrappers(unwrapped)
