@@ -166,10 +166,6 @@ class HeadRows(TotalOperation):
         )
         return logit_divergence(RowDivergence(self.kind, self.temperature, self.dtype, self.labels), p, q)
 
-    def labels_of(self, rows: slice | Tensor) -> HardLabels | None:
-        """Return the labels of some positions."""
-        return None if self.labels is None else self.labels.of_rows(rows)
-
     def entropy(self, logits: Tensor) -> Tensor:
         """Return the student's entropy in each row, which is log(classes) - KL(student || uniform)."""
         uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
@@ -427,7 +423,8 @@ class _Side:
     ) -> Evaluation:
         """Return the values at `where`, and the gradients by both sides' logits, which the gradients overwrite."""
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
-        rows = RowDivergence(operation.kind, operation.temperature, labels=operation.labels_of(where))
+        labels = None if operation.labels is None else operation.labels.of_rows(where)
+        rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
 
 
@@ -445,7 +442,8 @@ class _StoredSide:
         self, operation: HeadRows, q: Tensor, where: slice | Tensor, weights: Weights, q_is_wanted: bool
     ) -> Evaluation:
         """Return the values of the positions `where`, and the gradients of log-probabilities and of logits `q`."""
-        rows, labels = self.rows.of_rows(where), operation.labels_of(where)
+        rows = self.rows.of_rows(where)
+        labels = None if operation.labels is None else operation.labels.of_rows(where)
         shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
         classes = rows.classes(labels, shard)
