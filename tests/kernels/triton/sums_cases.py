@@ -73,7 +73,7 @@ def by_triton(classes: SelectedClasses, logits: Tensor, grad: Tensor, out: Tenso
     assert sums.shape == (len(logits), 1 if classes.labels is None else 4)
     gradient = torch.full_like(logits, 7) if out is None else out
     with mock.patch.object(triton_sums, "write_exponentials", wraps=triton_sums.write_exponentials) as kernel:
-        classes.write_gradient(logits, columns, sums, grad, gradient)
+        classes.write_gradient(logits, (columns, sums), grad, gradient)
     assert kernel.called
     return Results(columns, gradient)
 
@@ -490,7 +490,7 @@ if DEVICE == "cuda":  # chosen when the cases are collected
 
         def compute() -> Tensor:
             columns, sums = classes.read(logits)
-            classes.write_gradient(logits, columns, sums, grad, gradient)
+            classes.write_gradient(logits, (columns, sums), grad, gradient)
             return columns
 
         compute()  # compiles
