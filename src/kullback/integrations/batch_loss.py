@@ -13,10 +13,13 @@ from torch import Tensor
 from kullback.common.constraints import Arguments, OfType
 from kullback.common.words import NO_LABEL as _NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
-from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
-from kullback.integrations.model_heads import ModelHead
-from kullback.integrations.model_reading import (
+from kullback.integrations.models import (
     Features,
+    ModelHead,
+    check_apart,
+    check_statistics,
+    evaluating,
+    freeze,
     is_encoder_decoder,
     logits_of,
     no_cache,
@@ -92,15 +95,11 @@ _ARGUMENTS = Arguments(
 class BatchLoss:
     """The loss of a student's predictions on a batch, with a teacher's predictions on the same batch.
 
-    Arguments:
-        call: the trainer, for messages.
-        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory, and whose
-            logits are in float32 also under autocast.
-        teacher: the teacher; None if the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
-            ``teacher_log_probs``.
-        causal: whether the label of a position's logits is the next token; None to follow the student's class.
-        otherwise: the value that replaces `causal` if `causal` is None and the student's class does not determine it.
-        has_counts: whether the trainer counts the labels that are not -100, and passes their number as `normalizer`.
+    A `LinearDistillationLoss` never has all logits in memory, and its logits are in float32 also under autocast.
+    Without a `teacher`, the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
+    ``teacher_log_probs``. `causal` says whether the label of a position's logits is the next token. None follows the
+    student's class, or `otherwise` if the class leaves it open. `has_counts` says whether the trainer counts the labels
+    that are not -100, and passes their number as `normalizer`.
     """
 
     def __init__(

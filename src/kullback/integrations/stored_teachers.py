@@ -14,7 +14,7 @@ from kullback.common.constraints import Arguments, OneOf
 from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
-from kullback.integrations.model_reading import Features
+from kullback.integrations.models import Features
 
 __all__ = ["StoredTeacherCollator"]
 
