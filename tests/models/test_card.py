@@ -22,6 +22,7 @@ from kullback.io import Reference
 from kullback.io.safetensors_file import encoded_header
 from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
 from kullback.models.text import documents_of_runs, take_texts
+from kullback.report.document import Findings
 from kullback.report.subjects import document
 from tests.models.bytes_model import BytesModel
 from tests.refusals import refused
@@ -113,6 +114,7 @@ def test_the_card_gives_the_numbers_of_its_reference(
     ("stated", "wanted"),
     [
         ({"context": 64}, r"^32, as in .*reference\.klref$"),
+        ({"context": 512}, "^32, as in"),  # the default, but stated
         ({"score": "all"}, "^second-half, as in"),
         ({"most_windows": 3}, "^all 65 windows, as in"),
     ],
@@ -134,6 +136,34 @@ def test_a_setting_that_is_not_the_reference_s_is_refused(
         same = {"context": 32, "score": "second-half", "most_windows": 65}[name]
         for cut in (Cut(), Cut(**{name: same})):
             assert means(compare_models(made[1] / file, NEAR, text, cut=cut))
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_notes_name_the_units_of_the_intervals(*, independent: bool) -> None:
+    for text, units in ((WORDS, "65 windows"), (DOCUMENTS, "15 documents")):
+        result = compare_models(BASE, NEAR, text, cut=CUT, run=Run(independent=independent))
+        notes = result.candidates[0].comparison.notes
+        assert any(f"assume that the {units} are" in note for note in notes) or not independent
+        assert units.split()[1] in notes[0]
+        assert "cluster" not in " ".join(notes)
+
+
+def test_a_note_that_does_not_hold_for_all_candidates_names_its_own() -> None:
+    same = BytesModel("same", BASE.table)
+    notes = document(compare_models(BASE, [same, NEAR, FAR], WORDS, cut=CUT)).blocks[-1]
+    assert isinstance(notes, Findings)
+    findings = str(notes)
+    assert "same: No interval for " in findings
+    assert "far: At 95 % confidence" in findings
+    alone = str(document(compare_models(BASE, same, WORDS, cut=CUT)).blocks[-1])
+    assert "same: " not in alone
+
+
+def test_a_stated_default_score_is_not_the_reference_s(tmp_path: Path) -> None:
+    record_reference(BASE, WORDS, tmp_path / "all.klref", cut=Cut(context=32, score="all"))
+    with refused(ArgumentValueError, argument="score", wanted="^all, as in", got="second-half"):
+        compare_models(tmp_path / "all.klref", NEAR, cut=Cut(score="second-half"))
+    assert compare_models(tmp_path / "all.klref", NEAR).score == "all"
 
 
 def test_the_notes_say_the_numbers_of_both(made: tuple[ModelComparison, Path]) -> None:
@@ -351,6 +381,9 @@ SPOILED = {
     ),
     "other tokens": lambda card: edited(card, lambda held: held["text"].update(tokens_sha256="0" * 64)),
     "other hash": lambda card: edited(card, lambda held: held["reference"].update(sha256="0" * 64)),
+    "a number for the hash of weights": lambda card: edited(
+        card, lambda held: held["candidates"][0].update(weights_sha256=7)
+    ),
     "a number for a hash": lambda card: edited(card, lambda held: held["reference"].update(sha256=7)),
     "another reference": lambda card: record_reference(FAR, WORDS, card / "reference.klref", cut=CUT),
     "cut reference": lambda card: (card / "reference.klref").write_bytes(
@@ -386,7 +419,7 @@ def test_what_cannot_be_recorded_is_refused_and_the_remedies_work(tmp_path: Path
         compare_models(BASE, NEAR, WORDS, cut=CUT, record=7)  # pyright: ignore[reportArgumentType]
     with refused(FileError, got="No such file"):
         compare_models(BASE, NEAR, WORDS, cut=CUT, record=tmp_path / "none" / "base.klref")
-    with refused(ArgumentValueError, instead=r"record=None \(without --card\)"):
+    with refused(ArgumentValueError, instead="^record=None$"):
         compare_models("http://127.0.0.1:9", NEAR, WORDS, cut=CUT, record=path)
     assert not path.exists()
     plain = compare_models(BASE, NEAR, WORDS, cut=CUT, record=None)

@@ -8,6 +8,7 @@ import click
 
 from kullback.cli.option import FILE, Option, complete_files
 from kullback.cli.option_command import command
+from kullback.cli.option_errors import in_options
 from kullback.cli.options import CONFIG, MODEL_OPTIONS, NO_PROGRESS, SEED
 from kullback.cli.outputs import check_files
 from kullback.cli.settings import Settings
@@ -70,10 +71,13 @@ def record(model: str, settings: Settings) -> None:
         [("--text", text), ("--config", settings["--config"])], [output], [model, *settings["--head"]]
     )
     arguments = settings.arguments()
-    cut, loading = taken(Cut, arguments), taken(Loading, arguments)
-    [opened] = with_heads([model], settings["--head"], cut=cut, loading=loading)
     written = 0
-    with progress_bar("tokens", show=not settings["--no-progress"], patience=0) as update:
+    with (
+        progress_bar("tokens", show=not settings["--no-progress"], patience=0) as update,
+        in_options(settings.flags | {"model": "MODEL", "texts": "--text", "path": "--output"}),
+    ):
+        cut, loading = taken(Cut, arguments), taken(Loading, arguments)
+        [opened] = with_heads([model], settings["--head"], cut=cut, loading=loading)
 
         def progress(done: int, total: int | None) -> None:
             nonlocal written

@@ -95,7 +95,7 @@ def groups_of(
         raise _wrong(wanted, got, {"groups": "re:[0-9]+"})
     if rule == ROLE and len(present) == 1:
         got = f"those of {quoted(kept[0])} alone"
-        raise _wrong("scored tokens of several roles", got, "score='all' (--score all)")
+        raise _wrong("scored tokens of several roles", got, {"score": "all"})
     require_few("Cut", "groups", len(present), [*present], _FEWER)
     order = sorted(dict.fromkeys([*expected, *present]), key=lambda name: name in (REST, TEMPLATE))
     places = {name: place for place, name in enumerate(order)}

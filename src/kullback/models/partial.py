@@ -287,7 +287,7 @@ class ReferencePairing(_PartialPairing):
                 self._measured_as[name],
                 chosen=chosen,
                 cluster=settings.clusters.numbers,
-                in_order=bool(settings.clusters.in_order),
+                in_order=settings.clusters.in_order,
                 bootstrap=settings.run.bootstrap,
                 generator=torch.Generator().manual_seed(settings.seed),
             )

@@ -193,9 +193,11 @@ class Cut:
     first token of each window.
 
     Attributes:
-        context: the number of tokens in a window, and the largest number of tokens in a conversation.
+        context: the number of tokens in a window, and the largest number of tokens in a conversation. None for that of
+            a reference file, or 512 without such a file.
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window. ``"all"`` scores all
             tokens but the first. ``"assistant"`` scores the replies in conversations and the completions of prompts.
+            None for that of a reference file, or ``"second-half"`` without such a file.
         most_windows: the largest number of windows to read; None for all windows.
         groups: the groups of scored tokens, in each of which every statistic is computed too; None for no groups.
             ``"role"`` groups by the role of the message, or ``"prompt"`` and ``"completion"``. Tokens that a template
@@ -215,14 +217,19 @@ class Cut:
         kullback.errors.ArgumentValueError: Cut(context=...): wanted an integer of 3 or more; got 2. Write: context=512
     """
 
-    context: int = 512
-    score: Score = "second-half"
+    context: int | None = None
+    score: Score | None = None
     most_windows: int | None = None
     groups: str | None = None
 
     def __post_init__(self) -> None:
         _CUT.settle(self)
         pattern_of(self.groups or "")
+
+    @property
+    def chosen(self) -> tuple[int, Score]:
+        """The context and the score, with the defaults for None."""
+        return self.context or 512, self.score or "second-half"
 
     def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
         """Return the windows of a text in a model's tokens, and the number of each window's document.
@@ -232,18 +239,14 @@ class Cut:
             ModelError: the text is shorter than a window, a conversation is longer than a window, or the template
                 changes a reply.
         """
-        context, score, most = self.context, self.score, self.most_windows
+        (context, score), most = self.chosen, self.most_windows
         if score != "all" and text.are_conversations != (score == "assistant"):
             wanted = (
                 "conversations with score='assistant', and no other text" if score == "assistant" else "text"
             )
             got = "conversations" if text.are_conversations else "text"
-            instead = (
-                "score='assistant' (--score assistant), or score='all'"
-                if text.are_conversations
-                else "score='second-half'"
-            )
-            raise invalid_value("Cut", "score", wanted=wanted, got=got, instead=instead)
+            instead = "assistant" if text.are_conversations else "second-half"
+            raise invalid_value("Cut", "score", wanted=wanted, got=got, instead={"score": instead})
         cuts: list[tuple[int, list[int], list[bool]]] = []
         for number, document in enumerate(text.documents):
             if isinstance(document, str):

@@ -531,6 +531,16 @@ def _reason(result: ModelComparison) -> str:
 
 
 def _notes(result: ModelComparison) -> list[str]:
-    """Return the notes of the comparison and of every candidate, without duplicates."""
-    every = [note for candidate in result.candidates for note in candidate.comparison.notes]
+    """Return the notes of the comparison and of every candidate, without duplicates.
+
+    A note that does not hold for every candidate begins with the names of its candidates.
+    """
+    names_of: dict[str, list[str]] = {}
+    for candidate in result.candidates:
+        for note in dict.fromkeys(candidate.comparison.notes):
+            names_of.setdefault(note, []).append(candidate.model.name)
+    every = (
+        note if len(names) == len(result.candidates) else f"{', '.join(names)}: {note.removeprefix('Q: ')}"
+        for note, names in names_of.items()
+    )
     return list(dict.fromkeys([*result.notes, *every]))

@@ -225,8 +225,7 @@ def brief_remarks(comparison: Comparison) -> list[str]:
 
 def warnings_of(notes: Iterable[str]) -> list[str]:
     """Return the remarks of sources that their authors made warnings, as in `kullback.io.RowStream.caveats`."""
-    sides = tuple(f"{side}: {WARNING}" for side in ("P", "Q", "P and Q"))
-    return [note for note in notes if note.startswith(sides)]
+    return [note for note in notes if f": {WARNING}" in note]
 
 
 def brief_groups(comparison: Comparison, candidate: str | None = None) -> Table:
