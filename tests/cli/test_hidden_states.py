@@ -124,7 +124,16 @@ def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:
         ("compare", base, served, *head, *head): "wanted one head, that of the model",
         ("compare", base, int8, "--text", words, *head): "leave --head out",
         ("compare", base, served, *head, "--text", words, "--context", 50): "at index",
-        ("compare", base, served, *head, "--score", "assistant"): "--score all",
+        ("compare", base, served, *head, "--score", "assistant"): "Write: --score all",
+        ("compare", base, served, *head, "--context", 512): "wanted 48, as in",
+        (
+            "compare",
+            base,
+            served,
+            "--head",
+            folders.other_tokenizer(),
+        ): "name the model that made these files (--head)",
+        ("record", served, *head, "--score", "assistant", "-o", tmp_path / "x.klref"): "Write: --score all",
         ("compare", served, int8, *head, "--noise-floor"): "a file or server; leave --noise-floor out",
         (
             "compare",

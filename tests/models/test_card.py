@@ -145,6 +145,14 @@ def test_notes_name_the_units_of_the_intervals(*, independent: bool) -> None:
         notes = result.candidates[0].comparison.notes
         assert any(f"assume that the {units} are" in note for note in notes) or not independent
         assert units.split()[1] in notes[0]
+        unseen = (
+            "windows"
+            if units == "65 windows" and independent
+            else "documents"
+            if text is DOCUMENTS
+            else "blocks"
+        )
+        assert f"of all {unseen} may be of unseen kinds" in str(document(result).brief)
         assert "cluster" not in " ".join(notes)
 
 
@@ -152,7 +160,8 @@ def test_a_note_that_does_not_hold_for_all_candidates_names_its_own() -> None:
     same = BytesModel("same", BASE.table)
     notes = document(compare_models(BASE, [same, NEAR, FAR], WORDS, cut=CUT)).blocks[-1]
     assert isinstance(notes, Findings)
-    findings = str(notes)
+    findings, brief = str(notes), str(document(compare_models(BASE, [same, NEAR], WORDS, cut=CUT)).brief)
+    assert re.search(r"'near', '\d\.\d\d mnat'", brief)  # the unit is not that of 0
     assert "same: No interval for " in findings
     assert "far: At 95 % confidence" in findings
     alone = str(document(compare_models(BASE, same, WORDS, cut=CUT)).blocks[-1])
@@ -174,6 +183,14 @@ def test_the_notes_say_the_numbers_of_both(made: tuple[ModelComparison, Path]) -
     assert of_here is not None
     assert numbers == pytest.approx([card, *of_card, here, *of_here], rel=1e-3)
     [unknown] = compare_models(made[1], NEAR, run=Run(bootstrap=0)).notes
+    assert unknown.endswith("without both intervals, they cannot be compared.")
+
+
+def test_an_unknown_interval_on_a_card_is_not_compared(card: Path) -> None:
+    edited(
+        card, lambda held: [each["kl_pq"].update(interval=["NaN", "Infinity"]) for each in held["candidates"]]
+    )
+    [unknown] = compare_models(card, NEAR).notes
     assert unknown.endswith("without both intervals, they cannot be compared.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -85,7 +86,7 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
         values = f"{number(card.mean)} (95% CI {interval(card.interval)}), here {number(here.mean)} "
         values += f"(95% CI {interval(here.interval)})"
         kept = notes
-        if card.interval is None or here.interval is None:
+        if card.interval is None or here.interval is None or math.isnan(sum(card.interval)):
             outcome = "without both intervals, they cannot be compared"
         elif max(card.interval[0], here.interval[0]) <= min(card.interval[1], here.interval[1]):
             outcome = "the intervals overlap"

@@ -448,8 +448,8 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
         raise invalid_value(
             "Run",
             "llama_cpp",
-            wanted="False if not all logits are known",
-            got="True",
+            wanted="sides that give all logits, for the lines of llama.cpp",
+            got="a side that gives some",
             instead={"llama_cpp": False},
         )
     if any(_has_draws(one) and isinstance(other, DenseSide) for one, other in ((base, side), (side, base))):

@@ -76,10 +76,12 @@ def groups_of(
         )
         expected = [*(pattern.groupindex or [MATCH])]
     elif origins is None:
-        wanted = "a text, whose messages or records give the groups"
-        raise _wrong(
-            wanted, f"{quoted(rule)} without a text", "texts=pathlib.Path('chat.jsonl') (--text FILE)"
+        wanted, got = (
+            "a text, whose messages or records give the groups",
+            f"groups {quoted(rule)} without a text",
         )
+        instead = "texts=pathlib.Path('chat.jsonl')"
+        raise invalid_value("compare_models", "texts", wanted=wanted, got=got, instead=instead)
     elif rule == ROLE:
         names, expected = chain.from_iterable(_roles(cast("LanguageModel", model), origins)), []
     else:
@@ -132,11 +134,8 @@ def _roles(model: LanguageModel, origins: Origins) -> Iterator[list[str]]:
     for number in origins.of_window.tolist():
         document = origins.documents[number]
         if isinstance(document, str):
-            wanted, instead = (
-                "conversations, or prompts with completions",
-                "groups='re:[0-9]+', or a key of the records",
-            )
-            raise _wrong(wanted, f"groups={ROLE!r} for plain text", instead)
+            wanted = "conversations, or prompts with completions"
+            raise _wrong(wanted, f"{ROLE!r} for plain text", {"groups": "re:[0-9]+"})
         yield token_roles(model, document, number + 1)
 
 

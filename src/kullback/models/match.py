@@ -156,13 +156,11 @@ def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder 
 
 
 def _cut_of(holder: Holder, cut: Cut) -> Cut:
-    """Return how the text of a reference was cut; other sides give back `cut`.
+    """Return how the text of the stored windows was cut.
 
     Raises:
-        ArgumentValueError: `cut` has another context or score than the reference, or fewer windows.
+        ArgumentValueError: `cut` has another context or score than the windows, or fewer windows.
     """
-    if not isinstance(holder, Reference):
-        return cut
     stored, size = _stored_settings(holder), len(_windows_of(holder))
     for name, value in stored.items():
         if (chosen := getattr(cut, name)) not in (None, value):
@@ -356,7 +354,9 @@ def _require_fingerprint(name: str, fingerprint: str | None, holder: Holder) -> 
             got=(
                 f"another (fingerprint {printable(str(fingerprint)[:12])} for {printable(str(wanted)[:12])})"
             ),
-            instead="compare with the model itself, whose tokens can be matched by their bytes",
+            instead="compare with the model itself, whose tokens can be matched by their bytes"
+            if isinstance(holder, Reference)
+            else "name the model that made these files (--head)",
         )
 
 

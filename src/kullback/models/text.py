@@ -258,15 +258,20 @@ class Cut:
                 cuts = cuts[:most]
                 break
         cuts = [window for window in cuts if any(window[2])]
+        if not cuts and text.are_conversations:
+            wanted, got = "conversations with a reply", "no reply"
+            raise invalid_value("Cut", "score", wanted=wanted, got=got, instead={"score": "all"})
         if not cuts:
+            least = context if text.running else FEWEST_TOKENS
+            lengths = (len(model.encode(each)) for each in text.documents if isinstance(each, str))
+            tokens = max(lengths, default=0) + (model.bos is not None)
+            fits = text.running and tokens >= FEWEST_TOKENS
             raise ModelError.at(
                 "text",
                 "text",
-                wanted=f"at least one window of {context} tokens",
-                got="fewer tokens in all",
-                instead=(
-                    f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
-                ),
+                wanted=f"at least one window of {least} tokens",
+                got=f"{tokens}",
+                instead="give a longer text" + f" or a smaller context (--context {tokens})" * fits,
             )
         lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in cuts)], device="cpu")
         windows = Windows(

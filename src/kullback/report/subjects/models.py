@@ -185,7 +185,7 @@ def _brief_scoreboard(result: ModelComparison) -> Table:
     """Return a table of the closest candidates, with all divergences in one unit."""
     candidates = result.candidates[:WORST_IN_BRIEF]
     divergences = [each.comparison.divergences[KL_PQ] for each in candidates]
-    unit = Unit.of(divergences[0].mean)
+    unit = Unit.of(next((kl.mean for kl in divergences if kl.mean), 0.0))
     means = unit.write([kl.mean for kl in divergences])
     ends = unit.write([end for kl in divergences for end in kl.ends])
     rows = [
@@ -316,8 +316,10 @@ def _frame(result: ModelComparison) -> Frame:
 
 def _scoreboard(result: ModelComparison) -> Table:
     """Return the table of the base and the candidates, the best candidate first."""
-    first = result.candidates[0].comparison.labels
-    base = "" if first is None else number(first.perplexity_p.mean)
+    labels_of = [each.comparison.labels for each in result.candidates]
+    bases = {"" if labels is None else number(labels.perplexity_p.mean) for labels in labels_of}
+    # The base's perplexity depends on the candidate if candidates share other classes with it, or were read less far.
+    base = bases.pop() if len(bases) == 1 else ""
     rows = [[f"{result.base.name} (base)", "", "", base, "", "", "", "", *_size_and_bits(result.base)]]
     for candidate in result.candidates:
         comparison, labels = candidate.comparison, candidate.comparison.labels

@@ -31,7 +31,8 @@ def until_sure(result: ModelComparison) -> list[str]:
     if spared:
         first += " Windows are numbered in this order."
     if run.is_decided and spared:
-        first += f" {counted(spared, run.unit)} ({min(99, round(100 * spared / run.units))} %) were spared."
+        were = "was" if spared == 1 else "were"
+        first += f" {counted(spared, run.unit)} ({min(99, round(100 * spared / run.units))} %) {were} spared."
     elif spared:
         first += f" A run with more {units} (--windows) may decide it; with --resume, it continues this one."
     infinite = {
