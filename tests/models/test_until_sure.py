@@ -21,7 +21,7 @@ from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, 
 from kullback.report import json as report
 from kullback.report.document import Table
 from kullback.report.subjects import document
-from kullback.report.subjects.until_sure import until_sure
+from kullback.report.subjects.models import until_sure
 from tests.models.bytes_model import BYTES, BytesModel
 from tests.models.tiny import text
 from tests.refusals import refused

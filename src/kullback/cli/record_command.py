@@ -8,10 +8,9 @@ import click
 
 from kullback.cli.option import FILE, Option, complete_files
 from kullback.cli.option_command import command
-from kullback.cli.option_errors import in_options
 from kullback.cli.options import CONFIG, MODEL_OPTIONS, NO_PROGRESS, SEED
 from kullback.cli.outputs import check_files
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.common.progress import progress_bar
 from kullback.common.shared_constraints import STORED_TOP, TAIL_DRAWS
 from kullback.common.words import is_hidden_states
