@@ -191,20 +191,25 @@ def test_the_commands_of_the_readme_run_in_another_folder(
 def test_other_weights_of_the_same_name_are_a_warning_in_the_short_output(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, weights in {"card": "card", BF16: BF16, INT8: BF16}.items():
+    for name, weights in {"card": "card", INT8: BASE, "renamed": BF16}.items():
         shutil.copytree(place / weights, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    result = run("compare", "card", BF16, INT8, "--json", "again.json")
+    result = run("compare", "card", INT8, "renamed", "--json", "again.json")
     assert result.exit_code == 0, result.output
-    hashes = {each["name"]: each["weights_sha256"][:12] for each in record(place / "card")["candidates"]}
+    fields = record(Path("card"))
+    hashes = {each["name"]: each["weights_sha256"][:12] for each in [*fields["candidates"], fields["base"]]}
     warning = (
         f"{INT8}: warning: its weight files are not those of the card (SHA-256 {hashes[INT8]} on the card, "
-        f"{hashes[BF16]} here)."
+        f"{hashes[BASE]} here)."
     )
-    assert warning in " ".join(result.stdout.split())
+    words = " ".join(result.stdout.split())
+    assert words.count(warning) == 1
+    assert f"Mean KL(P||Q) of {INT8} on the card is" in words
     notes = json.loads(Path("again.json").read_text())["notes"]
     assert [note for note in notes if "warning" in note] == [warning]
-    fields = record(Path("card"))
+    assert any(
+        f"of {BF16} on the card" in note and note.endswith("overlap.") for note in notes
+    )  # by its weights
     del fields["candidates"][1]["weights_sha256"]  # as on a card of an earlier version
     Path("card", "card.json").write_text(json.dumps(fields))
     assert "warning" not in run("compare", "card", INT8).stdout

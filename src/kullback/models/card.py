@@ -73,13 +73,16 @@ def tokens_hash(windows: Windows) -> str:
 
 
 def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
-    """Return a sentence for each candidate that a card lists by the same name, with the number on the card.
+    """Return a sentence for each candidate that a card lists, by its weights or its name, with the number on the card.
 
     Candidates whose interval does not overlap the card's, or whose weights are other ones, are first.
     """
     listed, notes, others = _read(folder, "base").candidates, list[str](), list[str]()
     for candidate in candidates:
         name, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
+        weights = candidate.weights_sha256
+        same = [each for each in listed if weights is not None and listed[each].weights == weights]
+        name = same[0] if same and name not in same else name
         if name not in listed:
             continue
         card = listed[name]
@@ -93,8 +96,8 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
         else:
             outcome = "the intervals do not overlap, so this is another model, or it ran in another way"
             kept = others
-        if card.weights is not None and candidate.weights_sha256 not in (None, card.weights):
-            hashes = f"SHA-256 {card.weights[:12]} on the card, {str(candidate.weights_sha256)[:12]} here"
+        if card.weights is not None and weights is not None and weights != card.weights:
+            hashes = f"SHA-256 {card.weights[:12]} on the card, {weights[:12]} here"
             others.insert(0, f"{name}: {WARNING}its weight files are not those of the card ({hashes}).")
         kept.append(f"Mean KL(P||Q) of {name} on the card is {values}: {outcome}.")
     return [*others, *notes]

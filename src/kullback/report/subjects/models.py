@@ -167,9 +167,10 @@ def _brief(result: ModelComparison) -> Brief:
     else:
         size = f"{counted(len(result.candidates), 'candidate')} against {result.base.name}: {tokens}"
         blocks = [_brief_scoreboard(result)]
-    blocks += result.repeats[:1]
+    warnings = warnings_of(_notes(result))
+    blocks += [each for each in result.repeats if each not in warnings][:1]
     blocks += brief_remarks(best.comparison)
-    blocks += warnings_of(_notes(result))
+    blocks += warnings
     blocks += until_sure(result)
     if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
