@@ -207,11 +207,17 @@ def test_other_weights_of_the_same_name_are_a_warning_in_the_short_output(
     assert f"Mean KL(P||Q) of {INT8} on the card is" in words
     notes = json.loads(Path("again.json").read_text())["notes"]
     assert [note for note in notes if "warning" in note] == [warning]
-    assert any(
-        f"of {BF16} on the card" in note and note.endswith("overlap.") for note in notes
-    )  # by its weights
+    [by_weights] = [
+        note for note in notes if f"of {BF16}, whose weight files renamed has, on the card is" in note
+    ]
+    assert by_weights.endswith("overlap.")
+    (tmp_path / "renamed").replace(tmp_path / "elsewhere")
+    shutil.copytree(place / BF16, tmp_path / INT8, dirs_exist_ok=True)  # another candidate of the card
+    words = " ".join(run("compare", "card", INT8).stdout.split())
+    assert f"of {BF16}, whose weight files {INT8} has, on the card is" in words
     del fields["candidates"][1]["weights_sha256"]  # as on a card of an earlier version
     Path("card", "card.json").write_text(json.dumps(fields))
+    shutil.copytree(place / BASE, tmp_path / INT8, dirs_exist_ok=True)
     assert "warning" not in run("compare", "card", INT8).stdout
 
 

@@ -79,16 +79,16 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
     """
     listed, notes, others = _read(folder, "base").candidates, list[str](), list[str]()
     for candidate in candidates:
-        name, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
+        own, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
         weights = candidate.weights_sha256
         same = [each for each in listed if weights is not None and listed[each].weights == weights]
-        name = same[0] if same and name not in same else name
+        name = same[0] if same and own not in same else own
         if name not in listed:
             continue
         card = listed[name]
         values = f"{number(card.mean)} (95% CI {interval(card.interval)}), here {number(here.mean)} "
         values += f"(95% CI {interval(here.interval)})"
-        kept = notes
+        kept = others if own in listed and own != name else notes
         if card.interval is None or here.interval is None or math.isnan(sum(card.interval)):
             outcome = "without both intervals, they cannot be compared"
         elif max(card.interval[0], here.interval[0]) <= min(card.interval[1], here.interval[1]):
@@ -99,7 +99,8 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
         if card.weights is not None and weights is not None and weights != card.weights:
             hashes = f"SHA-256 {card.weights[:12]} on the card, {weights[:12]} here"
             others.insert(0, f"{name}: {WARNING}its weight files are not those of the card ({hashes}).")
-        kept.append(f"Mean KL(P||Q) of {name} on the card is {values}: {outcome}.")
+        on_card = name if name == own else f"{name}, whose weight files {own} has,"
+        kept.append(f"Mean KL(P||Q) of {on_card} on the card is {values}: {outcome}.")
     return [*others, *notes]
 
 
