@@ -101,12 +101,8 @@ class ParquetReader(Reader):
         return next(self.blocks(rows=stop - start, first=start))
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
-        return regroup(self._tensors(first, rows), rows, join_tensors)
-
-    def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:
-        """Yield tensors of at most `rows` rows, from row `start` to the end."""
-        for first, batch in self._batches(start, rows):
-            yield self._matrix(batch, first)
+        tensors = (self._matrix(batch, at) for at, batch in self._batches(first, rows))
+        return regroup(tensors, rows, join_tensors)
 
     def _batches(self, start: int, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, Arrow batch) from row `start` to the end; row groups that end before this row are not
