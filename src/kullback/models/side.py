@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.files import file_stamps
 from kullback.common.words import NO_LABEL
 from kullback.errors import ArgumentValueError, FileError, ModelError, invalid_value, printable
@@ -139,7 +140,7 @@ class DenseSide(ModelSide):
                 instead="use the text, the context and the score that the file was written with",
             )
         kind = source.metadata.get("model_kind", source.format)
-        dtype = source.metadata.get("dtype", str(source.dtype).removeprefix("torch."))
+        dtype = source.metadata.get("dtype", dtype_name(source.dtype))
         return cls(ModelInfo(str(source.path), kind, dtype, source.classes), windows, source)
 
 
