@@ -221,6 +221,7 @@ def test_other_weights_of_the_same_name_are_a_warning_in_the_short_output(
     assert "warning" not in run("compare", "card", INT8).stdout
 
 
+@pytest.mark.sweep
 def test_groups_by_key_repeat_with_the_text(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -344,10 +344,10 @@ def test_settings_that_do_not_fit_a_goal_are_refused_with_a_remedy(tmp_path: Pat
     reference = tmp_path / "base.klref"
     record_reference(base, words, reference, cut=CUT)
     with refused(ArgumentValueError, **unfit, got="some classes only", instead="until_sure=None"):
-        compare_models(reference, candidate, WORDS, cut=CUT, run=Run(until_sure="mean=0.01"))
-    compare_models(reference, candidate, WORDS, cut=CUT)
-    np.savetxt(tmp_path / "q.csv", np.zeros((1400, BYTES)), delimiter=",")
+        compare_models(reference, candidate, words, cut=CUT, run=Run(until_sure="mean=0.01"))
+    compare_models(reference, candidate, words, cut=CUT)
+    np.savetxt(tmp_path / "q.csv", np.zeros((30 * 7, BYTES)), delimiter=",")
     with refused(ArgumentValueError, **unfit, got="from its beginning", wanted=r"\.npy"):
-        compare_models(base, tmp_path / "q.csv", WORDS, cut=CUT, loading=Loading(representation="logits"),
+        compare_models(base, tmp_path / "q.csv", words, cut=CUT, loading=Loading(representation="logits"),
                        run=Run(until_sure="mean=0.01"))  # fmt: skip
     compare_models(base, candidate, words, cut=CUT, run=Run(until_sure="mean=0.01"), noise_floor=None)
