@@ -159,8 +159,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number that may have an interval.
 
-        `reason` says why there is no interval. The interval comes from `rows` rows. A number with `is_exact` has no
-        sampling error.
+        `reason` explains a missing interval. The interval comes from `rows` rows. If `is_exact`, there is no sampling
+        error.
         """
         # No interval is needed if an infinite number is beyond the limit.
         is_beyond = math.isinf(value) and not self.is_kept_by(value)
@@ -425,7 +425,7 @@ OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
 )
 
-# The numbers of a mismatch on which limits can be set. All but the mean ratio have the name of their field.
+# The numbers of a mismatch that can have limits. All but the mean ratio have the name of their field.
 _OF_MISMATCH = ("k1", "k3", "naive_k3", "ratio", "effective_share", "sequence_effective_share", "past")
 
 

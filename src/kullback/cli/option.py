@@ -80,7 +80,7 @@ class _Word(_Checked, _Choice):
 
 
 class Names(_ParamType):
-    """A click type for at least `fewest` different names of columns, separated by commas or in a list, none empty."""
+    """A click type for at least `fewest` different, nonempty names of columns, separated by commas or in a list."""
 
     name = "text"
 

@@ -21,7 +21,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
 
     A script sorts tables and filters long lists; without scripts, the page shows everything. The page adapts to narrow
     screens, to dark mode and to paper. The same result always gives the same text.
-    The arguments are those of `document`.
+    `document` describes the arguments.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.

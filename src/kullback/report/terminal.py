@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **options: Any) -> None:
     """Print a result: the outcome, the limits, the tables and the remarks.
 
-    Divergences are in nats. Control characters are escaped. The other arguments are those of `document`.
+    Divergences are in nats. Control characters are escaped. `document` describes the other arguments.
 
     Example:
         >>> import torch
