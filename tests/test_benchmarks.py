@@ -150,6 +150,7 @@ def test_the_steps_take_turns_after_a_warm_up_and_only_the_run_is_timed() -> Non
     assert {name: len(x) for name, x in times.items()} == {"a": 3, "b": 3}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 2), (60.0, 5)])
 def test_the_rounds_end_with_the_time_but_not_before_the_least(seconds: float, rounds: int) -> None:
     timing = script("timing")

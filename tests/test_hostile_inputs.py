@@ -365,6 +365,7 @@ FAKE_NAMES = {**CALLS, **OF_SAMPLES}
 FAKE_NAMES.pop("KLDivergence")  # torchmetrics copies its states, which no fake tensor allows
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FAKE_NAMES)
 def test_fake_tensors_have_the_shape_of_the_answer_or_a_refusal(name, monkeypatch):
     real = FAKE_NAMES[name](unchanged)

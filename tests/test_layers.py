@@ -397,6 +397,7 @@ def caches_of(type_p, type_q):
     return list(caches.values())
 
 
+@pytest.mark.sweep
 def test_one_cache_holds_the_plan_of_a_pair():
     class OwnNormal(Normal):
         pass

@@ -635,6 +635,7 @@ def arm(rng: np.random.Generator, n: int, turned: float) -> np.ndarray:
     return place / (2 * np.pi) + 0.1 * rng.standard_normal((n, 2))
 
 
+@pytest.mark.sweep
 def test_skewness_joint_tails_and_narrow_differences_are_detected() -> None:
     """Without statistics for them, the test rejected in 5, 7 and 8 of the 15 repetitions."""
     cases = {

@@ -126,7 +126,7 @@ def texts(name: str) -> tuple[Floats, Floats]:
     return generator.permuted(values * sizes, axis=1) if name != "unequal sizes" else values * sizes, sizes
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["heavy tails", "rare rows", "clusters", "equal sides", "light tails"])
 @pytest.mark.parametrize("error", [0.05, 0.2])
 def test_no_look_of_ten_thousand_is_wrong_more_often_than_promised(name: str, error: float) -> None:

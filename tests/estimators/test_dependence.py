@@ -388,7 +388,7 @@ def panel_with_gaps(rng: np.random.Generator) -> Array:
     return x.ravel()[rng.random(960) > 0.15]
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("draw", "reason", "most"), [(grid, "as in a grid", 0), (panel_with_gaps, "a panel sorted by time", 3)]
 )

@@ -47,7 +47,7 @@ def nearest_neighbors(x, y):
     return np.log(other / own).mean(0) + math.log(len(y) / (len(x) - 1))
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["gauss1", "cauchy1"])
 def test_intervals_hold_the_divergence_as_often_as_they_say(name):
     _, found = estimates(name, 1000, 150)
@@ -81,7 +81,7 @@ def test_intervals_hold_a_divergence_of_zero():
     assert highs[np.isfinite(highs)].max() < 0.2
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(("n", "least"), [(300, 0.87), (1000, 0.99)])
 def test_a_part_of_a_uniform_outside_q_opens_the_interval(n, least):
     """3 % of P: nine draws of 300, where one or two are chance and five are not."""

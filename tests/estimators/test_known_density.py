@@ -388,6 +388,7 @@ UNEQUAL = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_unequal_clusters_and_weights_have_no_bias(name):
     """The mean value of 20 data sets is near the truth, and the intervals cover, for imbalances of every kind."""

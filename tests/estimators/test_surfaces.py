@@ -219,6 +219,7 @@ SHAPES: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("n", "d"), [(200, 2), (200, 6), (1000, 4), (1000, 10)])
 def test_draws_that_fill_space_are_not_refused(shape: str, n: int, d: int) -> None:

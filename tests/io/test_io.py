@@ -878,7 +878,7 @@ print(rows, peak() - before)
 """
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["npy", "npz", "npz-compressed", "safetensors", "pt"])
 def test_a_large_file_is_read_in_little_memory(name: str, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()

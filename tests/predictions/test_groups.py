@@ -216,7 +216,7 @@ def test_few_units_infinite_rows_and_one_row() -> None:
     assert "js" in unlabeled.groups["few"].against_rest
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(("windows", "least"), [(25, 0.93), (60, 0.93), (200, 0.93)])
 def test_intervals_of_differences_cover_where_groups_share_windows(windows: int, least: float) -> None:
     """The level of a window is in both groups, and decides how many of its rows are in which."""

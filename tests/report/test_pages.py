@@ -153,6 +153,7 @@ def test_text_stands_out_in_light_and_dark(open_page, shown, colors):
     assert too_faint(page, ["h1", *shown.texts.split("; ")]) == {}
 
 
+@pytest.mark.sweep
 def test_no_id_is_used_twice_and_every_reference_is_met(report):
     text = report.read_text(encoding="utf-8")
     ids = [attributes["id"] for _, attributes in Page(text).elements if "id" in attributes]

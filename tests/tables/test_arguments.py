@@ -210,6 +210,7 @@ def test_no_name_goes_raw_into_findings_reports_gates_and_errors(name):
         assert_tame(str(caught.value))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", HOSTILE[:4])
 def test_the_command_writes_no_name_raw(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -344,6 +344,7 @@ EXACT = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", EXACT)
 def test_numbers_that_differ_in_the_last_digit_are_two(name):
     dtype, (first, second, third, fourth) = EXACT[name]

@@ -257,6 +257,7 @@ class Recorded:
         return getattr(self.connection, name)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("suffix", "opened"),
     [("csv", ["open", "read_csv"]), ("parquet", ["read_parquet"]), ("ndjson", ["read_json"])],

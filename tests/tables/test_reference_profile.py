@@ -398,6 +398,7 @@ def unclear(text: str, p, q, **settings) -> tuple[str, ...]:
     return found.unclear
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "metric", ["psi", "kl_pq", "kl_qp", "js", "tv", "psi.value", "p_value.value", "p_adjusted.value"]
 )

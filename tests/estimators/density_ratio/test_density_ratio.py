@@ -70,7 +70,7 @@ def test_gaussian_draws():
     assert estimate.value.shape == ()
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 def test_twenty_dimensions_and_a_thousand_draws():
     mean = np.array([0.4] + [0.0] * 19)
     covariance = 0.3 ** np.abs(np.arange(20)[:, None] - np.arange(20))

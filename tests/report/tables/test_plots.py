@@ -95,7 +95,7 @@ def test_ticks_are_few_different_and_short(values):
 SPANS = np.geomspace(1e3, 6e16, 60)  # from a millisecond to 1,900 years, in microseconds
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("start", [-80_000.25, 0.0, 20_500.9])
 @style.context(["default", STYLE])
 def test_labels_of_dates_are_two_or_more_and_do_not_overlap(start):

@@ -101,7 +101,7 @@ def test_swapping_the_sides_swaps_the_directions():
 # Intervals
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "q", "n", "m"),
     [
