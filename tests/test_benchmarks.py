@@ -246,6 +246,7 @@ def test_every_public_call_has_its_growth_measured() -> None:
             assert script("render").exponent(row) < 1.4, row["name"]
 
 
+@pytest.mark.sweep
 def test_every_closed_form_in_cpp_is_measured_and_at_least_twice_as_fast_as_in_python() -> None:
     """As committed; a form between two families or a factor model that gains less leaves C++."""
     bench, document = (

@@ -179,6 +179,7 @@ def test_a_pipe_is_no_text(tmp_path: Path) -> None:
     assert "a pipe" in one_line(run("compare", folders.base(), folders.int8(), "--text", pipe))
 
 
+@pytest.mark.sweep
 def test_the_commands_of_the_page_on_less_text_run(
     words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ WITH_NOTES = {
 }
 
 
+@pytest.mark.sweep
 def test_notes_of_the_reverse_direction_exchange_the_names():
     """KL(Q || P) of (y, x) has the notes of KL(P || Q) of (x, y), with P and Q, p and q exchanged in the words."""
     other = {"P": "Q", "Q": "P", "p": "q", "q": "p"}

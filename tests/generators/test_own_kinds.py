@@ -383,6 +383,7 @@ def _logits(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([x, 2 * x, x * 0]), tensor(0.3, -1.0, 0.5)
 
 
+@pytest.mark.sweep
 def test_derivatives_by_autograd_are_those_of_formulas_by_every_route() -> None:
     def weighted(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
         return divergence(Logits(p), Logits(q), kind) * 1.5

@@ -252,6 +252,7 @@ def test_the_name_in_a_copied_reference_has_no_folders(tmp_path: Path) -> None:
         assert str(tmp_path).encode() not in path.read_bytes(), path
 
 
+@pytest.mark.sweep
 def test_one_model_at_a_time_repeats_to_the_last_digit(tmp_path: Path) -> None:
     result = compare_models(
         BASE, [NEAR, FAR], WORDS, cut=CUT, one_at_a_time=True, record=tmp_path / "base.klref"
@@ -299,6 +300,7 @@ def test_a_resumed_run_records_all_rows(tmp_path: Path, stopped_after: int) -> N
 DOCUMENTS = [WORDS[place : place + 70] for place in range(0, 450, 45)]
 
 
+@pytest.mark.sweep
 def test_documents_are_the_units_of_the_card_and_of_its_repetition(tmp_path: Path) -> None:
     direct = compare_models(BASE, NEAR, DOCUMENTS, cut=CUT, record=tmp_path / "base.klref")
     direct.to_card(tmp_path / "card")

@@ -307,6 +307,7 @@ def test_references_have_the_figures_of_each_group(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.sweep
 def test_top_classes_alone_give_bounds_of_each_group(tmp_path: Path) -> None:
     cut = Cut(context=64, score="all")
     path = tmp_path / "base.klref"
@@ -329,6 +330,7 @@ def test_top_classes_alone_give_bounds_of_each_group(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.sweep
 def test_groups_follow_windows_in_random_order() -> None:
     whole = compared(TEXT, "re:[0-9]+", cut={"context": 64})
     found = compared(TEXT, "re:[0-9]+", cut={"context": 64}, run=Run(until_sure="width=0.0001%"))
@@ -404,6 +406,7 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert list(found) == (["user", "assistant", "template"] if "role" in command else expected)
 
 
+@pytest.mark.sweep
 def test_the_short_table_of_groups_names_the_first_of_several_candidates() -> None:
     texts = records([number % 3 for number in range(24)])
     shown = brief(compared(texts, "kind", 0.3, 0.1))

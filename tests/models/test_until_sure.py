@@ -204,6 +204,7 @@ def test_a_resumed_run_reads_more_windows_and_none_twice(tmp_path: Path) -> None
     assert report.dumps(result) == report.dumps(expected)
 
 
+@pytest.mark.sweep
 def test_a_run_that_was_stopped_continues_and_less_text_than_before_is_read_from_the_file(
     tmp_path: Path,
 ) -> None:
@@ -291,6 +292,7 @@ def test_the_json_has_what_was_read() -> None:
     assert json.loads(report.dumps(compared(models(0.02), None, words=WORDS[:320])))["until_sure"] is None
 
 
+@pytest.mark.sweep
 def test_disjoint_intervals_of_a_run_until_a_limit_make_the_order_clear() -> None:
     result = compared(models(0.02, 0.3), "mean=0.01")
     near, far = (each.comparison.divergences["kl_pq"] for each in result.candidates)

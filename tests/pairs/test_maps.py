@@ -331,6 +331,7 @@ def test_tails_after_a_map_decide_what_is_infinite() -> None:
             assert float(divergence(p, q, kind)) == math.inf, (number, kind)
 
 
+@pytest.mark.sweep
 def test_wrappers_and_affine_maps_of_normal_vectors() -> None:
     """Renyi's divergence, and every other kind, sees the normal vector inside."""
     root = double([[1.0, 0.0], [0.5, 1.5]])

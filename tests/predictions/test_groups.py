@@ -104,6 +104,7 @@ def test_one_group_has_the_figures_of_all_rows(seed: int, clusters: bool) -> Non
     assert whole.groups["all"].against_rest == {}
 
 
+@pytest.mark.sweep
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.permutations(range(4)))
 def test_groups_sum_to_all_rows_and_keep_their_figures_under_other_names(seed: int, names: list[int]) -> None:

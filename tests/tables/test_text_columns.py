@@ -209,6 +209,7 @@ refuse("too few", REAL_P + ["?"] * 100, REAL_Q, "fewer than 90 % are written in 
 refuse("too few in Q", REAL_P, REAL_Q + ["?"] * 100, "fewer than 90 % are written in one way")
 
 
+@pytest.mark.sweep
 def test_what_is_not_certain_stays_categories_with_the_reason() -> None:
     for name, (p, q, reason) in REFUSED.items():
         for first, second in ((p, q), (q, p)):

@@ -99,6 +99,7 @@ def test_every_kind_is_within_its_error() -> None:
             assert float(error) < 0.1 * (0.1 + true), (kind, error)
 
 
+@pytest.mark.sweep
 def test_counts_and_vectors_too() -> None:
     n = torch.arange(200, dtype=torch.float64)
     p, q = Poisson(double(3.0)), Poisson(double(4.0))
