@@ -272,12 +272,8 @@ def summarize_rows(
 ) -> PartialRows:
     """Return the data that a reference file stores for rows of logits, on the CPU.
 
-    Arguments:
-        logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites these logits.
-        labels: the true classes, shape (rows,).
-        top: the number of most probable classes to keep.
-        uniforms: uniform random numbers from [0, 1) that determine the draws, shape (rows, draws).
-        start: the number of the first row.
+    The logits, float64 without NaN and +inf, are overwritten. `uniforms`, shape (rows, draws), are random numbers from
+    [0, 1) that determine the draws.
     """
     rows, classes = logits.shape
     device = logits.device

@@ -112,7 +112,7 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
         ("compare", base, int8): "--text FILE",
         ("compare", base, int8, "--text", tmp_path / "none.txt"): "wanted a readable file",
         ("compare", base, tmp_path / "none.gguf", "--text", words): "nothing there",
-        ("compare", base, int8, "--text", short): "--context 128",
+        ("compare", base, int8, "--text", short): "or a smaller context (--context ",
         ("compare", base, int8, "--text", words, "--labels", words): "--labels is for comparing predictions",
         ("compare", base, int8, "--text", words, "--bins", "5"): "--bins is for comparing tables",
         ("compare", base, int8, "--text", words, "--resume", words): "one of the other files",

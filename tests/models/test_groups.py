@@ -424,7 +424,7 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
         Cut(groups=3)  # pyright: ignore[reportArgumentType]
     with refused(ArgumentValueError, argument="groups", got="matches none", instead="re:"):
         compared(plain, "re:Q")
-    with refused(ArgumentValueError, argument="groups", got="'assistant' alone", instead="--score all"):
+    with refused(ArgumentValueError, argument="groups", got="'assistant' alone", instead="^score='all'$"):
         compared(chats, "role", cut={"score": "assistant"})
     assert compared(chats, "role", cut={"score": "all"})
     with refused(
@@ -482,7 +482,7 @@ def test_groups_need_a_model_that_reads_the_text(tmp_path: Path) -> None:
     with refused(ArgumentValueError, argument="groups", got="files alone", instead="^groups=None$"):
         compare_models(path, path, cut=Cut(groups="re:a"))
     assert compare_models(path, path)
-    with refused(ArgumentValueError, argument="groups", got="without a text", instead="--text FILE"):
+    with refused(ArgumentValueError, argument="texts", got="'role' without a text", instead="^texts="):
         compare_models(path, Chat(0.2), cut=Cut(groups="role"))
     cut, chats = Cut(context=256, score="all", groups="role"), [CONVERSATION] * 12
     record_reference(Chat(0.0, "base"), chats, path, top=16, cut=cut)
@@ -523,7 +523,7 @@ def test_conversations_may_be_scored_as_a_whole() -> None:
     assert result.candidates[0].comparison.divergences["kl_pq"].mean == pytest.approx(
         float(kl_of_rows(result.text).mean()), rel=1e-9
     )
-    with refused(ArgumentValueError, argument="score", instead="score='all'"):
+    with refused(ArgumentValueError, argument="score", instead="^score='assistant'$"):
         compared([CONVERSATION] * 12, None, cut={"score": "second-half"})
     without_reply = compared([[SYSTEM, USER]] * 12, "role")
     assert "assistant" not in without_reply.candidates[0].comparison.groups
@@ -536,3 +536,17 @@ def test_texts_keep_their_records(tmp_path: Path) -> None:
     assert [each and each["kind"] for each in take_texts("call", path).records] == ["a", "b"]
     with refused(FileError):
         compared(tmp_path / "nowhere.jsonl", "kind")
+
+
+def test_a_text_that_is_too_short_says_how_short_and_the_remedies_work() -> None:
+    base, other = BytesModel("base", torch.eye(256)), BytesModel("other", torch.zeros(256, 256))
+    with refused(ModelError, wanted="of 48 tokens", got="^5$", instead=r"a smaller context \(--context 5\)$"):
+        compare_models(base, other, "hello", cut=Cut(context=48))
+    assert compare_models(base, other, "hello", cut=Cut(context=5)).windows == 1
+    for short in ("he", ["h", "he"]):  # no context is small enough
+        with refused(ModelError, got="^2$", instead="^give a longer text$"):
+            compare_models(base, other, short, cut=Cut(context=48))
+    chats, cut = [[{"role": "user", "content": "hello"}]], Cut(context=99, score="assistant")
+    with refused(ArgumentValueError, argument="score", got="no reply", instead="^score='all'$"):
+        compare_models(Chat(0.0), Chat(0.2), chats, cut=cut)
+    assert compare_models(Chat(0.0), Chat(0.2), chats, cut=Cut(context=99, score="all")).windows == 1

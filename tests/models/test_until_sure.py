@@ -19,6 +19,8 @@ from kullback.errors import ArgumentValueError
 from kullback.io import RowStream, Windows
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, record_reference
 from kullback.report import json as report
+from kullback.report.document import Table
+from kullback.report.subjects import document
 from kullback.report.subjects.models import until_sure
 from tests.models.bytes_model import BYTES, BytesModel
 from tests.models.tiny import text
@@ -104,6 +106,10 @@ def test_a_decided_candidate_is_read_no_further_and_its_interval_holds_the_exact
     places = [in_order.index(window) for window in sides[0].read]
     assert places != sorted(places)
     assert max(places) > 150
+    # The candidates were read to different windows, over which the base has different perplexities.
+    scoreboard = document(result).blocks[0]
+    assert isinstance(scoreboard, Table)
+    assert [bool(row[3]) for row in scoreboard.rows] == [False, True, True]
     # The windows of the result are those that were read, in this order.
     assert [bytes(result.text.window(place)[0].tolist()) for place in range(units[0])] == sides[0].read
 
@@ -341,7 +347,7 @@ def test_settings_that_do_not_fit_a_goal_are_refused_with_a_remedy(tmp_path: Pat
         compare_models(reference, candidate, words, cut=CUT, run=Run(until_sure="mean=0.01"))
     compare_models(reference, candidate, words, cut=CUT)
     np.savetxt(tmp_path / "q.csv", np.zeros((30 * 7, BYTES)), delimiter=",")
-    with refused(ArgumentValueError, **unfit, got="from its beginning", instead=r"\.npy"):
+    with refused(ArgumentValueError, **unfit, got="from its beginning", wanted=r"\.npy"):
         compare_models(base, tmp_path / "q.csv", words, cut=CUT, loading=Loading(representation="logits"),
                        run=Run(until_sure="mean=0.01"))  # fmt: skip
     compare_models(base, candidate, words, cut=CUT, run=Run(until_sure="mean=0.01"), noise_floor=None)

@@ -1,8 +1,9 @@
 """A small HTTP server of a tiny model, for tests: it speaks as vLLM, SGLang, llama-server or OpenAI's API document.
 
 It computes with transformers. `server` makes it for a thread; ``python -m tests.models.tiny_server FOLDER`` runs it in
-a process of its own, and prints its port when it listens. The first part of a path says how it answers: ``/vllm``, ``/sglang``,
-``/openai``, ``/llama-server``, ``/recorded-...`` or ``/nothing``, with options behind it as in ``/vllm;busy=2``.
+a process of its own, and prints its port when it listens. The first part of a path says how it answers: ``/vllm``,
+``/sglang``, ``/openai``, ``/llama-server``, ``/recorded-...`` or ``/nothing``, with options behind it as in
+``/vllm;busy=2``.
 """
 
 from __future__ import annotations

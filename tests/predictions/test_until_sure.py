@@ -242,27 +242,27 @@ def test_the_order_of_two_near_candidates_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    "goal",
+    ("goal", "wanted"),
     [
-        "mean=",
-        "mean=0",
-        "mean=-1",
-        "mean=nan",
-        "top1=1",
-        "js.mean=0.7",
-        "p99=1",
-        "width=x%",
-        "",
-        "ordered",
-        3,
+        ("mean=", "'order'"),
+        ("mean=0", "^a limit of mean above 0$"),
+        ("mean=-1", "^a limit of mean above 0$"),
+        ("mean=nan", "'order'"),
+        ("top1=1", "^a limit of top1 above 0 and below 1$"),
+        ("js.mean=0.7", r"^a limit of js\.mean above 0 and below 0\.693147$"),
+        ("p99=1", "'order'"),
+        ("width=x%", "'order'"),
+        ("", "'order'"),
+        ("ordered", "'order'"),
+        (3, "'order'"),
     ],
 )
-def test_what_is_no_goal_is_refused_with_a_remedy(goal: str) -> None:
+def test_what_is_no_goal_is_refused_with_a_remedy(goal: str, wanted: str) -> None:
     with refused(
         ArgumentValueError,
         call="Run",
         argument="until_sure",
-        wanted="'order'",
+        wanted=wanted,
         instead="until_sure='mean=0.01'",
     ):
         Run(until_sure=goal)

@@ -12,7 +12,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.errors import invalid_type
 from kullback.integrations.batch_loss import BatchLoss
-from kullback.integrations.model_reading import is_dispatched, logits_of
+from kullback.integrations.models import is_dispatched, logits_of
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationModule"]

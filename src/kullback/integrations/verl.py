@@ -85,21 +85,13 @@ def top_k_loss(
     ) -> dict[str, Tensor]:
         log_probs, ids = (_of_ranks(x, student_logits) for x in (teacher_topk_log_probs, teacher_topk_ids))
         masses = _masses(student_logits.detach(), log_probs.detach(), ids.long())
-        is_empty = _is_empty(log_probs)
+        # A row that gives the probability 1 to several tokens predicts nothing.
+        is_empty = (log_probs == 0).all(-1) & (log_probs.shape[-1] > 1)
         rows = teacher(*_without_empty(is_empty, ids.long(), log_probs), tail=tail)
         losses = top_k_divergence(kind, rows, student_logits)
         return {"distillation_losses": torch.where(is_empty, 0, losses), **masses}
 
     return compute
-
-
-def _is_empty(log_probs: Tensor) -> Tensor:
-    """Return whether each row predicts nothing: it gives the probability 1 to several tokens."""
-    return (
-        (log_probs == 0).all(-1)
-        if log_probs.shape[-1] > 1
-        else torch.zeros_like(log_probs[..., 0], dtype=torch.bool)
-    )
 
 
 def _without_empty(is_empty: Tensor, ids: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,21 +103,18 @@ def transformable(
     """Return the values of `operation`, which torch.func, torch.compile and forward mode can transform. Tensors that
     torch.func may transform must be arguments here: attributes of `operation` count as constants.
     """
-    if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
+    # Custom functions do not support forward mode twice, nor second derivatives in a compiled graph, where the tensors
+    # that they saved count as constants.
+    is_compiling = torch.compiler.is_compiling()
+    needs_plain_expression = is_differentiated_in_graph() if is_compiling else open_transforms("Jvp") > 1
+    if needs_plain_expression or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
     # torch.compile does not support a custom function that defines forward-mode derivatives. While torch compiles, the
     # function without such derivatives is used.
-    function = _Transformable if torch.compiler.is_compiling() else _ForwardTransformable
+    function = _Transformable if is_compiling else _ForwardTransformable
     return function.apply(operation, first, second, third)[0]
-
-
-def _needs_plain_expression() -> bool:
-    """Return whether torch.func differentiates the call in a way that a custom function does not support. These ways
-    are forward mode twice, and second derivatives in a compiled graph, where saved tensors count as constants.
-    """
-    return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
 
 def _is_backward_of_forward() -> bool:
@@ -154,12 +151,7 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
     infinite, the result has only a first derivative. The second derivative may be NaN there, and 0 * NaN would make the
-    first derivative NaN too.
-
-    Arguments:
-        value: the values of the rows, without derivatives.
-        changes: a function of tensors and their steps that returns the directional derivatives of the values.
-        tensors: the arguments of `changes`; None and integer tensors have no derivatives.
+    first derivative NaN too. None and integer tensors have no derivatives.
     """
     is_infinite = (value == torch.inf).reshape(*value.shape[:1], -1).any(-1)
     fixed = [None if x is None else x.detach() for x in tensors]
@@ -274,8 +266,9 @@ class RowValueFunction(torch.autograd.Function):
 
 class RowTotal(torch.autograd.Function):
     """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
-    and keeps them until the first backward pass. Otherwise, and for later, differentiated or batched backward passes,
-    the backward pass computes them.
+    and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
+    pass does. In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known
+    only in the backward pass. Therefore `is_early` is False for float16.
     """
 
     @staticmethod
@@ -353,6 +346,14 @@ def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tupl
     return spoilt, [torch.where(spoilt.unsqueeze(-1), 1, x) for x in rows]
 
 
+def weighted(derivatives: Tensor, weights: Weights, rows: slice) -> Tensor:
+    """Return the derivatives of a slice of rows times their weights; 0 at weight 0, even if a derivative is NaN."""
+    if weights is None:
+        return derivatives
+    factors = weights[rows].unsqueeze(-1)
+    return torch.where(factors == 0, 0, factors * derivatives)
+
+
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
     """Return each row's derivatives times its weight, differentiably: NaN in a spoilt row, 0 at weight 0."""
     derivatives = torch.where((weights == 0).unsqueeze(-1) & ~derivatives.isfinite(), 0, derivatives)
@@ -376,6 +377,21 @@ def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
     if number == 0:
         return [x if x is None else x.zero_() for x in gradients]
     return [x if x is None else x.mul_(factor) for x in gradients]
+
+
+@cache
+def define_operator(schema: str, launch: Callable[..., None]) -> torch.library.Library:
+    """Define an operator for compiled graphs, and return its library, which the cache keeps.
+
+    The operator writes all results to arguments. Without an operator, torch.compile would pass Python's floats to
+    Triton's kernels in float64, before torch 2.15.
+    """
+    name = schema.partition("(")[0]
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define(schema)
+    library.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"kullback::{name}", lambda *_: None, lib=library)
+    return library
 
 
 @cache

@@ -166,6 +166,12 @@ def check_kind(call: str, kind: object) -> Divergence:
     return kind
 
 
+def check_additive(call: str, kind: Divergence, instead: str) -> None:
+    """Raise unless `kind` is a sum over classes."""
+    if not kind.additive:
+        raise _invalid(call, "kind", kind, "a divergence that is a sum over classes", instead)
+
+
 def check_result_dtype(call: str, dtype: object) -> None:
     """Raise unless `dtype` is None or a floating-point dtype."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in _RESULT_DTYPES):

@@ -25,12 +25,7 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
-from kullback.losses.teachers import (
-    PartialTeacher,
-    TeacherRows,
-    WeightedTerms,
-    partial_divergence,
-)
+from kullback.losses.teachers import PartialTeacher, TeacherRows, WeightedTerms, partial_divergence
 from kullback.partial_rows import without_padding
 from kullback.representations import SUM_TOLERANCE
 

@@ -12,7 +12,7 @@ from kullback.common.short_repr import short_repr
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
 from kullback.kernels.reference import pair_of_logs
-from kullback.losses.settings import check_classes, check_kind
+from kullback.losses.settings import check_additive, check_classes, check_kind
 from kullback.losses.top_k import TopK
 from kullback.partial_rows import PartialRows, first_other_label, places_of
 from kullback.representations import SUM_TOLERANCE
@@ -101,14 +101,7 @@ def top_k_divergence_bounds(
         Information-type measures of difference of probability distributions and indirect observations (Csiszar, 1967)
     """
     kind = check_kind(_CALL, kind)
-    if not kind.additive:
-        raise invalid_value(
-            _CALL,
-            "kind",
-            wanted="a divergence that is a sum over classes",
-            got=repr(kind),
-            instead="kind=Alpha(2.0); Renyi(2.0) is an increasing function of it",
-        )
+    check_additive(_CALL, kind, instead="kind=Alpha(2.0); Renyi(2.0) is an increasing function of it")
     (rows_p, shape), (rows_q, shape_q) = _rows(p, "p"), _rows(q, "q")
     _check_positions(rows_p, rows_q, shape, shape_q)
     if isinstance(p, PartialRows) and isinstance(q, PartialRows):

@@ -1,7 +1,7 @@
 """The family of Gumbel distributions.
 
-In the formulas, m_p and m_q are the locations of P and Q, and s_p and s_q are the scales. H is the entropy, gamma is
-Euler's constant, and k and a are the concentrations of Weibull and Gamma distributions.
+In the formulas, m_p and m_q are the locations of P and Q, s_p and s_q are the scales, H is the entropy, and gamma is
+Euler's constant.
 """
 
 from __future__ import annotations

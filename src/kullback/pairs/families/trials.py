@@ -1,7 +1,6 @@
 """The Bernoulli, Binomial, Geometric and NegativeBinomial families, which count the outcomes of repeated trials.
 
-For repeated trials, KL is a multiple of the sum of p log(p / q) - p + q over the two outcomes of a single trial. The
-probabilities of the outcomes come from the probs or logits that the user passed. No term is negative.
+KL is a multiple of the sum of p log(p / q) - p + q over the two outcomes of a single trial. No term is negative.
 """
 
 from __future__ import annotations
