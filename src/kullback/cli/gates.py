@@ -125,7 +125,6 @@ class Limit:
     """A limit on one number.
 
     Attributes:
-        metric: the name of the number.
         column: the column of a table, or the group of rows, to which the limit applies; None for all columns or rows.
         limit: the largest or the smallest number that passes.
         side: the side of the limit on which the gate fails.
@@ -245,7 +244,6 @@ class Metrics:
         means: the names of the numbers with an interval.
         estimates: the names of estimates that are compared without an interval.
         in_words: a description of all names, for help and error messages.
-        example: an example of a limit.
         have_columns: whether a limit may apply to one column or group, as in ``psi[COLUMN]``.
         judge: the function that returns the outcomes of a limit for a result.
     """

@@ -125,8 +125,6 @@ class Option:
         default: the value if the option is not given; with None, the library chooses the value.
         metavar: the name of the value in the help; None for click's default name.
         short: a second name with one letter, such as ``-o``; None if there is none.
-        repeatable: whether the option may be given several times.
-        required: whether the option has to be given.
         alone: the value if the option is given without a value; None if the option needs a value.
         reads_config: whether the value is the path of a file with other options.
     """

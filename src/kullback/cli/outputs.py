@@ -29,8 +29,6 @@ class Outputs(NamedTuple):
 
     Attributes:
         json: the path of the JSON report; ``-`` for standard output; None for no JSON.
-        html: the path of the HTML page; None for no page.
-        markdown: the path of the summary in Markdown; None for no summary.
         config: the path of the file of options, which no report may overwrite; None if there is no such file.
         full: whether to print every table and note.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -64,21 +64,19 @@ def _rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: tuple[Callable[..., str], ...] = (kind, svg, text)
-    environment.filters.update({write.__name__: write for write in filters})
+    environment.filters.update(kind=_kind, svg=_svg, text=_text)
     return environment.get_template(template).render(values)
 
 
-def kind(block: Block) -> str:
+def _kind(block: Block) -> str:
     """Return the name of the template macro that renders a block."""
     return type(block).__name__.lower()
 
 
-def svg(plot: Plot, name: str) -> str:
-    """Return a plot as an SVG element, with ids that begin with `name`."""
+def _svg(plot: Plot, name: str) -> str:
     return draw_svg(name, plot.draw)
 
 
-def text(words: str) -> str:
+def _text(words: str) -> str:
     """Return a text with escaped control characters, and with the mathematical sign instead of two bars."""
     return printable(words).replace("||", "‖")
